@@ -1,0 +1,185 @@
+/* tessera.h: float32 matrix multiplication, C = alpha*A*B + beta*C.
+ *
+ * The whole public interface of libtessera. C11, usable from C++. Everything here may be called from any number of
+ * threads at once; only creating and destroying an object must not race with its use.
+ *
+ * THE NUMERICAL CONTRACT
+ *
+ *   precision   what is computed                                  what is promised
+ *   TSR_IEEE    every product and sum in IEEE float32 (fma),      |C - AB| <= (K+2) 2^-24 (|A||B|), each element;
+ *               in any order                                      subnormals kept; NaN and Inf as IEEE says
+ *   TSR_FP32    float32-accurate, free to use matrix engines      the same bound and the same NaN, Inf and subnormal
+ *               on split operands                                 results for every input: what a fast path cannot
+ *                                                                 carry is recomputed as TSR_IEEE, on the device
+ *   TSR_TF32    operands rounded to 11 significant bits,          normwise: relative Frobenius error no larger than
+ *               float32 accumulation                              TF32's; NaN and Inf as IEEE says
+ *
+ * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more, as
+ * in any float32 arithmetic. With alpha and beta, AB is scaled and added in float32. beta = 0 does not read C; alpha = 0
+ * does not read A or B. Same inputs, same machine, same precision, same number of threads: the same bits, every time.
+ * docs/numerics.md derives the bounds.
+ */
+#ifndef TESSERA_H
+#define TESSERA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TSR_VERSION_MAJOR 0
+#define TSR_VERSION_MINOR 1
+#define TSR_VERSION_PATCH 0
+
+/* ---- Status ------------------------------------------------------------------------------------------------------ */
+
+typedef enum tsr_status {
+    TSR_OK = 0,
+    TSR_INVALID_ARGUMENT = 1, /* the message names the argument */
+    TSR_OUT_OF_MEMORY = 2,    /* on the host or on the device; nothing was written */
+    TSR_UNSUPPORTED = 3,      /* this build, machine or device cannot do it */
+    TSR_NO_DEVICE = 4,        /* no such CUDA device, or no usable driver */
+    TSR_DEVICE_ERROR = 5      /* the CUDA driver reported an error; the message carries its text */
+} tsr_status;
+
+/* "TSR_OK" and so on; "unknown status" for a number that is none. Never NULL. */
+const char *tsr_status_name(tsr_status status);
+
+/* One sentence about the last call on this thread that did not return TSR_OK: what was wrong, in which argument, and
+ * what to do. Empty before any failure. Valid until the next failing call on this thread. Never NULL. */
+const char *tsr_last_error(void);
+
+/* "0.1.0", and whether the library was built with the CUDA engine (1) or without (0). */
+const char *tsr_version(void);
+int tsr_has_cuda(void);
+
+/* ---- Context ----------------------------------------------------------------------------------------------------- */
+
+typedef enum tsr_device {
+    TSR_DEVICE_CPU = 0, /* operands in host memory */
+    TSR_DEVICE_CUDA = 1 /* operands in memory the GPU can read: device, managed or pinned */
+} tsr_device;
+
+typedef enum tsr_precision {
+    TSR_FP32 = 0, /* the default */
+    TSR_IEEE = 1,
+    TSR_TF32 = 2
+} tsr_precision;
+
+/* What a context is made of. Start from TSR_OPTIONS_DEFAULT and set what differs. */
+typedef struct tsr_options {
+    tsr_device device;
+    int device_index;        /* CUDA: which GPU; -1: the caller's current context, else GPU 0's primary one */
+    tsr_precision precision;
+    int threads;             /* CPU: 1..1024; 0: as many as the process has cores to run on */
+    size_t max_workspace;    /* most bytes a call may take beyond its operands; 0: no limit */
+    const char *kernel;      /* force one kernel by its name in tsr_info_print; NULL: the plan chooses */
+} tsr_options;
+
+#define TSR_OPTIONS_DEFAULT {TSR_DEVICE_CPU, -1, TSR_FP32, 0, 0, NULL}
+
+typedef struct tsr_context tsr_context;
+
+/* options may be NULL for the defaults. On failure *context is NULL. Destroying NULL is allowed. */
+tsr_status tsr_context_create(tsr_context **context, const tsr_options *options);
+void tsr_context_destroy(tsr_context *context);
+
+/* ---- Operands ---------------------------------------------------------------------------------------------------- */
+
+typedef struct tsr_packed tsr_packed;
+
+/* A matrix to read: element (i, j) is data[i*row_stride + j*col_stride]. A transpose is two strides exchanged, a slice
+ * is a larger stride, a reversed view has a negative one, a broadcast one of zero. Strides count floats, not bytes. */
+typedef struct tsr_operand {
+    const float *data;
+    int64_t rows, cols;
+    int64_t row_stride, col_stride;
+    int64_t batch_stride;     /* from one product's matrix to the next; 0: every product shares this one */
+    const tsr_packed *packed; /* from tsr_pack of this same matrix, or NULL */
+} tsr_operand;
+
+/* A matrix to write. No two of its elements may share an address, nor may it overlap an operand. */
+typedef struct tsr_result {
+    float *data;
+    int64_t rows, cols;
+    int64_t row_stride, col_stride;
+    int64_t batch_stride;
+} tsr_result;
+
+/* Where and with what a call runs. NULL stands for all zero: the default stream and workspace of our own. */
+typedef struct tsr_launch {
+    void *stream;          /* CUDA: a CUstream / cudaStream_t of the context's device */
+    void *workspace;       /* at least tsr_plan_workspace bytes, 256-byte aligned, on the plan's device; or NULL */
+    size_t workspace_size; /* bytes at workspace */
+} tsr_launch;
+
+/* ---- Multiplying ------------------------------------------------------------------------------------------------- */
+
+/* C = alpha*A*B + beta*C. On the CPU it is done when the call returns; on CUDA it has been queued on launch->stream, the
+ * call does not synchronise and may be captured into a CUDA graph. */
+tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                    const tsr_result *c, const tsr_launch *launch);
+
+/* The same for `batch` products, the i-th at data + i*batch_stride of each matrix. */
+tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
+                          float beta, const tsr_result *c, const tsr_launch *launch);
+
+/* ---- Plans: decide once, execute often --------------------------------------------------------------------------- */
+
+typedef struct tsr_plan tsr_plan;
+
+/* Plans the product of matrices with these shapes and strides; data pointers are not looked at and may be NULL. The
+ * context must outlive the plan. */
+tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch, const tsr_operand *a,
+                           const tsr_operand *b, const tsr_result *c);
+void tsr_plan_destroy(tsr_plan *plan);
+
+/* Bytes of workspace an execution takes; 0 where it needs none. */
+size_t tsr_plan_workspace(const tsr_plan *plan);
+
+/* Writes the plan as text of the form "name: value\n", NUL-terminated, cut to `size`; returns the length it would have
+ * whole, as snprintf does. */
+size_t tsr_plan_print(const tsr_plan *plan, char *text, size_t size);
+
+/* Executes on these matrices, whose shapes, strides and packed forms are the plan's. */
+tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
+                            const tsr_launch *launch);
+
+/* ---- Packed operands: pay for an operand's packing once ------------------------------------------------------------ */
+
+typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it is B */ } tsr_side;
+
+/* Packs `operand` for use on one side of products in this context, at its precision. To use it, set operand.packed in
+ * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged: what
+ * the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream; use on another stream must
+ * be ordered after it by the caller. */
+tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
+                    const tsr_launch *launch);
+void tsr_packed_destroy(tsr_packed *packed);
+
+/* ---- What is here, and what happened ------------------------------------------------------------------------------- */
+
+/* Writes what this machine and build offer (engines, instruction sets, GPUs, kernels) as text, in the manner of
+ * tsr_plan_print. */
+size_t tsr_info_print(char *text, size_t size);
+
+/* Counts since the context was created. On CUDA, reading them waits for the context's device to finish what is queued. */
+typedef struct tsr_stats {
+    uint64_t products;        /* products executed, each of a batch counted */
+    uint64_t split_products;  /* of those, how many took a split (matrix engine) path */
+    uint64_t marked_panels;   /* operand panels the split could not carry */
+    uint64_t fallback_tiles;  /* result tiles recomputed as TSR_IEEE because of them */
+} tsr_stats;
+
+tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats);
+
+/* CUDA: gives cached workspace memory back to the device. CPU: nothing to do. */
+tsr_status tsr_trim(tsr_context *context);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,377 @@
+/* api.c: the public calls. Arguments are checked here, once; engines receive a valid tsr_problem. */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/cpu.h"
+#include "cuda/cuda.h"
+#include "plan.h"
+
+/* ---- Status and text ------------------------------------------------------------------------------------------------ */
+
+static _Thread_local char last_error[512];
+
+tsr_status tsr_fail(tsr_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+const char *tsr_last_error(void) { return last_error; }
+
+const char *tsr_status_name(tsr_status status) {
+    switch (status) {
+    case TSR_OK: return "TSR_OK";
+    case TSR_INVALID_ARGUMENT: return "TSR_INVALID_ARGUMENT";
+    case TSR_OUT_OF_MEMORY: return "TSR_OUT_OF_MEMORY";
+    case TSR_UNSUPPORTED: return "TSR_UNSUPPORTED";
+    case TSR_NO_DEVICE: return "TSR_NO_DEVICE";
+    case TSR_DEVICE_ERROR: return "TSR_DEVICE_ERROR";
+    }
+    return "unknown status";
+}
+
+#define STRING_OF(x) #x
+#define VERSION_STRING(major, minor, patch) STRING_OF(major) "." STRING_OF(minor) "." STRING_OF(patch)
+
+const char *tsr_version(void) { return VERSION_STRING(TSR_VERSION_MAJOR, TSR_VERSION_MINOR, TSR_VERSION_PATCH); }
+
+int tsr_has_cuda(void) { return TESSERA_HAS_CUDA; }
+
+void tsr_text_add(tsr_text *text, const char *format, ...) {
+    size_t used = text->length < text->size ? text->length : text->size;
+    va_list arguments;
+    va_start(arguments, format);
+    int added = vsnprintf(text->at ? text->at + used : NULL, text->at ? text->size - used : 0, format, arguments);
+    va_end(arguments);
+    if (added > 0) text->length += (size_t)added;
+}
+
+size_t tsr_info_print(char *buffer, size_t size) {
+    tsr_text text = {buffer, buffer ? size : 0, 0};
+    if (text.size) buffer[0] = '\0';
+    tsr_text_add(&text, "tessera: %s\n", tsr_version());
+    cpu_info_print(&text);
+    cuda_info_print(&text);
+    return text.length;
+}
+
+/* ---- Context --------------------------------------------------------------------------------------------------------- */
+
+static tsr_status check_options(const tsr_options *o) {
+    if (o->device != TSR_DEVICE_CPU && o->device != TSR_DEVICE_CUDA)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.device is %d, which is no tsr_device", (int)o->device);
+    if (o->precision != TSR_FP32 && o->precision != TSR_IEEE && o->precision != TSR_TF32)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.precision is %d, which is no tsr_precision", (int)o->precision);
+    if (o->threads < 0 || o->threads > 1024)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.threads is %d; it must be 1 to 1024, or 0 for all cores",
+                        o->threads);
+    if (o->device_index < -1)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.device_index is %d; it must be 0 or more, or -1 for the current one",
+                        o->device_index);
+    if (o->kernel && strlen(o->kernel) >= sizeof((tsr_context *)0)->kernel_name)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel is no kernel's name: tsr_info_print lists them");
+    return TSR_OK;
+}
+
+tsr_status tsr_context_create(tsr_context **context, const tsr_options *options) {
+    if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
+    *context = NULL;
+    tsr_options chosen = TSR_OPTIONS_DEFAULT;
+    if (options) chosen = *options;
+    tsr_status status = check_options(&chosen);
+    if (status) return status;
+
+    tsr_context *made = calloc(1, sizeof *made);
+    if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a context");
+    if (!chosen.threads) chosen.threads = cpu_default_threads();
+    if (chosen.kernel) {
+        strcpy(made->kernel_name, chosen.kernel);
+        chosen.kernel = made->kernel_name;
+    }
+    if (chosen.device == TSR_DEVICE_CUDA)
+        status = cuda_context_create(&made->cuda, &chosen);
+    else if (chosen.kernel && !cpu_kernel_find(chosen.kernel))
+        status = TSR_INVALID_ARGUMENT;
+    made->options = chosen;
+    if (status) {
+        free(made);
+        return status;
+    }
+    *context = made;
+    return TSR_OK;
+}
+
+void tsr_context_destroy(tsr_context *context) {
+    if (!context) return;
+    if (context->cuda) cuda_context_destroy(context->cuda);
+    free(context);
+}
+
+tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats) {
+    if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
+    if (!stats) return tsr_fail(TSR_INVALID_ARGUMENT, "stats is NULL");
+    stats->products = atomic_load(&context->products);
+    stats->split_products = atomic_load(&context->split_products);
+    stats->marked_panels = atomic_load(&context->marked_panels);
+    stats->fallback_tiles = atomic_load(&context->fallback_tiles);
+    return context->cuda ? cuda_stats_read(context, stats) : TSR_OK;
+}
+
+tsr_status tsr_trim(tsr_context *context) {
+    if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
+    return context->cuda ? cuda_trim(context) : TSR_OK;
+}
+
+/* ---- What a matrix covers in memory ------------------------------------------------------------------------------------ */
+
+/* A matrix of the batch as three strides, and the range of addresses it covers. */
+typedef struct span {
+    const char *name; /* the argument, for messages */
+    const float *data;
+    int64_t count[3], stride[3]; /* rows, columns, batch */
+    int64_t lowest, highest;     /* offsets from data, in floats */
+} span;
+
+static bool is_empty(const span *s) { return !s->count[0] || !s->count[1] || !s->count[2]; }
+
+static tsr_status span_make(span *s, const char *name, const float *data, int64_t rows, int64_t cols, int64_t batch,
+                            int64_t row_stride, int64_t col_stride, int64_t batch_stride) {
+    *s = (span){name, data, {rows, cols, batch}, {row_stride, col_stride, batch_stride}, 0, 0};
+    if (rows < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.rows is %lld: it must not be negative", name, (long long)rows);
+    if (cols < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.cols is %lld: it must not be negative", name, (long long)cols);
+    if (is_empty(s)) return TSR_OK;
+    static const char *const stride_name[3] = {"row_stride", "col_stride", "batch_stride"};
+    const int64_t limit = INT64_MAX / (int64_t)(2 * sizeof(float));
+    for (int d = 0; d < 3; d++) {
+        int64_t reach;
+        if (__builtin_mul_overflow(s->count[d] - 1, s->stride[d], &reach) || reach > limit || reach < -limit ||
+            (reach > 0 && s->highest > limit - reach) || (reach < 0 && s->lowest < -limit - reach))
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: over %lld steps it leaves the address space", name,
+                            stride_name[d], (long long)s->stride[d], (long long)s->count[d]);
+        if (reach > 0) s->highest += reach;
+        if (reach < 0) s->lowest += reach;
+    }
+    return TSR_OK;
+}
+
+static uintptr_t span_begin(const span *s) { return (uintptr_t)s->data + (uintptr_t)(s->lowest * (int64_t)sizeof(float)); }
+static uintptr_t span_end(const span *s) { return (uintptr_t)s->data + (uintptr_t)((s->highest + 1) * (int64_t)sizeof(float)); }
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+/* True where the strides nest: sorted by size, each passes over all that the smaller ones cover. Then no two elements
+ * share an address. *pitch becomes the largest stride in use and *width what one step of it covers, in floats. */
+static bool strides_nest(const span *s, int64_t *pitch, int64_t *width) {
+    bool used[3] = {false, false, false};
+    int64_t covered = 1;
+    *pitch = *width = 1;
+    for (int round = 0; round < 3; round++) {
+        int next = -1;
+        for (int d = 0; d < 3; d++)
+            if (!used[d] && s->count[d] > 1 && (next < 0 || magnitude(s->stride[d]) < magnitude(s->stride[next]))) next = d;
+        if (next < 0) return true;
+        used[next] = true;
+        int64_t stride = magnitude(s->stride[next]);
+        if (stride < covered) return false;
+        *pitch = stride;
+        *width = covered;
+        covered += (s->count[next] - 1) * stride;
+    }
+    return true;
+}
+
+/* True where the two may share an address. Ranges that do not meet share none; nor do two slices of one wider matrix,
+ * which have the same pitch and lie side by side within it. Everything else that meets is taken to overlap. */
+static bool may_overlap(const span *c, const span *in) {
+    if (is_empty(c) || is_empty(in)) return false;
+    if (span_end(c) <= span_begin(in) || span_end(in) <= span_begin(c)) return false;
+    int64_t pitch_c, width_c, pitch_in, width_in;
+    if (!strides_nest(c, &pitch_c, &width_c) || !strides_nest(in, &pitch_in, &width_in) || pitch_c != pitch_in) return true;
+    uintptr_t pitch = (uintptr_t)pitch_c * sizeof(float);
+    uintptr_t c_to_in = (span_begin(in) % pitch + pitch - span_begin(c) % pitch) % pitch;
+    return c_to_in < (uintptr_t)width_c * sizeof(float) || pitch - c_to_in < (uintptr_t)width_in * sizeof(float);
+}
+
+/* ---- Products ------------------------------------------------------------------------------------------------------------ */
+
+static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr_context *context, tsr_side side) {
+    const tsr_packed *p = o->packed;
+    if (!p) return TSR_OK;
+    if (p->context != context)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was made by another context", name);
+    if (p->side != side)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was packed for the %s side", name,
+                        p->side == TSR_LEFT ? "left" : "right");
+    const tsr_operand *s = &p->source;
+    if (s->rows != o->rows || s->cols != o->cols || s->row_stride != o->row_stride || s->col_stride != o->col_stride ||
+        (o->data && s->data != o->data))
+        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was packed from another matrix: data, shape or strides differ",
+                        name);
+    return TSR_OK;
+}
+
+/* Everything about shapes and strides; pointers come in check_pointers, when there are any. */
+static tsr_status check_shapes(tsr_problem *p, span spans[3], const tsr_context *context, int64_t batch,
+                               const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {
+    if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
+    if (!a) return tsr_fail(TSR_INVALID_ARGUMENT, "a is NULL");
+    if (!b) return tsr_fail(TSR_INVALID_ARGUMENT, "b is NULL");
+    if (!c) return tsr_fail(TSR_INVALID_ARGUMENT, "c is NULL");
+    if (batch < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "batch is %lld: it must not be negative", (long long)batch);
+    tsr_status status;
+    if ((status = span_make(&spans[0], "a", a->data, a->rows, a->cols, batch, a->row_stride, a->col_stride, a->batch_stride)) ||
+        (status = span_make(&spans[1], "b", b->data, b->rows, b->cols, batch, b->row_stride, b->col_stride, b->batch_stride)) ||
+        (status = span_make(&spans[2], "c", c->data, c->rows, c->cols, batch, c->row_stride, c->col_stride, c->batch_stride)))
+        return status;
+    if (a->cols != b->rows)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "a.cols (%lld) must equal b.rows (%lld)", (long long)a->cols, (long long)b->rows);
+    if (c->rows != a->rows)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "c.rows (%lld) must equal a.rows (%lld)", (long long)c->rows, (long long)a->rows);
+    if (c->cols != b->cols)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "c.cols (%lld) must equal b.cols (%lld)", (long long)c->cols, (long long)b->cols);
+    int64_t pitch, width;
+    if (!is_empty(&spans[2]) && !strides_nest(&spans[2], &pitch, &width))
+        return tsr_fail(TSR_INVALID_ARGUMENT, "c's strides (%lld, %lld, batch %lld) let elements of c share an address",
+                        (long long)c->row_stride, (long long)c->col_stride, (long long)c->batch_stride);
+    if ((status = check_packed(a, "a", context, TSR_LEFT)) || (status = check_packed(b, "b", context, TSR_RIGHT)))
+        return status;
+    *p = (tsr_problem){a->rows, b->cols, a->cols, batch, 1, 0, *a, *b, *c};
+    return TSR_OK;
+}
+
+static tsr_status check_pointers(const tsr_problem *p, const span spans[3], const tsr_launch *launch, size_t workspace) {
+    if (!p->m || !p->n || !p->batch) return TSR_OK;
+    for (int i = p->k ? 0 : 2; i < 3; i++) {
+        if (!spans[i].data) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is NULL", spans[i].name);
+        if ((uintptr_t)spans[i].data % sizeof(float))
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is not aligned to a float (4 bytes)", spans[i].name);
+    }
+    for (int i = 0; p->k && i < 2; i++)
+        if (may_overlap(&spans[2], &spans[i]))
+            return tsr_fail(TSR_INVALID_ARGUMENT, "c overlaps %s: the result needs memory of its own", spans[i].name);
+    if (launch && launch->workspace) {
+        if (launch->workspace_size < workspace)
+            return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace_size is %zu; this product needs %zu bytes",
+                            launch->workspace_size, workspace);
+        if ((uintptr_t)launch->workspace % 256)
+            return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace is not aligned to 256 bytes");
+    }
+    return TSR_OK;
+}
+
+/* A product without terms reads neither A nor B. */
+static void drop_terms_if_alpha_zero(tsr_problem *p) {
+    if (p->alpha == 0) p->k = 0;
+}
+
+tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
+                          float beta, const tsr_result *c, const tsr_launch *launch) {
+    tsr_plan plan;
+    span spans[3];
+    tsr_status status = check_shapes(&plan.problem, spans, context, batch, a, b, c);
+    if (status) return status;
+    plan.context = context;
+    plan.problem.alpha = alpha;
+    plan.problem.beta = beta;
+    drop_terms_if_alpha_zero(&plan.problem);
+    if ((status = plan_make(&plan)) || (status = check_pointers(&plan.problem, spans, launch, plan_workspace(&plan))))
+        return status;
+    return plan_execute(&plan, &plan.problem, launch);
+}
+
+tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                    const tsr_result *c, const tsr_launch *launch) {
+    return tsr_gemm_batch(context, 1, alpha, a, b, beta, c, launch);
+}
+
+/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+
+tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch, const tsr_operand *a,
+                           const tsr_operand *b, const tsr_result *c) {
+    if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
+    *plan = NULL;
+    tsr_plan draft;
+    span spans[3];
+    tsr_status status = check_shapes(&draft.problem, spans, context, batch, a, b, c);
+    if (status) return status;
+    draft.context = context;
+    if ((status = plan_make(&draft))) return status;
+    tsr_plan *made = malloc(sizeof *made);
+    if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a plan");
+    *made = draft;
+    *plan = made;
+    return TSR_OK;
+}
+
+void tsr_plan_destroy(tsr_plan *plan) { free(plan); }
+
+size_t tsr_plan_workspace(const tsr_plan *plan) { return plan ? plan_workspace(plan) : 0; }
+
+size_t tsr_plan_print(const tsr_plan *plan, char *buffer, size_t size) {
+    tsr_text text = {buffer, buffer ? size : 0, 0};
+    if (text.size) buffer[0] = '\0';
+    if (plan) plan_print(plan, &text);
+    return text.length;
+}
+
+tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
+                            const tsr_launch *launch) {
+    if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
+    tsr_problem p = plan->problem;
+    p.alpha = alpha;
+    p.beta = beta;
+    p.a.data = a;
+    p.b.data = b;
+    p.c.data = c;
+    span spans[3];
+    tsr_problem checked;
+    tsr_status status = check_shapes(&checked, spans, plan->context, p.batch, &p.a, &p.b, &p.c);
+    if (status) return status;
+    drop_terms_if_alpha_zero(&p);
+    if ((status = check_pointers(&p, spans, launch, plan_workspace(plan)))) return status;
+    return plan_execute(plan, &p, launch);
+}
+
+/* ---- Packed operands -------------------------------------------------------------------------------------------------------- */
+
+tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
+                    const tsr_launch *launch) {
+    if (!packed) return tsr_fail(TSR_INVALID_ARGUMENT, "packed is NULL");
+    *packed = NULL;
+    if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
+    if (!operand) return tsr_fail(TSR_INVALID_ARGUMENT, "operand is NULL");
+    if (side != TSR_LEFT && side != TSR_RIGHT)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "side is %d: it must be TSR_LEFT or TSR_RIGHT", (int)side);
+    span s;
+    tsr_status status = span_make(&s, "operand", operand->data, operand->rows, operand->cols, 1, operand->row_stride,
+                                  operand->col_stride, 0);
+    if (status) return status;
+    if (!is_empty(&s) && !operand->data) return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is NULL");
+    if ((uintptr_t)operand->data % sizeof(float))
+        return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is not aligned to a float (4 bytes)");
+    tsr_packed *made = calloc(1, sizeof *made);
+    if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a packed operand");
+    made->context = context;
+    made->side = side;
+    made->source = *operand;
+    made->source.packed = NULL;
+    status = context->cuda ? cuda_pack(made, launch) : cpu_pack(made);
+    if (status) {
+        free(made);
+        return status;
+    }
+    *packed = made;
+    return TSR_OK;
+}
+
+void tsr_packed_destroy(tsr_packed *packed) {
+    if (!packed) return;
+    if (packed->context->cuda)
+        cuda_packed_destroy(packed);
+    else
+        free(packed->panels);
+    free(packed);
+}

@@ -1,0 +1,33 @@
+/* cpu.h: the CPU engine as api.c and plan.c see it. */
+#ifndef TESSERA_CPU_H
+#define TESSERA_CPU_H
+
+#include "internal.h"
+
+struct cpu_kernel; /* cpu/kernel.h */
+
+/* How one product is computed: which microkernel, how the loops are blocked, how threads share the work. Pure data. */
+typedef struct cpu_plan {
+    const struct cpu_kernel *kernel;
+    int64_t mc, nc, kc;           /* cache blocks: rows of A, columns of B, depth */
+    int threads;                  /* how many work, at most context->options.threads */
+    int threads_m, threads_n;     /* the grid they form over C */
+    size_t workspace;             /* bytes for packed panels */
+} cpu_plan;
+
+/* threads = 0 resolved to the cores this process may run on. */
+int cpu_default_threads(void);
+
+tsr_status cpu_plan_make(cpu_plan *plan, const tsr_context *context, const tsr_problem *problem);
+void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text);
+
+/* workspace: plan->workspace bytes, 64-byte aligned, or NULL to have the engine take its own. */
+tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace);
+
+/* A kernel by its name, among those this machine can run; NULL and a tsr_fail message where there is none. */
+const struct cpu_kernel *cpu_kernel_find(const char *name);
+void cpu_info_print(tsr_text *text);
+
+tsr_status cpu_pack(tsr_packed *packed);
+
+#endif

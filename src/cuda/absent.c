@@ -1,0 +1,48 @@
+/* absent.c: stands in for the CUDA engine in a library built without nvcc. */
+#include "cuda/cuda.h"
+
+static tsr_status absent(void) {
+    return tsr_fail(TSR_UNSUPPORTED, "this libtessera was built without the CUDA engine: build it with nvcc on PATH");
+}
+
+tsr_status cuda_context_create(struct cuda_context **cuda, tsr_options *options) {
+    (void)options;
+    *cuda = NULL;
+    return absent();
+}
+
+void cuda_context_destroy(struct cuda_context *cuda) { (void)cuda; }
+
+tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem) {
+    (void)plan, (void)context, (void)problem;
+    return absent();
+}
+
+void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {
+    (void)plan, (void)problem, (void)text;
+}
+
+tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
+                        const tsr_launch *launch) {
+    (void)plan, (void)context, (void)problem, (void)launch;
+    return absent();
+}
+
+tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch) {
+    (void)packed, (void)launch;
+    return absent();
+}
+
+void cuda_packed_destroy(tsr_packed *packed) { (void)packed; }
+
+tsr_status cuda_stats_read(tsr_context *context, tsr_stats *stats) {
+    (void)context, (void)stats;
+    return absent();
+}
+
+tsr_status cuda_trim(tsr_context *context) {
+    (void)context;
+    return absent();
+}
+
+void cuda_info_print(tsr_text *text) { tsr_text_add(text, "cuda: not in this build (no nvcc when it was built)\n"); }

@@ -1,0 +1,34 @@
+/* cuda.h: the CUDA engine as api.c and plan.c see it. In a build without nvcc, absent.c answers for it. */
+#ifndef TESSERA_CUDA_H
+#define TESSERA_CUDA_H
+
+#include "internal.h"
+
+struct cuda_kernel; /* cuda/kernels.h */
+
+/* How one product is computed on a GPU. Pure data. */
+typedef struct cuda_plan {
+    const struct cuda_kernel *multiply; /* the kernel that computes C (or its k slices) */
+    bool split;                         /* operands are packed into fp16 pieces; else read in place */
+    int64_t slices;                     /* of k; > 1: partial results are summed in order by a second kernel */
+    int64_t chunk_m, chunk_n;           /* split: rows and columns packed at a time, all of them unless max_workspace */
+    size_t workspace;
+    const char *reason;                 /* one clause: why this kernel */
+} cuda_plan;
+
+tsr_status cuda_context_create(struct cuda_context **cuda, tsr_options *options);
+void cuda_context_destroy(struct cuda_context *cuda);
+
+tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem);
+void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text);
+tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
+                        const tsr_launch *launch);
+
+tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch);
+void cuda_packed_destroy(tsr_packed *packed);
+
+tsr_status cuda_stats_read(tsr_context *context, tsr_stats *stats);
+tsr_status cuda_trim(tsr_context *context);
+void cuda_info_print(tsr_text *text);
+
+#endif

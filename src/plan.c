@@ -1,0 +1,31 @@
+/* plan.c: sends a problem to the engine its context names, and says what was decided. */
+#include "plan.h"
+
+static bool on_cuda(const tsr_plan *plan) { return plan->context->options.device == TSR_DEVICE_CUDA; }
+
+tsr_status plan_make(tsr_plan *plan) {
+    return on_cuda(plan) ? cuda_plan_make(&plan->cuda, plan->context, &plan->problem)
+                         : cpu_plan_make(&plan->cpu, plan->context, &plan->problem);
+}
+
+size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace : plan->cpu.workspace; }
+
+void plan_print(const tsr_plan *plan, tsr_text *text) {
+    static const char *const precision_name[] = {[TSR_FP32] = "fp32", [TSR_IEEE] = "ieee", [TSR_TF32] = "tf32"};
+    const tsr_problem *p = &plan->problem;
+    tsr_text_add(text, "problem: %lld x %lld x %lld (m, n, k)", (long long)p->m, (long long)p->n, (long long)p->k);
+    if (p->batch != 1) tsr_text_add(text, ", batch of %lld", (long long)p->batch);
+    tsr_text_add(text, "\nprecision: %s\n", precision_name[plan->context->options.precision]);
+    if (on_cuda(plan))
+        cuda_plan_print(&plan->cuda, p, text);
+    else
+        cpu_plan_print(&plan->cpu, p, text);
+    tsr_text_add(text, "workspace: %zu bytes\n", plan_workspace(plan));
+}
+
+tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch) {
+    if (!problem->m || !problem->n || !problem->batch) return TSR_OK;
+    atomic_fetch_add_explicit(&plan->context->products, (uint_fast64_t)problem->batch, memory_order_relaxed);
+    if (on_cuda(plan)) return cuda_execute(&plan->cuda, plan->context, problem, launch);
+    return cpu_execute(&plan->cpu, problem, launch ? launch->workspace : NULL);
+}

@@ -1,0 +1,22 @@
+/* plan.h: problem -> plan, for api.c. */
+#ifndef TESSERA_PLAN_H
+#define TESSERA_PLAN_H
+
+#include "cpu/cpu.h"
+#include "cuda/cuda.h"
+
+struct tsr_plan {
+    tsr_context *context;
+    tsr_problem problem; /* shapes and strides; an execution brings the pointers, alpha and beta */
+    union {
+        cpu_plan cpu;
+        cuda_plan cuda;
+    };
+};
+
+tsr_status plan_make(tsr_plan *plan); /* from context and problem */
+size_t plan_workspace(const tsr_plan *plan);
+void plan_print(const tsr_plan *plan, tsr_text *text);
+tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch);
+
+#endif
