@@ -1,0 +1,91 @@
+/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C: nvcc and the C compiler agree. */
+#ifndef TESSERA_CUDA_ARGS_H
+#define TESSERA_CUDA_ARGS_H
+
+#include <stdint.h>
+
+/* Rows of A, or columns of B, that are packed, marked and recomputed together. Every multiply kernel's tile is a
+ * multiple or a divisor of it, so that a tile of C belongs to one mark of A and one of B. */
+enum { PANEL_ROWS = 128 };
+
+/* A matrix in place. Strides count floats. */
+typedef struct matrix_in {
+    const float *data;
+    int64_t row_stride, col_stride, batch_stride;
+} matrix_in;
+
+typedef struct matrix_out {
+    float *data;
+    int64_t row_stride, col_stride, batch_stride;
+} matrix_out;
+
+/* C = alpha*A*B + beta*C in IEEE float32, operands read in place with any strides (ieee_*.cu).
+ * slices > 1: slice s of k (k_per_slice long, a multiple of the kernel's k step) writes its plain sums to
+ * partial[(batch*slices + s)][m][n] and alpha, beta wait for ieee_reduce.
+ * marks: NULL, or one word per panel of A (marks_a[batch*panels_m + i]) and of B; a tile is computed only where one of
+ * its two marks is not zero. A batch_stride of 0 of the marks shares them between products. */
+typedef struct ieee_args {
+    matrix_in a, b;
+    matrix_out c;
+    int32_t m, n, k, batch;
+    float alpha, beta;
+    int32_t slices, k_per_slice;
+    float *partial;
+    const uint32_t *marks_a, *marks_b;
+    int64_t marks_a_batch_stride, marks_b_batch_stride;
+    unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
+} ieee_args;
+
+/* ---- Split operands ---------------------------------------------------------------------------------------------------
+ * An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row of both.
+ * Row r, scaled by 2^exponent[r], is split into fp16 pieces: x*2^e = hi + lo*2^-11 (+ what fp16 cannot hold).
+ *
+ * Panels. Rows go in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block (panel, kb) is `pieces` tiles, hi before lo, each
+ * stored rows x 128 bytes, where `stored rows` is PANEL_ROWS, in the last panel the rows it has rounded up to 8. Within a
+ * tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of Hopper's matrix instruction, so a
+ * tile goes to shared memory as one straight copy. Missing rows and k are zero.
+ *
+ *   panel p starts at    p * k_blocks * pieces * PANEL_ROWS * 128
+ *   block kb of it at  + kb * pieces * stored_rows(p) * 128
+ *   its lo tile at     + stored_rows(p) * 128
+ */
+enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
+
+typedef struct split_operand {
+    const uint8_t *panels;
+    const int32_t *exponents;   /* [rows] */
+    const uint32_t *marks;      /* [panels]; not zero: the pieces do not carry this panel */
+    int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
+    int64_t exponents_batch_stride;
+    int64_t marks_batch_stride;
+} split_operand;
+
+/* C = alpha*A*B + beta*C from split operands (split_*.cu). Marked tiles are left alone. */
+typedef struct split_args {
+    split_operand a, b;
+    matrix_out c;
+    int32_t m, n, batch;
+    int32_t k_blocks;
+    float alpha, beta;
+    int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
+    int32_t slices;           /* > 1: as in ieee_args; each slice is k_blocks_per_slice long */
+    int32_t k_blocks_per_slice;
+    float *partial;
+} split_args;
+
+/* Splits `rows` x `k` of an operand into panels (pack.cu). */
+typedef struct pack_args {
+    const float *data;
+    int64_t row_stride, k_stride, batch_stride;
+    int32_t rows, k, batch;
+    int32_t k_blocks;
+    int32_t pieces;   /* 2: hi and lo (fp32); 1: hi (tf32) */
+    uint8_t *panels;
+    int32_t *exponents;
+    uint32_t *marks;
+    int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
+    float tolerance;  /* largest relative error of an element's pieces; beyond it the panel is marked */
+    unsigned long long *marked_panels;
+} pack_args;
+
+#endif
