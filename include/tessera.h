@@ -29,6 +29,10 @@
 extern "C" {
 #endif
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* the functions below are all that the library exports */
+#endif
+
 #define TSR_VERSION_MAJOR 0
 #define TSR_VERSION_MINOR 1
 #define TSR_VERSION_PATCH 0
@@ -177,6 +181,10 @@ tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats);
 
 /* CUDA: gives cached workspace memory back to the device. CPU: nothing to do. */
 tsr_status tsr_trim(tsr_context *context);
+
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 
 #ifdef __cplusplus
 }
