@@ -20,15 +20,20 @@ typedef struct matrix_out {
 } matrix_out;
 
 /* C = alpha*A*B + beta*C in IEEE float32, operands read in place with any strides (ieee_*.cu).
- * slices > 1: slice s of k (k_per_slice long, a multiple of the kernel's k step) writes its plain sums to
- * partial[(batch*slices + s)][m][n] and alpha, beta wait for ieee_reduce.
- * marks: NULL, or one word per panel of A (marks_a[batch*panels_m + i]) and of B; a tile is computed only where one of
- * its two marks is not zero. A batch_stride of 0 of the marks shares them between products. */
+ * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole; each of
+ * the others (the tail) in `slices` slices of k, k_per_slice long, whose plain sums go to
+ * partial[batch][tile - full_tiles][slice][tile_m][tile_n]; ieee_reduce, given the same arguments, adds them up in order
+ * and applies alpha and beta.
+ * marks: NULL, or one word per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile is computed only
+ * where one of its two marks is not zero. A batch stride of 0 of the marks shares them between products. */
 typedef struct ieee_args {
     matrix_in a, b;
     matrix_out c;
     int32_t m, n, k, batch;
     float alpha, beta;
+    int32_t tile_m, tile_n;
+    int32_t tiles_m, tiles_n;
+    int32_t full_tiles;
     int32_t slices, k_per_slice;
     float *partial;
     const uint32_t *marks_a, *marks_b;
@@ -60,7 +65,9 @@ typedef struct split_operand {
     int64_t marks_batch_stride;
 } split_operand;
 
-/* C = alpha*A*B + beta*C from split operands (split_*.cu). Marked tiles are left alone. */
+/* C = alpha*A*B + beta*C from split operands (split_*.cu). Tiles of marked panels are left alone.
+ * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, unscaled, to
+ * partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
 typedef struct split_args {
     split_operand a, b;
     matrix_out c;
@@ -68,24 +75,29 @@ typedef struct split_args {
     int32_t k_blocks;
     float alpha, beta;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
-    int32_t slices;           /* > 1: as in ieee_args; each slice is k_blocks_per_slice long */
-    int32_t k_blocks_per_slice;
+    int32_t slices, k_blocks_per_slice;
     float *partial;
 } split_args;
 
-/* Splits `rows` x `k` of an operand into panels (pack.cu). */
+/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it and names the panels that did
+ * not fit as suspects; a second scales the suspects by their largest element and marks those that still do not fit. */
 typedef struct pack_args {
-    const float *data;
+    const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
     int32_t rows, k, batch;
     int32_t k_blocks;
-    int32_t pieces;   /* 2: hi and lo (fp32); 1: hi (tf32) */
+    int32_t pieces;    /* 2: hi and lo; 1: hi */
+    float tolerance;   /* largest relative error of an element in its pieces */
     uint8_t *panels;
     int32_t *exponents;
-    uint32_t *marks;
+    uint32_t *suspects, *marks; /* [panels], both cleared by pack_sample */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
-    float tolerance;  /* largest relative error of an element's pieces; beyond it the panel is marked */
-    unsigned long long *marked_panels;
 } pack_args;
+
+/* Both operands in one launch; an operand with no rows is passed over. */
+typedef struct pack_pair_args {
+    pack_args operand[2];
+    unsigned long long *marked_panels; /* counts, for tsr_stats */
+} pack_pair_args;
 
 #endif

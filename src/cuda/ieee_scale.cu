@@ -1,0 +1,15 @@
+/* ieee_scale.cu: C = beta*C, the product without terms. beta = 0 writes zeros and does not read C.
+ *
+ * One thread per element, in a loop over the grid; neighbouring threads on neighbouring columns. Limits: 128 threads, no
+ * shared memory; grid.z is the batch.
+ */
+#include "args.h"
+
+extern "C" __global__ void __launch_bounds__(128) ieee_scale(const __grid_constant__ ieee_args args) {
+    const int64_t elements = (int64_t)args.m * args.n, step = (int64_t)gridDim.x * blockDim.x;
+    float *c = args.c.data + blockIdx.z * args.c.batch_stride;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += step) {
+        float *at = c + i / args.n * args.c.row_stride + i % args.n * args.c.col_stride;
+        *at = args.beta == 0.0f ? 0.0f : args.beta * *at;
+    }
+}
