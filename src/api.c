@@ -93,7 +93,7 @@ tsr_status tsr_context_create(tsr_context **context, const tsr_options *options)
     }
     if (chosen.device == TSR_DEVICE_CUDA)
         status = cuda_context_create(&made->cuda, &chosen);
-    else if (chosen.kernel && !cpu_kernel_find(chosen.kernel))
+    else if (!(made->cpu_kernel = cpu_kernel_find(chosen.kernel)))
         status = TSR_INVALID_ARGUMENT;
     made->options = chosen;
     if (status) {
@@ -122,7 +122,9 @@ tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats) {
 
 tsr_status tsr_trim(tsr_context *context) {
     if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
-    return context->cuda ? cuda_trim(context) : TSR_OK;
+    if (context->cuda) return cuda_trim(context);
+    cpu_trim();
+    return TSR_OK;
 }
 
 /* ---- What a matrix covers in memory ------------------------------------------------------------------------------------ */

@@ -27,12 +27,14 @@ typedef struct tsr_problem {
     tsr_result c;     /* m x n */
 } tsr_problem;
 
+struct cpu_kernel;   /* src/cpu/kernel.h */
 struct cuda_context; /* src/cuda/cuda.h */
 
 struct tsr_context {
     tsr_options options;   /* threads and device_index resolved; kernel points at kernel_name or is NULL */
     char kernel_name[64];
-    struct cuda_context *cuda; /* NULL on the CPU */
+    struct cuda_context *cuda;           /* NULL on the CPU */
+    const struct cpu_kernel *cpu_kernel; /* NULL on CUDA */
     atomic_uint_fast64_t products, split_products, marked_panels, fallback_tiles;
 };
 

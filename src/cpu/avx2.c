@@ -1,0 +1,101 @@
+/* avx2.c: the AVX2 and FMA microkernel.
+ *
+ * Tile 6 x 16: 6 rows of A against two vectors of 8 columns of B. Of the 16 vector registers 12 hold sums, two the row of
+ * B and one the element of A being broadcast. The 12 chains cover two multiply-add units of at most five cycles' latency.
+ *
+ * Edges: one body per number of rows; a tile of fewer than 16 columns loads and stores them under a mask.
+ */
+#include <assert.h>
+#include <immintrin.h>
+
+#include "kernel.h"
+
+enum { MR = 6, NR = 16, MC = 336, NC = 4096, KC = 384, LANES = 8 };
+
+static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
+static_assert(MR * 2 + 3 <= 16, "the sums, the row of B and the broadcast are in registers");
+static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
+static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
+static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
+
+/* A vector whose first `count` lanes, 0 to 8, have the sign bit set: what vmaskmov asks for. */
+static inline __m256i mask_of(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* rows and whole are constants wherever this is inlined, so that the loops over rows unroll and the sums are registers.
+ * whole: the tile has all its columns and needs no masks. */
+static inline __attribute__((always_inline)) void multiply_tile(const struct cpu_tile *t, const int rows,
+                                                                const bool whole) {
+    const int64_t k = t->k, a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
+    float *const c = t->c;
+    const __m256i mask0 = mask_of(t->n), mask1 = mask_of(t->n - LANES);
+    __m256 sum[MR][2];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+        /* The tile of C arrives while the sums are made. */
+        _mm_prefetch((const char *)(c + i * c_row), _MM_HINT_T0);
+        _mm_prefetch((const char *)(c + i * c_row + t->n - 1), _MM_HINT_T0);
+    }
+
+    /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
+    const float *group[2] = {t->a, t->a + 3 * a_row}, *b = t->b;
+    for (int64_t p = 0; p < k; p++) {
+        const __m256 row0 = whole ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, mask0);
+        const __m256 row1 = whole ? _mm256_loadu_ps(b + LANES) : _mm256_maskload_ps(b + LANES, mask1);
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            const __m256 x = _mm256_broadcast_ss(group[i / 3] + i % 3 * a_row);
+            sum[i][0] = _mm256_fmadd_ps(x, row0, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(x, row1, sum[i][1]);
+        }
+        group[0] += a_step;
+        group[1] += a_step;
+        b += b_step;
+    }
+
+    const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);
+    const bool reads_c = t->beta != 0;
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+        float *const at = c + i * c_row;
+        __m256 result0, result1;
+        if (reads_c) {
+            const __m256 old0 = whole ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, mask0);
+            const __m256 old1 = whole ? _mm256_loadu_ps(at + LANES) : _mm256_maskload_ps(at + LANES, mask1);
+            result0 = _mm256_fmadd_ps(alpha, sum[i][0], _mm256_mul_ps(beta, old0));
+            result1 = _mm256_fmadd_ps(alpha, sum[i][1], _mm256_mul_ps(beta, old1));
+        } else {
+            result0 = _mm256_mul_ps(alpha, sum[i][0]);
+            result1 = _mm256_mul_ps(alpha, sum[i][1]);
+        }
+        if (whole) {
+            _mm256_storeu_ps(at, result0);
+            _mm256_storeu_ps(at + LANES, result1);
+        } else {
+            _mm256_maskstore_ps(at, mask0, result0);
+            _mm256_maskstore_ps(at + LANES, mask1, result1);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void multiply_rows(const struct cpu_tile *t, const int rows) {
+    if (t->n == NR)
+        multiply_tile(t, rows, true);
+    else
+        multiply_tile(t, rows, false);
+}
+
+static void multiply(const struct cpu_tile *t) {
+    switch (t->m) {
+    case 1: multiply_rows(t, 1); break;
+    case 2: multiply_rows(t, 2); break;
+    case 3: multiply_rows(t, 3); break;
+    case 4: multiply_rows(t, 4); break;
+    case 5: multiply_rows(t, 5); break;
+    default: multiply_rows(t, MR);
+    }
+}
+
+const struct cpu_kernel cpu_kernel_avx2 = {"avx2", CPU_AVX2 | CPU_FMA, MR, NR, MC, NC, KC, multiply};

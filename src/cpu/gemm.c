@@ -1,0 +1,416 @@
+/* gemm.c: plan and loops of the CPU engine.
+ *
+ * Five loops around the microkernel, as Goto and the BLIS authors taught:
+ *
+ *     for each nc columns of C and B            a panel of B (kc x nc) is packed by all threads together,
+ *       for each kc of depth                    into the third-level cache
+ *         for each mc rows of C and A           a block of A (mc x kc) is packed by one thread, into its second-level cache
+ *           for each nr columns                 kc x nr of B stay in the first-level cache
+ *             for each mr rows                  the microkernel
+ *
+ * A piece of work is a block of A against piece_n columns of the panel. Threads take pieces from a counter and meet once
+ * per panel. Two panels take turns: while the last threads multiply with one, the first pack the other.
+ *
+ * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing or
+ * the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in C:
+ * alpha scales each on its way (one fma, as many roundings as without alpha), beta only the first.
+ */
+#include <assert.h>
+#include <stdlib.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+#include "cpu.h"
+#include "kernel.h"
+#include "pack.h"
+#include "threads.h"
+#include "workspace.h"
+
+/* Work, in multiply-adds, below which another thread costs more than it brings. */
+static const double work_per_thread = 1e6;
+
+/* An operand is packed where this many tiles reuse what one packing read. */
+enum { REUSE_WORTH_PACKING = 6 };
+
+/* Columns of B that one thread packs at a time, in panels. */
+enum { PANELS_PER_PACK = 4 };
+
+static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+static int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
+
+/* The size of each of the fewest equal blocks, no larger than `most`, that cover `whole` in multiples of `unit`. */
+static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
+    if (whole <= 0) return unit;
+    return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
+}
+
+/* ---- Which way round ---------------------------------------------------------------------------------------------------- */
+
+/* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
+static const float *packed_form(const tsr_operand *o, int64_t batch) {
+    return o->packed && (batch == 1 || o->batch_stride == 0) ? o->packed->panels : NULL;
+}
+
+/* Whether C is better computed as the transpose it is: its columns are contiguous and its rows are not. Packed operands
+ * are packed for their side, which settles it. */
+static bool is_better_swapped(const tsr_problem *p) {
+    if (packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
+    return p->c.row_stride == 1 && p->c.col_stride != 1 && p->n > 1;
+}
+
+static tsr_operand transposed_operand(const tsr_operand *o) {
+    return (tsr_operand){o->data, o->cols, o->rows, o->col_stride, o->row_stride, o->batch_stride, o->packed};
+}
+
+static tsr_problem oriented(const tsr_problem *p, bool swapped) {
+    if (!swapped) return *p;
+    tsr_problem q = *p;
+    q.m = p->n;
+    q.n = p->m;
+    q.a = transposed_operand(&p->b);
+    q.b = transposed_operand(&p->a);
+    q.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
+    return q;
+}
+
+/* ---- Plan ---------------------------------------------------------------------------------------------------------------- */
+
+static int64_t block_floats_a(const cpu_plan *plan) { return plan->packs_a ? round_up(plan->mc * plan->kc, 16) : 0; }
+static int64_t panel_floats_b(const cpu_plan *plan) { return plan->packs_b ? round_up(plan->nc * plan->kc, 16) : 0; }
+
+/* Panels of B in use at once: two taking turns where threads share them, else one for each thread. */
+static int64_t panels_b(const cpu_plan *plan) { return plan->shares_products && plan->threads > 1 ? 2 : plan->threads; }
+
+static size_t workspace_bytes(const cpu_plan *plan) {
+    return (size_t)(plan->threads * block_floats_a(plan) + panels_b(plan) * panel_floats_b(plan)) * sizeof(float);
+}
+
+/* Cuts C into pieces so that threads sharing a product have equal numbers of them, or enough that it does not matter. */
+static void cut_pieces(cpu_plan *plan, const tsr_problem *p) {
+    const struct cpu_kernel *kernel = plan->kernel;
+    plan->mc = even_block(p->m, kernel->mc, kernel->mr);
+    plan->piece_n = plan->nc;
+    if (plan->threads == 1 || !plan->shares_products) return;
+    const int64_t blocks = round_up(ceil_div(p->m, plan->mc), plan->threads);
+    plan->mc = even_block(p->m, round_up(ceil_div(p->m, blocks), kernel->mr), kernel->mr);
+    const int64_t blocks_m = ceil_div(p->m, plan->mc), panels = plan->nc / kernel->nr;
+    int64_t cuts = 1;
+    while (cuts < panels && blocks_m * cuts % plan->threads && blocks_m * cuts < 4 * plan->threads) cuts++;
+    plan->piece_n = round_up(ceil_div(plan->nc, cuts), kernel->nr);
+}
+
+static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
+    const double product = (double)p->m * (double)p->n * (double)p->k;
+    const double useful = product * (double)p->batch / work_per_thread;
+    plan->threads = useful < 1 ? 1 : useful < most ? (int)useful : most;
+    plan->shares_products = p->batch < plan->threads;
+    cut_pieces(plan, p);
+}
+
+/* Smaller blocks, then fewer threads, then less packing until the workspace fits. False where none of it helps. */
+static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
+    const struct cpu_kernel *kernel = plan->kernel;
+    while (workspace_bytes(plan) > limit) {
+        if (plan->packs_b && plan->nc > kernel->nr) {
+            plan->nc = round_up(plan->nc / 2, kernel->nr);
+            plan->piece_n = least(plan->piece_n, plan->nc);
+        } else if (plan->packs_a && plan->mc > kernel->mr)
+            plan->mc = round_up(plan->mc / 2, kernel->mr);
+        else if (plan->threads > 1)
+            plan->threads /= 2;
+        else if (plan->packs_a)
+            plan->packs_a = false;
+        else if (plan->packs_b && p->b.col_stride == 1)
+            plan->packs_b = false;
+        else
+            return false;
+    }
+    return true;
+}
+
+tsr_status cpu_plan_make(cpu_plan *plan, const tsr_context *context, const tsr_problem *problem) {
+    const bool swapped = is_better_swapped(problem);
+    const tsr_problem p = oriented(problem, swapped);
+    const struct cpu_kernel *kernel = context->cpu_kernel;
+    *plan = (cpu_plan){.kernel = kernel, .swapped = swapped, .threads = 1};
+    plan->kc = even_block(p.k, kernel->kc, 1);
+    plan->nc = even_block(p.n, kernel->nc, kernel->nr);
+    plan->packs_a = p.k && !packed_form(&p.a, p.batch) && p.n > REUSE_WORTH_PACKING * kernel->nr;
+    plan->packs_b = p.k && !packed_form(&p.b, p.batch) &&
+                    (p.m > REUSE_WORTH_PACKING * kernel->mr || p.b.col_stride != 1);
+    share_among_threads(plan, &p, context->options.threads);
+    const size_t limit = context->options.max_workspace;
+    if (limit && !fit_workspace(plan, &p, limit))
+        return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu; this product needs at least %zu bytes", limit,
+                        workspace_bytes(plan));
+    plan->workspace = workspace_bytes(plan);
+    return TSR_OK;
+}
+
+void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text) {
+    const tsr_problem p = oriented(problem, plan->swapped);
+    tsr_text_add(text, "engine: cpu\n");
+    tsr_text_add(text, "kernel: %s (ieee, which serves fp32 and tf32, too)\n", plan->kernel->name);
+    tsr_text_add(text, "tile: %d x %d\n", plan->kernel->mr, plan->kernel->nr);
+    tsr_text_add(text, "computes: %s\n", plan->swapped ? "C^T = B^T A^T" : "C = A B");
+    tsr_text_add(text, "blocks: %lld x %lld x %lld (mc, nc, kc)\n", (long long)plan->mc, (long long)plan->nc,
+                 (long long)plan->kc);
+    tsr_text_add(text, "packs: %s\n", plan->packs_a ? plan->packs_b ? "left and right" : "left"
+                                                    : plan->packs_b ? "right" : "nothing");
+    if (plan->shares_products)
+        tsr_text_add(text, "threads: %d, on %lld x %lld pieces of %lld x %lld\n", plan->threads,
+                     (long long)ceil_div(p.m, plan->mc), (long long)ceil_div(p.n, plan->piece_n), (long long)plan->mc,
+                     (long long)plan->piece_n);
+    else
+        tsr_text_add(text, "threads: %d, each on products of its own\n", plan->threads);
+}
+
+/* ---- One product --------------------------------------------------------------------------------------------------------- */
+
+/* Those who compute one product together, and the counters they take their work from. */
+struct team {
+    struct cpu_gang *gang;
+    _Atomic int64_t next_pack, next_piece;
+};
+
+/* One of them. */
+struct member {
+    struct team *team;
+    float *block_a;    /* its own block of A */
+    float *panel_b[2]; /* the team's panels of B, which take turns; the same where one is enough */
+    unsigned turn;
+};
+
+/* One depth of one panel: rows of A and columns of B from where the kernel reads them. */
+struct panel {
+    const cpu_plan *plan;
+    const tsr_problem *p;       /* of this product of the batch: data points at its matrices */
+    int64_t j, columns;         /* which columns of C */
+    int64_t depth_first, depth; /* which part of K */
+    const float *b;             /* kc x nr panels, or B itself */
+    int64_t b_step, b_panel;    /* from one depth to the next; from one nr columns to the next */
+};
+
+static int64_t take(_Atomic int64_t *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
+
+/* After the last of the team is here, and before the first goes on, the counters start again. */
+static void meet(struct team *team) {
+    if (!cpu_gang_arrive(team->gang)) return;
+    atomic_store_explicit(&team->next_pack, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->next_piece, 0, memory_order_relaxed);
+    cpu_gang_release(team->gang);
+}
+
+/* The largest tile of any kernel, in floats. */
+enum { LARGEST_TILE = 512 };
+
+/* A tile whose columns are not contiguous in C is made in a buffer. */
+static void multiply_through_buffer(const struct cpu_kernel *kernel, struct cpu_tile tile, int64_t c_col) {
+    float buffer[LARGEST_TILE];
+    float *const c = tile.c;
+    const int64_t c_row = tile.c_row;
+    if (tile.beta != 0)
+        for (int i = 0; i < tile.m; i++)
+            for (int j = 0; j < tile.n; j++) buffer[i * tile.n + j] = c[i * c_row + j * c_col];
+    tile.c = buffer;
+    tile.c_row = tile.n;
+    kernel->multiply(&tile);
+    for (int i = 0; i < tile.m; i++)
+        for (int j = 0; j < tile.n; j++) c[i * c_row + j * c_col] = buffer[i * tile.n + j];
+}
+
+/* Rows i.. of A, from `a` on, against columns j_first..j_end of the panel. */
+static void multiply_piece(const struct panel *s, const float *a, int64_t a_row, int64_t a_step, int64_t a_panel,
+                           int64_t i_first, int64_t i_end, int64_t j_first, int64_t j_end) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
+    const tsr_result *c = &s->p->c;
+    struct cpu_tile tile = {.k = s->depth, .a_row = a_row, .a_step = a_step, .b_step = s->b_step, .c_row = c->row_stride,
+                            .alpha = s->p->alpha, .beta = s->depth_first ? 1 : s->p->beta};
+    const bool contiguous = c->col_stride == 1 || s->p->n == 1;
+    for (int64_t j = j_first; j < j_end; j += kernel->nr) {
+        tile.n = (int)least(kernel->nr, j_end - j);
+        tile.b = s->b + j / kernel->nr * s->b_panel;
+        tile.a = a;
+        for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += a_panel) {
+            tile.m = (int)least(kernel->mr, i_end - i);
+            tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
+            if (contiguous)
+                kernel->multiply(&tile);
+            else
+                multiply_through_buffer(kernel, tile, c->col_stride);
+        }
+    }
+}
+
+/* The team's share of one panel: pieces until none is left. */
+static void multiply_panel(const struct panel *s, struct member *self) {
+    const cpu_plan *plan = s->plan;
+    const struct cpu_kernel *kernel = plan->kernel;
+    const tsr_problem *p = s->p;
+    const float *packed = packed_form(&p->a, p->batch);
+    const int64_t cuts = ceil_div(s->columns, plan->piece_n), pieces = ceil_div(p->m, plan->mc) * cuts;
+    int64_t in_block = -1; /* which rows block_a holds */
+    for (int64_t piece; (piece = take(&self->team->next_piece)) < pieces;) {
+        const int64_t i = piece / cuts * plan->mc, i_end = least(i + plan->mc, p->m);
+        const int64_t j = piece % cuts * plan->piece_n, j_end = least(j + plan->piece_n, s->columns);
+        const float *a = p->a.data + i * p->a.row_stride + s->depth_first * p->a.col_stride;
+        int64_t a_row = 1, a_step = kernel->mr, a_panel = kernel->mr * s->depth;
+        if (packed)
+            a = packed + s->depth_first * round_up(p->m, kernel->mr) + i * s->depth;
+        else if (plan->packs_a) {
+            if (in_block != i)
+                cpu_pack_panels(self->block_a, a, i_end - i, s->depth, p->a.row_stride, p->a.col_stride, kernel->mr);
+            in_block = i;
+            a = self->block_a;
+        } else {
+            a_row = p->a.row_stride;
+            a_step = p->a.col_stride;
+            a_panel = kernel->mr * a_row;
+        }
+        multiply_piece(s, a, a_row, a_step, a_panel, i, i_end, j, j_end);
+    }
+}
+
+static void pack_panel(const struct panel *s, float *panel, struct member *self) {
+    const int nr = s->plan->kernel->nr;
+    const tsr_operand *b = &s->p->b;
+    for (int64_t j; (j = take(&self->team->next_pack) * PANELS_PER_PACK * nr) < s->columns;)
+        cpu_pack_panels(panel + j * s->depth, b->data + s->depth_first * b->row_stride + (s->j + j) * b->col_stride,
+                        least(PANELS_PER_PACK * nr, s->columns - j), s->depth, b->col_stride, b->row_stride, nr);
+}
+
+static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct member *self) {
+    const int nr = plan->kernel->nr;
+    const float *packed = packed_form(&p->b, p->batch);
+    for (int64_t j = 0; j < p->n; j += plan->nc)
+        for (int64_t first = 0; first < p->k; first += plan->kc) {
+            struct panel s = {plan, p, j, least(plan->nc, p->n - j), first, least(plan->kc, p->k - first), NULL, nr, 0};
+            s.b_panel = nr * s.depth;
+            if (packed)
+                s.b = packed + first * round_up(p->n, nr) + j * s.depth;
+            else if (plan->packs_b) {
+                float *panel = self->panel_b[self->turn++ % 2];
+                pack_panel(&s, panel, self);
+                s.b = panel;
+            } else {
+                s.b = p->b.data + first * p->b.row_stride + j;
+                s.b_step = p->b.row_stride;
+                s.b_panel = nr;
+            }
+            meet(self->team);
+            multiply_panel(&s, self);
+        }
+}
+
+/* ---- A batch --------------------------------------------------------------------------------------------------------------- */
+
+struct job {
+    const cpu_plan *plan;
+    const tsr_problem *problem;
+    float *blocks_a, *panels_b; /* block_floats_a for each thread; panel_floats_b for each of panels_b */
+    struct team team;           /* of all, where they share products */
+    _Atomic int64_t next_product;
+};
+
+static tsr_problem product_of_batch(const tsr_problem *p, int64_t item) {
+    tsr_problem one = *p;
+    one.a.data += item * p->a.batch_stride;
+    one.b.data += item * p->b.batch_stride;
+    one.c.data += item * p->c.batch_stride;
+    return one;
+}
+
+static void work_on_batch(int index, void *argument) {
+    struct job *job = argument;
+    const cpu_plan *plan = job->plan;
+    const int64_t batch = job->problem->batch;
+    struct member self = {.block_a = job->blocks_a + index * block_floats_a(plan)};
+#ifdef __SSE__
+    /* Subnormals are kept and rounding is to nearest whatever the calling thread, or the one that started this worker, has
+     * set for itself. */
+    const unsigned int mode = _mm_getcsr();
+    _mm_setcsr(0x1f80);
+#endif
+    if (plan->shares_products) {
+        self.team = &job->team;
+        self.panel_b[0] = job->panels_b;
+        self.panel_b[1] = job->panels_b + (panels_b(plan) - 1) * panel_floats_b(plan);
+        for (int64_t item = 0; item < batch; item++) {
+            const tsr_problem one = product_of_batch(job->problem, item);
+            multiply_product(plan, &one, &self);
+        }
+    } else {
+        struct cpu_gang alone = {.size = 1};
+        struct team team = {.gang = &alone};
+        self.team = &team;
+        self.panel_b[0] = self.panel_b[1] = job->panels_b + index * panel_floats_b(plan);
+        for (int64_t item; (item = take(&job->next_product)) < batch;) {
+            const tsr_problem one = product_of_batch(job->problem, item);
+            multiply_product(plan, &one, &self);
+        }
+    }
+#ifdef __SSE__
+    _mm_setcsr(mode);
+#endif
+}
+
+/* C = beta*C. */
+static void scale(const tsr_problem *p) {
+    if (p->beta == 1) return;
+    for (int64_t item = 0; item < p->batch; item++)
+        for (int64_t i = 0; i < p->m; i++) {
+            float *row = p->c.data + item * p->c.batch_stride + i * p->c.row_stride;
+            for (int64_t j = 0; j < p->n; j++) {
+                float *c = row + j * p->c.col_stride;
+                *c = p->beta == 0 ? 0 : p->beta * *c;
+            }
+        }
+}
+
+tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace) {
+    const tsr_problem p = oriented(problem, plan->swapped);
+    if (!p.k) {
+        scale(&p);
+        return TSR_OK;
+    }
+    assert(plan->kernel->mr * plan->kernel->nr <= LARGEST_TILE);
+    struct cpu_workspace *own = NULL;
+    if (!workspace && plan->workspace) {
+        own = cpu_workspace_take(plan->workspace);
+        if (!own) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a workspace of %zu bytes", plan->workspace);
+        workspace = own->panels;
+    }
+    struct job job = {.plan = plan, .problem = &p, .blocks_a = workspace};
+    job.panels_b = job.blocks_a + plan->threads * block_floats_a(plan);
+    struct cpu_gang gang = {.work = work_on_batch, .argument = &job};
+    job.team.gang = &gang;
+    cpu_gang_run(&gang, plan->threads);
+    if (own) cpu_workspace_return(own);
+    return TSR_OK;
+}
+
+/* ---- Packed operands ------------------------------------------------------------------------------------------------------- */
+
+/* The whole operand, one depth of kc after the other, each as the panels that multiply_product reads. */
+tsr_status cpu_pack(tsr_packed *packed) {
+    const struct cpu_kernel *kernel = packed->context->cpu_kernel;
+    const tsr_operand *o = &packed->source;
+    const bool left = packed->side == TSR_LEFT;
+    const int64_t lanes = left ? o->rows : o->cols, k = left ? o->cols : o->rows;
+    const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
+    const int width = left ? kernel->mr : kernel->nr;
+    int64_t floats;
+    if (__builtin_mul_overflow(round_up(lanes, width), k, &floats) || floats > INT64_MAX / (int64_t)sizeof(float) - 64)
+        return tsr_fail(TSR_OUT_OF_MEMORY, "the packed form of operand exceeds the address space");
+    packed->bytes = (size_t)round_up(floats + !floats, 16) * sizeof(float);
+    float *panels = aligned_alloc(64, packed->bytes);
+    if (!panels) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for %zu bytes of packed operand", packed->bytes);
+    const int64_t kc = even_block(k, kernel->kc, 1);
+    for (int64_t first = 0; first < k; first += kc)
+        cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes, least(kc, k - first),
+                        lane_stride, k_stride, width);
+    packed->panels = panels;
+    return TSR_OK;
+}

@@ -1,0 +1,52 @@
+/* kernel.h: what a microkernel is. One file per instruction set defines one struct cpu_kernel; kernels.c lists them.
+ *
+ * A microkernel computes one tile of C, at most mr x nr, over one block of K:
+ *
+ *     c[i*c_row + j] = alpha * sum over p < k of a[i*a_row + p*a_step] * b[p*b_step + j]  +  beta * c[i*c_row + j]
+ *
+ * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
+ * bits of C depend on where K is cut (kc) and on nothing else: not on the tile, the packing, nor the threads.
+ *
+ * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix too small to be worth
+ * packing is read where it lies. B is read along unit stride: a packed panel has b_step = nr.
+ */
+#ifndef TESSERA_CPU_KERNEL_H
+#define TESSERA_CPU_KERNEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cpu_tile {
+    int m, n;                /* 1..mr rows, 1..nr columns; nothing outside them is read or written */
+    int64_t k;               /* at least 1 */
+    const float *a;
+    int64_t a_row, a_step;   /* in floats, as all strides */
+    const float *b;
+    int64_t b_step;
+    float *c;
+    int64_t c_row;
+    float alpha, beta;       /* beta = 0: c is not read */
+};
+
+/* Bits of struct cpu_kernel.needs. */
+enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4 };
+
+struct cpu_kernel {
+    const char *name;
+    unsigned needs;       /* instruction sets, of the bits above */
+    int mr, nr;           /* the tile */
+    int64_t mc, nc, kc;   /* the most a cache block holds: rows of A, columns of B, depth of both */
+    void (*multiply)(const struct cpu_tile *tile);
+};
+
+extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;
+
+/* What every row must satisfy, for a static assert beside its numbers. A block of A (mc x kc) and the panel of B in use
+ * (kc x nr) live in the second-level cache, so together they stay under 768 KiB; two panels of B (kc x nc, one being
+ * multiplied while the next is packed) and a block of A stay under the 16 MiB that a thread may take. Blocks are whole
+ * tiles so that only the last panel of a matrix is padded. */
+#define CPU_BLOCKS_ARE_WHOLE_TILES(mr, nr, mc, nc) ((mc) % (mr) == 0 && (nc) % (nr) == 0)
+#define CPU_BLOCKS_FIT_CACHES(nr, mc, nc, kc)                                                                         \
+    (4LL * (kc) * ((mc) + (nr)) <= 768 * 1024 && 4LL * (kc) * (2 * (nc) + (mc)) <= 16 * 1024 * 1024)
+
+#endif

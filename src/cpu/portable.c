@@ -1,0 +1,46 @@
+/* portable.c: the microkernel in plain C, for machines without a kernel of their own and as the oracle of the tests.
+ *
+ * Tile 4 x 8, small enough that a compiler keeps the sums in sixteen registers of four lanes. Where the target has no
+ * fused multiply-add, a term is a product rounded and a sum rounded: one rounding more for each term than the contract's
+ * chain, which its bound of K + 2 still covers (a term passes one product and at most K sums; docs/numerics.md).
+ */
+#include <assert.h>
+#include <math.h>
+
+#include "kernel.h"
+
+enum { MR = 4, NR = 8, MC = 256, NC = 4096, KC = 384 };
+
+static_assert(MR * NR / 4 + NR / 4 + 1 <= 16, "the sums, the row of B and the broadcast are in registers of four lanes");
+static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
+static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
+
+static inline float multiply_add(float x, float y, float sum) {
+#ifdef FP_FAST_FMAF
+    return fmaf(x, y, sum);
+#else
+    return x * y + sum;
+#endif
+}
+
+static void multiply(const struct cpu_tile *t) {
+    float sum[MR][NR] = {{0}};
+    if (t->m == MR && t->n == NR) {
+        for (int64_t p = 0; p < t->k; p++)
+            for (int i = 0; i < MR; i++)
+                for (int j = 0; j < NR; j++)
+                    sum[i][j] = multiply_add(t->a[i * t->a_row + p * t->a_step], t->b[p * t->b_step + j], sum[i][j]);
+    } else {
+        for (int64_t p = 0; p < t->k; p++)
+            for (int i = 0; i < t->m; i++)
+                for (int j = 0; j < t->n; j++)
+                    sum[i][j] = multiply_add(t->a[i * t->a_row + p * t->a_step], t->b[p * t->b_step + j], sum[i][j]);
+    }
+    for (int i = 0; i < t->m; i++)
+        for (int j = 0; j < t->n; j++) {
+            float *c = t->c + i * t->c_row + j;
+            *c = t->beta == 0 ? t->alpha * sum[i][j] : multiply_add(t->alpha, sum[i][j], t->beta * *c);
+        }
+}
+
+const struct cpu_kernel cpu_kernel_portable = {"portable", 0, MR, NR, MC, NC, KC, multiply};

@@ -1,0 +1,207 @@
+/* threads.c: a pool of worker threads.
+ *
+ * Workers are started when first wanted, up to the most that one call ever asked for, and then wait on a futex of their
+ * own: after a short spin, because the next product often follows at once, they sleep. A caller takes idle workers from a
+ * list and never waits for one, so any number of application threads may multiply at once. A forked child starts with an
+ * empty pool; when the library is unloaded or the process exits, the workers are joined.
+ */
+#include "threads.h"
+
+#include <assert.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "cpu.h"
+
+/* ---- Waiting for a word to change ------------------------------------------------------------------------------------ */
+
+/* About 30 microseconds, less than putting a thread to sleep and waking it costs. */
+enum { SPINS = 1000 };
+
+static void pause_briefly(void) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+}
+
+static_assert(sizeof(atomic_uint) == sizeof(unsigned), "a futex is a plain 32-bit word");
+
+static void wait_while(atomic_uint *word, unsigned value) {
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != value) return;
+        pause_briefly();
+    }
+    while (atomic_load_explicit(word, memory_order_acquire) == value)
+        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake_all(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
+
+/* ---- Gangs ------------------------------------------------------------------------------------------------------------ */
+
+bool cpu_gang_arrive(struct cpu_gang *gang) {
+    if (gang->size == 1) return true;
+    const unsigned meeting = atomic_load_explicit(&gang->meetings, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&gang->arrived, 1, memory_order_acq_rel) + 1 == gang->size) return true;
+    wait_while(&gang->meetings, meeting);
+    return false;
+}
+
+void cpu_gang_release(struct cpu_gang *gang) {
+    if (gang->size == 1) return;
+    atomic_store_explicit(&gang->arrived, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&gang->meetings, 1, memory_order_release);
+    wake_all(&gang->meetings);
+}
+
+/* ---- The pool ---------------------------------------------------------------------------------------------------------- */
+
+struct worker {
+    pthread_t thread;
+    struct worker *next;      /* of all workers */
+    struct worker *next_idle;
+    struct cpu_gang *gang;    /* what it was called for; NULL: nothing */
+    int member;
+    atomic_bool leave;        /* end when there is nothing left to do */
+    atomic_uint calls;        /* changes when gang or leave has been set; waited on */
+};
+
+static struct {
+    pthread_mutex_t lock; /* of everything here */
+    struct worker *all, *idle;
+    int count;
+    bool closed;          /* the library is going away: callers work alone */
+    bool fork_is_handled;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *worker_main(void *argument) {
+    struct worker *self = argument;
+    for (unsigned seen = 0;;) {
+        wait_while(&self->calls, seen);
+        seen = atomic_load_explicit(&self->calls, memory_order_acquire);
+        struct cpu_gang *gang = self->gang;
+        if (gang) {
+            self->gang = NULL;
+            gang->work(self->member, gang->argument);
+            /* Idle before the caller hears of it, so that its next product finds this worker. */
+            pthread_mutex_lock(&pool.lock);
+            self->next_idle = pool.idle;
+            pool.idle = self;
+            pthread_mutex_unlock(&pool.lock);
+            if (atomic_fetch_sub_explicit(&gang->running, 1, memory_order_acq_rel) == 1) wake_all(&gang->running);
+        }
+        if (atomic_load(&self->leave)) return NULL;
+    }
+}
+
+/* The rest of this section is called with the pool locked. */
+
+static void before_fork(void) { pthread_mutex_lock(&pool.lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&pool.lock); }
+
+/* The workers did not come along: forget them. */
+static void after_fork_in_child(void) {
+    while (pool.all) {
+        struct worker *gone = pool.all;
+        pool.all = gone->next;
+        free(gone);
+    }
+    pool.idle = NULL;
+    pool.count = 0;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static struct worker *start_worker(void) {
+    if (!pool.fork_is_handled) {
+        if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child)) return NULL;
+        pool.fork_is_handled = true;
+    }
+    struct worker *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    /* The application's signals are for its own threads. */
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    const int failed = pthread_create(&made->thread, NULL, worker_main, made);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        free(made);
+        return NULL;
+    }
+    made->next = pool.all;
+    pool.all = made;
+    pool.count++;
+    return made;
+}
+
+static struct worker *take_worker(int most) {
+    if (pool.closed) return NULL;
+    struct worker *taken = pool.idle;
+    if (taken) {
+        pool.idle = taken->next_idle;
+        return taken;
+    }
+    return pool.count < most ? start_worker() : NULL;
+}
+
+static void call(struct worker *worker) {
+    atomic_fetch_add_explicit(&worker->calls, 1, memory_order_release);
+    wake_all(&worker->calls);
+}
+
+/* ---- Entry points ------------------------------------------------------------------------------------------------------ */
+
+void cpu_gang_run(struct cpu_gang *gang, int size) {
+    gang->size = 1;
+    atomic_init(&gang->arrived, 0);
+    atomic_init(&gang->meetings, 0);
+    struct worker *called = NULL;
+    if (size > 1) {
+        pthread_mutex_lock(&pool.lock);
+        for (struct worker *worker; gang->size < size && (worker = take_worker(size - 1)); called = worker) {
+            worker->next_idle = called;
+            worker->member = gang->size++;
+            worker->gang = gang;
+        }
+        atomic_init(&gang->running, (unsigned)gang->size - 1);
+        while (called) {
+            struct worker *worker = called;
+            called = worker->next_idle; /* the worker's own as soon as it is called */
+            call(worker);
+        }
+        pthread_mutex_unlock(&pool.lock);
+    }
+    gang->work(0, gang->argument);
+    if (gang->size == 1) return;
+    for (unsigned left; (left = atomic_load_explicit(&gang->running, memory_order_acquire));)
+        wait_while(&gang->running, left);
+}
+
+int cpu_default_threads(void) {
+    cpu_set_t allowed;
+    long cores = sched_getaffinity(0, sizeof allowed, &allowed) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&allowed);
+    return cores < 1 ? 1 : cores > 1024 ? 1024 : (int)cores;
+}
+
+static __attribute__((destructor)) void join_workers(void) {
+    pthread_mutex_lock(&pool.lock);
+    pool.closed = true;
+    struct worker *all = pool.all;
+    pool.all = NULL;
+    for (struct worker *worker = all; worker; worker = worker->next) {
+        atomic_store(&worker->leave, true);
+        call(worker);
+    }
+    pthread_mutex_unlock(&pool.lock);
+    while (all) {
+        struct worker *worker = all;
+        all = worker->next;
+        pthread_join(worker->thread, NULL);
+        free(worker);
+    }
+}
