@@ -1,0 +1,164 @@
+"""tessera.h through ctypes: the structs, the functions, and little more. TESSERA_LIBRARY names the library to load."""
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+
+import numpy as np
+
+OK, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, NO_DEVICE, DEVICE_ERROR = range(6)
+CPU, CUDA = range(2)
+FP32, IEEE, TF32 = range(3)
+LEFT, RIGHT = range(2)
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("device", c_int), ("device_index", c_int), ("precision", c_int), ("threads", c_int),
+                ("max_workspace", c_size_t), ("kernel", c_char_p)]
+
+
+class Operand(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("rows", c_int64), ("cols", c_int64), ("row_stride", c_int64),
+                ("col_stride", c_int64), ("batch_stride", c_int64), ("packed", c_void_p)]
+
+
+class Result(ctypes.Structure):
+    _fields_ = Operand._fields_[:-1]
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [("stream", c_void_p), ("workspace", c_void_p), ("workspace_size", c_size_t)]
+
+
+class Stats(ctypes.Structure):
+    _fields_ = [("products", c_uint64), ("split_products", c_uint64), ("marked_panels", c_uint64),
+                ("fallback_tiles", c_uint64)]
+
+
+def load(path):
+    library = ctypes.CDLL(path)
+
+    def declare(name, result, *arguments):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+
+    declare("tsr_status_name", c_char_p, c_int)
+    declare("tsr_last_error", c_char_p)
+    declare("tsr_version", c_char_p)
+    declare("tsr_has_cuda", c_int)
+    declare("tsr_context_create", c_int, POINTER(c_void_p), POINTER(Options))
+    declare("tsr_context_destroy", None, c_void_p)
+    declare("tsr_gemm", c_int, c_void_p, c_float, POINTER(Operand), POINTER(Operand), c_float, POINTER(Result),
+            POINTER(Launch))
+    declare("tsr_gemm_batch", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
+            POINTER(Result), POINTER(Launch))
+    declare("tsr_plan_create", c_int, POINTER(c_void_p), c_void_p, c_int64, POINTER(Operand), POINTER(Operand),
+            POINTER(Result))
+    declare("tsr_plan_destroy", None, c_void_p)
+    declare("tsr_plan_workspace", c_size_t, c_void_p)
+    declare("tsr_plan_print", c_size_t, c_void_p, c_char_p, c_size_t)
+    declare("tsr_plan_execute", c_int, c_void_p, c_float, c_void_p, c_void_p, c_float, c_void_p, POINTER(Launch))
+    declare("tsr_pack", c_int, POINTER(c_void_p), c_void_p, c_int, POINTER(Operand), POINTER(Launch))
+    declare("tsr_packed_destroy", None, c_void_p)
+    declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
+    declare("tsr_stats_read", c_int, c_void_p, POINTER(Stats))
+    declare("tsr_trim", c_int, c_void_p)
+    return library
+
+
+lib = load(os.environ["TESSERA_LIBRARY"])
+
+
+class TesseraError(Exception):
+    def __init__(self, status):
+        self.status = status
+        self.message = lib.tsr_last_error().decode()
+        super().__init__(f"{lib.tsr_status_name(status).decode()}: {self.message}")
+
+
+def check(status):
+    if status != OK:
+        raise TesseraError(status)
+
+
+def printed(function, *leading):
+    """The whole text of a function that prints in the manner of snprintf."""
+    size = function(*leading, None, 0)
+    text = ctypes.create_string_buffer(size + 1)
+    assert function(*leading, text, size + 1) == size
+    return text.value.decode()
+
+
+def info():
+    return printed(lib.tsr_info_print)
+
+
+class Context:
+    """A tsr_context, destroyed with this object."""
+
+    def __init__(self, device=CPU, precision=FP32, kernel=None, threads=0, max_workspace=0, device_index=-1):
+        self.handle = c_void_p()
+        options = Options(device, device_index, precision, threads, max_workspace, kernel and kernel.encode())
+        check(lib.tsr_context_create(byref(self.handle), byref(options)))
+
+    def __del__(self):
+        lib.tsr_context_destroy(self.handle)
+
+    def stats(self):
+        stats = Stats()
+        check(lib.tsr_stats_read(self.handle, byref(stats)))
+        return stats
+
+
+def strides_in_floats(array):
+    assert array.dtype == np.float32 and all(stride % 4 == 0 for stride in array.strides)
+    return [stride // 4 for stride in array.strides]
+
+
+def matrix(kind, array, address=None, packed=None):
+    """An Operand or Result for a matrix (2-D) or batch of matrices (3-D), at the array's own address or another."""
+    batch_stride = strides_in_floats(array)[0] if array.ndim == 3 else 0
+    rows, cols = array.shape[-2:]
+    row_stride, col_stride = strides_in_floats(array)[-2:]
+    made = kind(array.ctypes.data if address is None else address, rows, cols, row_stride, col_stride, batch_stride)
+    if packed is not None:
+        made.packed = packed.handle
+    made.keep = (array, packed)
+    return made
+
+
+def gemm(context, a, b, c, alpha=1.0, beta=0.0, batch=None, launch=None):
+    """One product of Operands a and b into Result c, or `batch` of them."""
+    launch = launch and byref(launch)
+    if batch is None:
+        check(lib.tsr_gemm(context.handle, alpha, byref(a), byref(b), beta, byref(c), launch))
+    else:
+        check(lib.tsr_gemm_batch(context.handle, batch, alpha, byref(a), byref(b), beta, byref(c), launch))
+
+
+class Plan:
+    def __init__(self, context, a, b, c, batch=1):
+        self.handle, self.context = c_void_p(), context
+        check(lib.tsr_plan_create(byref(self.handle), context.handle, batch, byref(a), byref(b), byref(c)))
+
+    def __del__(self):
+        lib.tsr_plan_destroy(self.handle)
+
+    def workspace(self):
+        return lib.tsr_plan_workspace(self.handle)
+
+    def text(self):
+        return printed(lib.tsr_plan_print, self.handle)
+
+    def execute(self, a, b, c, alpha=1.0, beta=0.0, launch=None):
+        """a, b and c are addresses."""
+        check(lib.tsr_plan_execute(self.handle, alpha, a, b, beta, c, launch and byref(launch)))
+
+
+class Packed:
+    def __init__(self, context, side, operand, launch=None):
+        self.handle, self.context, self.operand = c_void_p(), context, operand
+        check(lib.tsr_pack(byref(self.handle), context.handle, side, byref(operand), launch and byref(launch)))
+
+    def __del__(self):
+        lib.tsr_packed_destroy(self.handle)

@@ -1,0 +1,60 @@
+"""Fixtures: the engines that the general tests run on, and how skipped tests are summed up."""
+
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import engine as engines
+from binding import CPU, CUDA, TF32
+
+settings.register_profile("tessera", deadline=None, derandomize=True, database=None)
+settings.load_profile("tessera")
+
+
+def engines_where(condition):
+    """A fixture over the engines that meet a condition. On a machine without a GPU those of CUDA are skipped tests."""
+    def parameter(made):
+        marks = [pytest.mark.skip(reason=engines.NO_GPU)] if made.device == CUDA and not engines.DRIVER else []
+        return pytest.param(made, id=made.name, marks=marks)
+
+    @pytest.fixture(scope="session", params=[parameter(made) for made in engines.all_engines() if condition(made)])
+    def chosen(request):
+        return request.param
+
+    return chosen
+
+
+engine = engines_where(lambda made: True)
+accurate = engines_where(lambda made: made.precision != TF32)  # those that promise the componentwise bound
+tf32 = engines_where(lambda made: made.precision == TF32)
+cpu = engines_where(lambda made: made.device == CPU)
+cuda = engines_where(lambda made: made.device == CUDA)
+accurate_cuda = engines_where(lambda made: made.device == CUDA and made.precision != TF32)
+
+
+@pytest.fixture
+def driver():
+    if not engines.DRIVER:
+        pytest.skip(engines.NO_GPU)
+    return engines.DRIVER
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20260)
+
+
+def pytest_report_header():
+    gpu = engines.NO_GPU or "GPU of compute capability {}.{}".format(*engines.DRIVER.capability())
+    return [f"library: {engines.binding.lib._name}", f"engines: {', '.join(e.name for e in engines.all_engines())}", gpu]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Why tests were skipped, a line a reason: pytest's own list has a line for every place."""
+    reasons = collections.Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5} {reason.removeprefix('Skipped: ')}")

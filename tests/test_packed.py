@@ -1,0 +1,125 @@
+"""Packed operands: made once, used often, with the same bits as unpacked ones."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import binding
+from binding import LEFT, RIGHT, Packed
+from layouts import LAYOUTS, assert_guards, filled, row_major
+from reference import assert_exact, assert_special_values, integers
+
+SHAPES = [(1, 1, 1), (5, 3, 4), (65, 70, 129), (300, 200, 500), (3, 400, 600), (600, 3, 400)]
+
+
+def multiply_packed(engine, a, b, c, sides, alpha=1.0, beta=0.0):
+    with engine.resident(a, b, changed=[c]):
+        packed_a = Packed(engine.context, LEFT, engine.operand(a)) if LEFT in sides else None
+        packed_b = Packed(engine.context, RIGHT, engine.operand(b)) if RIGHT in sides else None
+        batch = c.shape[0] if c.ndim == 3 else None
+        binding.gemm(engine.context, engine.operand(a, packed_a), engine.operand(b, packed_b), engine.result(c), alpha,
+                     beta, batch)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sides", [(LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=["left", "right", "both"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_same_bits_as_unpacked(engine, rng, shape, sides):
+    m, n, k = shape
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    c, plain = row_major(m, n), row_major(m, n)
+    multiply_packed(engine, a, b, c, sides)
+    assert_guards(c)
+    engine.multiply(a, b, plain)
+    assert np.array_equal(c, plain)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_factors(engine, rng, layout):
+    a, b, before = integers(rng, 40, 70), integers(rng, 70, 50), integers(rng, 40, 50)
+    for sides in [(LEFT,), (RIGHT,), (LEFT, RIGHT)]:
+        for alpha, beta in [(1.0, 0.0), (-2.0, 1.0), (0.0, 2.0), (0.5, -1.0)]:
+            c = filled(LAYOUTS[layout], before) if beta else LAYOUTS[layout](40, 50)
+            multiply_packed(engine, filled(LAYOUTS[layout], a), filled(LAYOUTS[layout], b), c, sides, alpha, beta)
+            assert_exact(c, a, b, alpha, beta, before)
+            assert_guards(c)
+
+
+def test_used_with_many_partners(engine, rng):
+    """A weight matrix is packed once and multiplies activations of many sizes, one row among them."""
+    b = integers(rng, 120, 90)
+    activations = {m: integers(rng, m, 120) for m in (1, 2, 7, 64, 65, 300)}
+    results = {m: row_major(m, 90) for m in activations}
+    with engine.resident(b, *activations.values(), changed=[*results.values()]):
+        packed = Packed(engine.context, RIGHT, engine.operand(b))
+        for m, a in activations.items():
+            binding.gemm(engine.context, engine.operand(a), engine.operand(b, packed), engine.result(results[m]))
+    for m, a in activations.items():
+        assert_exact(results[m], a, b)
+
+
+def test_shared_by_a_batch(engine, rng):
+    a, b = integers(rng, 6, 20, 30), np.broadcast_to(integers(rng, 30, 40), (6, 30, 40))
+    c = row_major(6, 20, 40)
+    multiply_packed(engine, a, b, c, (RIGHT,))
+    assert np.array_equal(c, a.astype(np.float64) @ b)
+
+
+def test_of_one_matrix_cannot_stand_for_a_batch(engine, rng):
+    """A packed form is of one matrix: with a batch stride it must be refused or must not be used."""
+    a, b = integers(rng, 4, 20, 30), integers(rng, 4, 30, 40)
+    c = row_major(4, 20, 40)
+    try:
+        multiply_packed(engine, a, b, c, (RIGHT,))
+    except binding.TesseraError as error:
+        assert error.status == binding.INVALID_ARGUMENT and "b.packed" in error.message
+    else:
+        assert np.array_equal(c, a.astype(np.float64) @ b)
+
+
+def test_in_a_plan(engine, rng):
+    a, b, c = integers(rng, 50, 60), integers(rng, 60, 70), row_major(50, 70)
+    with engine.resident(a, b, changed=[c]):
+        packed = Packed(engine.context, RIGHT, engine.operand(b))
+        plan = binding.Plan(engine.context, engine.operand(a), engine.operand(b, packed), engine.result(c))
+        for _ in range(3):
+            plan.execute(engine.address(a), engine.address(b), engine.address(c))
+    assert_exact(c, a, b)
+
+
+def test_special_values(engine, rng):
+    """What a packed form cannot carry is read from the matrix itself."""
+    a, b = rng.integers(1, 9, (70, 130)).astype(np.float32), rng.integers(1, 9, (130, 90)).astype(np.float32)
+    a[3, 7], a[69, 129], b[5, 80], b[0, 0] = np.inf, np.nan, -np.inf, 2.0**-140
+    for sides in [(LEFT,), (RIGHT,), (LEFT, RIGHT)]:
+        c = row_major(70, 90)
+        multiply_packed(engine, a, b, c, sides)
+        assert_special_values(c, a, b)
+
+
+@pytest.mark.parametrize("rows, cols", [(0, 5), (5, 0), (0, 0)])
+def test_empty(engine, rows, cols):
+    x = np.zeros((rows, cols), np.float32)
+    with engine.resident(x):
+        for side in (LEFT, RIGHT):
+            Packed(engine.context, side, engine.operand(x))
+
+
+def test_shared_between_threads(engine, rng):
+    b = integers(rng, 100, 80)
+    many = [integers(rng, 30 + i, 100) for i in range(12)]
+    results = [row_major(30 + i, 80) for i in range(12)]
+    with engine.resident(b, *many, changed=results):
+        packed = Packed(engine.context, RIGHT, engine.operand(b))
+
+        def work(i):
+            binding.gemm(engine.context, engine.operand(many[i]), engine.operand(b, packed), engine.result(results[i]))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for i in range(12):
+        assert_exact(results[i], many[i], b)

@@ -1,0 +1,194 @@
+"""Threads, forks, repeats: the same bits, whoever calls and however many at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from binding import CPU
+from engine import Engine
+from layouts import assert_guards, row_major
+from reference import assert_exact, integers
+
+
+def run_all(threads):
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 16, 64, 1024])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (300, 200, 400), (2, 3000, 50), (3000, 2, 50), (20, 20, 5000)])
+def test_thread_counts(cpu, rng, threads, m, n, k):
+    context = cpu.new_context(threads=threads)
+    a, b, c = integers(rng, m, k), integers(rng, k, n), row_major(m, n)
+    cpu.multiply(a, b, c, context=context)
+    assert_exact(c, a, b)
+    assert_guards(c)
+
+
+def test_two_hundred_threads_at_once(engine, rng):
+    """On one shared context, all released together, each with shapes of its own."""
+    count = 200
+    shapes = [(1 + i % 70, 1 + (7 * i) % 90, 1 + (13 * i) % 150) for i in range(count)]
+    operands = [(integers(rng, m, k), integers(rng, k, n)) for m, n, k in shapes]
+    results = [row_major(m, n) for m, n, _ in shapes]
+    barrier = threading.Barrier(count)
+    with engine.resident(*(x for pair in operands for x in pair), changed=results):
+
+        def work(i):
+            barrier.wait()
+            for _ in range(3):
+                engine.multiply(*operands[i], results[i])
+
+        run_all([threading.Thread(target=work, args=(i,)) for i in range(count)])
+    for (a, b), c in zip(operands, results):
+        assert_exact(c, a, b)
+        assert_guards(c)
+
+
+def test_contexts_come_and_go_while_others_work(engine, rng):
+    a, b = integers(rng, 120, 130), integers(rng, 130, 110)
+    results = [row_major(120, 110) for _ in range(16)]
+    with engine.resident(a, b, changed=results):
+
+        def work(i):
+            for round_ in range(4):
+                options = {"threads": 1 + (i + round_) % 4} if engine.device == CPU else {}
+                engine.multiply(a, b, results[i], context=engine.new_context(**options))
+
+        run_all([threading.Thread(target=work, args=(i,)) for i in range(16)])
+    for c in results:
+        assert_exact(c, a, b)
+
+
+@pytest.mark.parametrize("m, n, k", [(7, 5, 3), (257, 300, 511), (16, 16, 10000), (1, 2000, 2000), (1000, 1000, 100)])
+def test_same_bits_every_time(engine, rng, m, n, k):
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    first = engine.product(a, b)
+    for _ in range(5):
+        assert np.array_equal(engine.product(a, b), first)
+    assert np.array_equal(engine.product(a, b, context=engine.new_context()), first)
+    moved = np.empty(a.size + 3, np.float32)[3:].reshape(a.shape)
+    moved[...] = a
+    assert np.array_equal(engine.product(moved, b), first), "other addresses, other bits"
+
+
+def test_same_bits_while_the_machine_is_busy(cpu, rng):
+    """Which thread takes which part must not decide the order of a sum."""
+    context = cpu.new_context(threads=4)
+    a, b = rng.standard_normal((200, 700), np.float32), rng.standard_normal((700, 150), np.float32)
+    first = cpu.product(a, b, context=context)
+    results = [[] for _ in range(8)]
+
+    def work(i):
+        for _ in range(6):
+            results[i].append(np.array_equal(cpu.product(a, b, context=context), first))
+
+    run_all([threading.Thread(target=work, args=(i,)) for i in range(8)])
+    assert all(len(some) == 6 and all(some) for some in results)
+
+
+def in_child(work):
+    """Forks; the child runs work() and reports by its exit code. A child that hangs is ended by its alarm."""
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended_well(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_fork(cpu, rng):
+    """A child multiplies after its parent has used the pool, its own child too, and the parent goes on."""
+    context = cpu.new_context(threads=3)
+    a, b = integers(rng, 300, 250), integers(rng, 250, 200)
+    expected = cpu.product(a, b, context=context)
+
+    def multiplies():
+        return np.array_equal(cpu.product(a, b, context=context), expected)
+
+    def child_and_grandchild():
+        return multiplies() and ended_well(in_child(multiplies)) and multiplies()
+
+    children = [in_child(child_and_grandchild) for _ in range(3)]
+    assert multiplies()
+    assert [ended_well(child) for child in children] == [True] * 3
+    assert multiplies()
+
+
+def test_fork_while_others_multiply(cpu, rng):
+    """The pool is busy, perhaps inside a lock, at the moment of the fork."""
+    context = cpu.new_context(threads=3)
+    a, b = integers(rng, 150, 150), integers(rng, 150, 150)
+    expected = cpu.product(a, b, context=context)
+    stop = threading.Event()
+    wrong = []
+
+    def work():
+        while not stop.is_set():
+            if not np.array_equal(cpu.product(a, b, context=context), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        children = []
+        for _ in range(10):
+            time.sleep(0.01)
+            children.append(in_child(lambda: np.array_equal(cpu.product(a, b, context=context), expected)))
+        assert [ended_well(child) for child in children] == [True] * 10
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_idle_threads_sleep(cpu, rng):
+    """No busy waiting between calls: in half a second of doing nothing the process uses next to no processor time."""
+    a = integers(rng, 300, 300)
+    context = cpu.new_context(threads=4)
+    cpu.product(a, a, context=context)
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+
+
+AFFINITY = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import binding
+x = binding.Operand(None, 1000, 1000, 1000, 1, 0)
+print(binding.Plan(binding.Context(), x, x, binding.Result(None, 1000, 1000, 1000, 1, 0)).text())
+"""
+
+
+def test_default_threads_respect_affinity():
+    out = subprocess.run([sys.executable, "-c", AFFINITY], cwd=os.path.dirname(__file__), capture_output=True, text=True,
+                         check=True).stdout
+    line = next(line for line in out.splitlines() if line.startswith("threads: "))
+    assert line.split()[1] == "1", out
+
+
+def test_a_context_may_have_more_threads_than_work(rng):
+    engine = Engine(CPU, 1)
+    context = engine.new_context(threads=1024)
+    for _ in range(50):
+        a, b = integers(rng, 3, 2), integers(rng, 2, 3)
+        assert_exact(engine.product(a, b, context=context), a, b)
