@@ -1,0 +1,228 @@
+/* bench.c: `tessera bench`, GFLOP/s by shape and precision. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "command.h"
+#include "device.h"
+#include "problem.h"
+#include "progress.h"
+#include "random.h"
+
+typedef struct measurement {
+    problem shape;
+    tsr_precision precision;
+    timing time;
+    char *plan; /* as tsr_plan_print has it */
+} measurement;
+
+/* Squares small and large, odd sizes, few columns, a long sum: what a CPU meets, then the reference problems for a GPU. */
+static const problem cpu_shapes[] = {
+    {64, 64, 64, 0, 0},     {256, 256, 256, 0, 0}, {1024, 1024, 1024, 0, 0}, {2048, 2048, 2048, 0, 0},
+    {1031, 743, 517, 0, 0}, {8192, 32, 512, 0, 0}, {256, 256, 16384, 0, 0},
+};
+static const problem gpu_shapes[] = {
+    {1024, 1024, 1024, 0, 0}, {4096, 4096, 4096, 0, 0}, {2048, 4096, 8192, 0, 0},
+    {8205, 5921, 2949, 0, 0}, {2048, 4096, 8192, 1, 0}, {2048, 4096, 8192, 1, 1},
+};
+
+/* ---- Measuring ----------------------------------------------------------------------------------------------------------- */
+
+static int measure_plan(device *d, measurement *out, const float *a, const float *b, float *c, double seconds) {
+    tsr_operand a_operand = problem_a(&out->shape, a), b_operand = problem_b(&out->shape, b);
+    tsr_result result = problem_c(&out->shape, c);
+    tsr_plan *plan;
+    tsr_status made = tsr_plan_create(&plan, d->context, 1, &a_operand, &b_operand, &result);
+    if (made) return fail_status("cannot plan this product", made);
+    size_t size = tsr_plan_print(plan, NULL, 0) + 1;
+    int status = (out->plan = malloc(size)) ? EXIT_OK : fail("no memory for %zu bytes of text", size);
+    if (!status) {
+        tsr_plan_print(plan, out->plan, size);
+        status = device_time(d, &out->time, plan, a, b, c, seconds);
+    }
+    tsr_plan_destroy(plan);
+    return status;
+}
+
+/* One shape at each of the precisions. */
+static int measure_shape(device *d, measurement *out, const problem *p, const tsr_precision *precisions, int count,
+                         const options *chosen) {
+    float *a = NULL, *b = NULL, *c = NULL, *c_data = NULL;
+    const float *a_data = NULL, *b_data = NULL;
+    int status;
+    if (!(status = matrix_allocate(&a, "A", p->m, p->k)) && !(status = matrix_allocate(&b, "B", p->k, p->n)) &&
+        !(status = matrix_allocate(&c, "C", p->m, p->n))) {
+        random_source source = {chosen->seed};
+        random_fill_uniform(&source, a, p->m * p->k);
+        random_fill_uniform(&source, b, p->k * p->n);
+        size_t bytes = sizeof(float);
+        if (!(status = device_input(d, &a_data, a, (size_t)(p->m * p->k) * bytes)) &&
+            !(status = device_input(d, &b_data, b, (size_t)(p->k * p->n) * bytes)))
+            status = device_output(d, &c_data, c, (size_t)(p->m * p->n) * bytes);
+    }
+    for (int i = 0; i < count && !status; i++) {
+        progress_step("%lld x %lld x %lld %s %s", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
+                      precision_name(precisions[i]));
+        out[i].shape = *p;
+        out[i].precision = precisions[i];
+        if (!(status = device_use_precision(d, precisions[i])))
+            status = measure_plan(d, &out[i], a_data, b_data, c_data, chosen->seconds);
+    }
+    device_release(d, c_data);
+    device_release(d, b_data);
+    device_release(d, a_data);
+    free(c);
+    free(b);
+    free(a);
+    return status;
+}
+
+/* ---- Printing ------------------------------------------------------------------------------------------------------------ */
+
+static double gflops(const problem *p, double seconds) { return seconds > 0 ? 1e-9 * problem_flops(p) / seconds : 0; }
+
+static void print_row(const measurement *x) {
+    const problem *p = &x->shape;
+    char shape[72];
+    snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)p->m, (long long)p->n, (long long)p->k);
+    progress_print("%-17s %-6s %-9s  %9.1f %9.1f  %10.4f %10.4f  %7d\n", shape, problem_layout(p),
+                   precision_name(x->precision), gflops(p, x->time.best), gflops(p, x->time.median), 1e3 * x->time.best,
+                   1e3 * x->time.median, x->time.samples * x->time.calls_per_sample);
+}
+
+static void print_json_string(const char *text, size_t length) {
+    putchar('"');
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '"' || c == '\\') putchar('\\');
+        if (c < ' ')
+            printf("\\u%04x", c);
+        else
+            putchar(c);
+    }
+    putchar('"');
+}
+
+/* The plan's lines "name: value" as an object. */
+static void print_json_plan(const char *plan) {
+    const char *separator = "";
+    putchar('{');
+    while (*plan) {
+        size_t length = strcspn(plan, "\n");
+        const char *colon = memchr(plan, ':', length);
+        if (colon) {
+            const char *value = colon + 1 + strspn(colon + 1, " ");
+            printf("%s", separator);
+            print_json_string(plan, (size_t)(colon - plan));
+            printf(": ");
+            print_json_string(value, (size_t)(plan + length - value));
+            separator = ", ";
+        }
+        plan += length + (plan[length] == '\n');
+    }
+    putchar('}');
+}
+
+static void print_json(const char *device_name, const measurement *measured, int count) {
+    char date[32];
+    time_t seconds = time(NULL);
+    struct tm utc;
+    gmtime_r(&seconds, &utc);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    printf("{\n  \"version\": \"%s\",\n  \"date\": \"%s\",\n  \"machine\": ", tsr_version(), date);
+    print_json_string(device_name, strlen(device_name));
+    printf(",\n  \"results\": [");
+    for (int i = 0; i < count; i++) {
+        const measurement *x = &measured[i];
+        const problem *p = &x->shape;
+        printf("%s\n    {\"m\": %lld, \"n\": %lld, \"k\": %lld, \"layout\": \"%s\", \"precision\": \"%s\", ",
+               i ? "," : "", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
+               precision_name(x->precision));
+        printf("\"best_ms\": %.6g, \"median_ms\": %.6g, \"best_gflops\": %.6g, \"median_gflops\": %.6g, ",
+               1e3 * x->time.best, 1e3 * x->time.median, gflops(p, x->time.best), gflops(p, x->time.median));
+        printf("\"samples\": %d, \"calls_per_sample\": %d, \"plan\": ", x->time.samples, x->time.calls_per_sample);
+        print_json_plan(x->plan);
+        putchar('}');
+    }
+    printf("\n  ]\n}\n");
+}
+
+/* ---- The command --------------------------------------------------------------------------------------------------------- */
+
+/* The shapes of the command line; none there: *count is 0. */
+static int parse_shapes(problem **shapes, int *count, const options *chosen) {
+    int words = chosen->argument_count;
+    *count = 0;
+    *shapes = calloc((size_t)words + 1, sizeof **shapes);
+    if (!*shapes) return fail("no memory for %d shapes", words);
+    if (!words) return EXIT_OK;
+    if (!strchr(chosen->arguments[0], ',')) {
+        if (words != 3) return misuse("write one shape as M N K, or any number as M,N,K");
+        *count = 1;
+        return problem_parse(*shapes, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
+    }
+    for (int status; *count < words; ++*count)
+        if ((status = problem_parse_shape(*shapes + *count, chosen->arguments[*count]))) return status;
+    return EXIT_OK;
+}
+
+static int measure_all(device *d, const options *chosen, const problem *shapes, int shape_count) {
+    tsr_precision precisions[3];
+    int precision_count = precisions_chosen(chosen, precisions), status = EXIT_OK;
+    measurement *measured = calloc((size_t)shape_count, 3 * sizeof *measured);
+    if (!measured) return fail("no memory for %d measurements", shape_count);
+    if (!chosen->json)
+        printf("tessera %s on %s\n\n%-17s %-6s %-9s  %19s  %21s\n%-17s %-6s %-9s  %9s %9s  %10s %10s  %7s\n",
+               tsr_version(), d->name, "", "", "", "GFLOP/s", "ms", "M,N,K", "layout", "precision", "best", "median",
+               "best", "median", "calls");
+    progress_begin(shape_count * precision_count);
+    int count = 0;
+    for (int i = 0; i < shape_count && !status; i++) {
+        problem p = shapes[i];
+        p.transpose_a ^= chosen->transpose_a;
+        p.transpose_b ^= chosen->transpose_b;
+        status = measure_shape(d, measured + count, &p, precisions, precision_count, chosen);
+        for (int j = 0; j < precision_count && !status && !chosen->json; j++) print_row(&measured[count + j]);
+        count += precision_count;
+    }
+    progress_end();
+    if (!status && chosen->json) print_json(d->name, measured, count);
+    for (int i = 0; i < count; i++) free(measured[i].plan);
+    free(measured);
+    return status;
+}
+
+static int run_bench(const options *chosen) {
+    problem *shapes = NULL;
+    int count, status = parse_shapes(&shapes, &count, chosen);
+    device d;
+    if (!status && !(status = device_open(&d, chosen, INFINITY, 0))) {
+        bool gpu = d.made_from.device == TSR_DEVICE_CUDA;
+        if (count)
+            status = measure_all(&d, chosen, shapes, count);
+        else if (gpu)
+            status = measure_all(&d, chosen, gpu_shapes, sizeof gpu_shapes / sizeof gpu_shapes[0]);
+        else
+            status = measure_all(&d, chosen, cpu_shapes, sizeof cpu_shapes / sizeof cpu_shapes[0]);
+        device_close(&d);
+    }
+    free(shapes);
+    return status;
+}
+
+const command bench_command = {
+    .name = "bench",
+    .arguments = "[M N K | M,N,K ...]",
+    .summary = "measure GFLOP/s by shape and precision",
+    .description = "Times products of uniform random matrices, A (M x K) times B (K x N), at each precision (or the "
+                   "one given) and\n"
+                   "prints the best and the median. The matrices lie on the device and are used again and again, so "
+                   "that small ones\n"
+                   "come from its caches. Without shapes it takes a list of its own. `--device auto` takes the GPU "
+                   "where there is one.\n",
+    .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_KERNEL | OPTION_SECONDS |
+               OPTION_SEED | OPTION_JSON,
+    .run = run_bench,
+};

@@ -1,0 +1,302 @@
+/* device.c: contexts, copies and clocks. libtessera takes matrices where they are; bringing them to a GPU is the
+ * caller's part, done here with the driver itself, found at run time so that the command starts without one. */
+#include "device.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+
+#include "command.h"
+
+int fail_status(const char *what, tsr_status status) {
+    return fail("%s: %s", what, *tsr_last_error() ? tsr_last_error() : tsr_status_name(status));
+}
+
+/* ---- The CUDA driver ------------------------------------------------------------------------------------------------- */
+
+/* The driver's functions this command calls; pointers are opaque to it, device addresses are 64-bit numbers. */
+static struct driver {
+    int (*init)(unsigned flags);
+    int (*get_error_string)(int error, const char **text);
+    int (*device_get_count)(int *count);
+    int (*device_get)(int *device, int ordinal);
+    int (*device_get_name)(char *name, int size, int device);
+    int (*primary_retain)(void **context, int device);
+    int (*primary_release)(int device);
+    int (*set_current)(void *context);
+    int (*memory_info)(size_t *available, size_t *total);
+    int (*memory_allocate)(uint64_t *address, size_t bytes);
+    int (*memory_free)(uint64_t address);
+    int (*copy_to_device)(uint64_t address, const void *host, size_t bytes);
+    int (*copy_to_host)(void *host, uint64_t address, size_t bytes);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_synchronize)(void *stream);
+    int (*stream_destroy)(void *stream);
+    int (*event_create)(void **event, unsigned flags);
+    int (*event_record)(void *event, void *stream);
+    int (*event_synchronize)(void *event);
+    int (*event_elapsed)(float *milliseconds, void *start, void *stop);
+    int (*event_destroy)(void *event);
+} driver;
+
+static const struct {
+    const char *symbol;
+    void *function; /* a member of `driver` */
+} driver_symbols[] = {
+    {"cuInit", &driver.init},
+    {"cuGetErrorString", &driver.get_error_string},
+    {"cuDeviceGetCount", &driver.device_get_count},
+    {"cuDeviceGet", &driver.device_get},
+    {"cuDeviceGetName", &driver.device_get_name},
+    {"cuDevicePrimaryCtxRetain", &driver.primary_retain},
+    {"cuDevicePrimaryCtxRelease_v2", &driver.primary_release},
+    {"cuCtxSetCurrent", &driver.set_current},
+    {"cuMemGetInfo_v2", &driver.memory_info},
+    {"cuMemAlloc_v2", &driver.memory_allocate},
+    {"cuMemFree_v2", &driver.memory_free},
+    {"cuMemcpyHtoD_v2", &driver.copy_to_device},
+    {"cuMemcpyDtoH_v2", &driver.copy_to_host},
+    {"cuStreamCreate", &driver.stream_create},
+    {"cuStreamSynchronize", &driver.stream_synchronize},
+    {"cuStreamDestroy_v2", &driver.stream_destroy},
+    {"cuEventCreate", &driver.event_create},
+    {"cuEventRecord", &driver.event_record},
+    {"cuEventSynchronize", &driver.event_synchronize},
+    {"cuEventElapsedTime", &driver.event_elapsed},
+    {"cuEventDestroy_v2", &driver.event_destroy},
+};
+
+/* Why there is no GPU to compute on, as a clause; NULL: there is. The driver stays loaded. */
+static const char *driver_load(void) {
+    static void *library;
+    if (library) return NULL;
+    void *opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!opened) return "there is no NVIDIA driver (libcuda.so.1)";
+    for (size_t i = 0; i < sizeof driver_symbols / sizeof driver_symbols[0]; i++) {
+        void *found = dlsym(opened, driver_symbols[i].symbol);
+        if (!found) {
+            dlclose(opened);
+            return "the NVIDIA driver (libcuda.so.1) is too old";
+        }
+        memcpy(driver_symbols[i].function, &found, sizeof found);
+    }
+    library = opened;
+    return NULL;
+}
+
+static const char *driver_error(int error) {
+    const char *text = NULL;
+    return driver.get_error_string(error, &text) == 0 && text ? text : "an unknown CUDA error";
+}
+
+static int fail_driver(const char *what, int error) { return fail("%s: %s", what, driver_error(error)); }
+
+/* ---- Opening ----------------------------------------------------------------------------------------------------------- */
+
+static bool on_cuda(const device *d) { return d->made_from.device == TSR_DEVICE_CUDA; }
+
+static void describe_cpu(char *name, size_t size, int threads) {
+    char line[256];
+    const char *model = NULL;
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    while (file && !model && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strncmp(line, "model name", 10) == 0 && (model = strchr(line, ':'))) model += 1 + strspn(model + 1, " ");
+    }
+    if (file) fclose(file);
+    struct utsname machine;
+    if (!model) model = uname(&machine) == 0 ? machine.machine : "unknown";
+    char count[24] = "all cores";
+    if (threads) snprintf(count, sizeof count, "%d thread%s", threads, threads == 1 ? "" : "s");
+    snprintf(name, size, "cpu: %.120s, %s", model, count);
+}
+
+/* Makes the GPU's primary context current, in which the library works too, and the stream and events for it. `quiet`:
+ * say nothing where there is no GPU, for `auto`. */
+static int open_cuda(device *d, bool quiet) {
+    const char *why = tsr_has_cuda() ? driver_load() : "this build has no CUDA engine";
+    int index = d->made_from.device_index, count = 0, gpu = 0, error = 0;
+    if (!why && (error = driver.init(0))) why = driver_error(error);
+    if (!why && (error = driver.device_get_count(&count))) why = driver_error(error);
+    if (!why && count == 0) why = "there is no NVIDIA GPU";
+    if (why) return quiet ? EXIT_FAILED : fail("--device cuda: %s; use --device cpu", why);
+    if (index >= count) return fail("--device cuda:%d: there is no such GPU, only 0 to %d", index, count - 1);
+
+    char model[128] = "";
+    if ((error = driver.device_get(&gpu, index)) || (error = driver.device_get_name(model, sizeof model, gpu)) ||
+        (error = driver.primary_retain(&d->primary, gpu)) || (error = driver.set_current(d->primary)) ||
+        (error = driver.stream_create(&d->stream, 0)) || (error = driver.event_create(&d->start, 0)) ||
+        (error = driver.event_create(&d->stop, 0)))
+        return quiet ? EXIT_FAILED : fail_driver("--device cuda", error);
+    snprintf(d->name, sizeof d->name, "cuda:%d: %s", index, model);
+    return EXIT_OK;
+}
+
+static void close_cuda(device *d) {
+    int gpu;
+    if (d->stop) driver.event_destroy(d->stop);
+    if (d->start) driver.event_destroy(d->start);
+    if (d->stream) driver.stream_destroy(d->stream);
+    if (d->primary && driver.device_get(&gpu, d->made_from.device_index) == 0) driver.primary_release(gpu);
+    d->stop = d->start = d->stream = d->primary = NULL;
+}
+
+/* Operands, what the library packs them into (up to their size again), and some room. */
+static bool fits_in_device(double bytes) {
+    size_t available, total;
+    return driver.memory_info(&available, &total) == 0 && 2.2 * bytes < (double)available;
+}
+
+/* The start of a GPU takes some tenths of a second, in which a CPU does this much. */
+static const double flops_worth_a_gpu = 2e10;
+
+int device_open(device *d, const options *chosen, double flops, double bytes) {
+    *d = (device){.made_from = TSR_OPTIONS_DEFAULT};
+    d->made_from.precision = chosen->precision;
+    d->made_from.threads = chosen->threads;
+    d->made_from.kernel = chosen->kernel;
+    bool automatic = chosen->device == CHOOSE_AUTO;
+    if (chosen->device == CHOOSE_CUDA || (automatic && flops >= flops_worth_a_gpu)) {
+        d->made_from.device = TSR_DEVICE_CUDA;
+        d->made_from.device_index = chosen->device_index;
+        int status = open_cuda(d, automatic);
+        if (!status && automatic && !fits_in_device(bytes)) status = EXIT_FAILED;
+        if (!status) {
+            tsr_status made = tsr_context_create(&d->context, &d->made_from);
+            if (!made) return EXIT_OK;
+            status = automatic ? EXIT_FAILED : fail_status("--device cuda", made);
+        }
+        close_cuda(d);
+        if (!automatic) return status;
+        d->made_from.device = TSR_DEVICE_CPU;
+        d->made_from.device_index = -1;
+    }
+    describe_cpu(d->name, sizeof d->name, chosen->threads);
+    tsr_status made = tsr_context_create(&d->context, &d->made_from);
+    return made ? fail_status("cannot compute on the CPU", made) : EXIT_OK;
+}
+
+void device_close(device *d) {
+    tsr_context_destroy(d->context);
+    d->context = NULL;
+    if (on_cuda(d)) close_cuda(d);
+}
+
+int device_use_precision(device *d, tsr_precision precision) {
+    if (d->made_from.precision == precision) return EXIT_OK;
+    tsr_context_destroy(d->context);
+    d->context = NULL;
+    d->made_from.precision = precision;
+    tsr_status made = tsr_context_create(&d->context, &d->made_from);
+    return made ? fail_status(precision_name(precision), made) : EXIT_OK;
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------------------------------ */
+
+int device_output(device *d, float **data, float *host, size_t bytes) {
+    *data = host;
+    if (!on_cuda(d)) return EXIT_OK;
+    *data = NULL;
+    if (!bytes) return EXIT_OK;
+    uint64_t address;
+    int error = driver.memory_allocate(&address, bytes);
+    if (error) return fail("no GPU memory for %.1f MiB: %s", (double)bytes / (1 << 20), driver_error(error));
+    *data = (float *)(uintptr_t)address;
+    return EXIT_OK;
+}
+
+int device_send(device *d, float *data, const float *host, size_t bytes) {
+    if (!on_cuda(d) || !bytes) return EXIT_OK;
+    int error = driver.copy_to_device((uint64_t)(uintptr_t)data, host, bytes);
+    return error ? fail_driver("cannot copy to the GPU", error) : EXIT_OK;
+}
+
+int device_input(device *d, const float **data, const float *host, size_t bytes) {
+    *data = host;
+    if (!on_cuda(d)) return EXIT_OK;
+    float *copy;
+    int status = device_output(d, &copy, NULL, bytes);
+    *data = copy;
+    return status ? status : device_send(d, copy, host, bytes);
+}
+
+int device_fetch(device *d, float *host, const float *data, size_t bytes) {
+    if (!on_cuda(d) || !bytes) return EXIT_OK;
+    int error = driver.stream_synchronize(d->stream);
+    if (!error) error = driver.copy_to_host(host, (uint64_t)(uintptr_t)data, bytes);
+    return error ? fail_driver("cannot copy from the GPU", error) : EXIT_OK;
+}
+
+void device_release(device *d, const float *data) {
+    if (on_cuda(d) && data) driver.memory_free((uint64_t)(uintptr_t)data);
+}
+
+int device_multiply(device *d, const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {
+    tsr_launch launch = {.stream = d->stream};
+    tsr_status status = tsr_gemm(d->context, 1, a, b, 0, c, &launch);
+    if (status) return fail_status("cannot multiply", status);
+    int error = on_cuda(d) ? driver.stream_synchronize(d->stream) : 0;
+    return error ? fail_driver("cannot multiply", error) : EXIT_OK;
+}
+
+/* ---- Clocks -------------------------------------------------------------------------------------------------------------- */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds that `calls` executions take together. */
+static int time_calls(device *d, double *seconds, int calls, const tsr_plan *plan, const float *a, const float *b,
+                      float *c) {
+    tsr_launch launch = {.stream = d->stream};
+    tsr_status status = TSR_OK;
+    int error = on_cuda(d) ? driver.event_record(d->start, d->stream) : 0;
+    double begun = now();
+    for (int i = 0; i < calls && !status; i++) status = tsr_plan_execute(plan, 1, a, b, 0, c, &launch);
+    *seconds = now() - begun;
+    if (status) return fail_status("cannot multiply", status);
+    if (!on_cuda(d)) return EXIT_OK;
+    float milliseconds = 0;
+    if (error || (error = driver.event_record(d->stop, d->stream)) || (error = driver.event_synchronize(d->stop)) ||
+        (error = driver.event_elapsed(&milliseconds, d->start, d->stop)))
+        return fail_driver("cannot multiply", error);
+    *seconds = 1e-3 * (double)milliseconds;
+    return EXIT_OK;
+}
+
+static int compare_doubles(const void *left, const void *right) {
+    double x = *(const double *)left, y = *(const double *)right;
+    return (x > y) - (x < y);
+}
+
+enum { SAMPLE_LIMIT = 10000 };
+
+int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, const float *b, float *c, double seconds) {
+    static double samples[SAMPLE_LIMIT];
+    /* A sample outlasts the clock's grain and, on a GPU, the launches before the queue is full. */
+    const double sample_seconds = on_cuda(d) ? 2e-3 : 2e-4;
+    double begun = now(), elapsed;
+    int status = time_calls(d, &elapsed, 1, plan, a, b, c);
+    if (status) return status;
+    *t = (timing){elapsed, elapsed, 1, 1};
+    if (now() - begun >= seconds) return EXIT_OK;
+
+    /* The first call also loads code, wakes threads and touches memory: it sizes nothing. */
+    if ((status = time_calls(d, &elapsed, 1, plan, a, b, c))) return status;
+    t->calls_per_sample = elapsed < sample_seconds ? (int)(sample_seconds / (elapsed > 1e-9 ? elapsed : 1e-9)) + 1 : 1;
+    int count = 0;
+    while (count < SAMPLE_LIMIT && (count < 3 || now() - begun < seconds)) {
+        if ((status = time_calls(d, &elapsed, t->calls_per_sample, plan, a, b, c))) return status;
+        samples[count++] = elapsed / t->calls_per_sample;
+    }
+    qsort(samples, (size_t)count, sizeof samples[0], compare_doubles);
+    t->best = samples[0];
+    t->median = count % 2 ? samples[count / 2] : (samples[count / 2 - 1] + samples[count / 2]) / 2;
+    t->samples = count;
+    return EXIT_OK;
+}

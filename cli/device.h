@@ -1,0 +1,51 @@
+/* device.h: where a subcommand computes: the CPU, or one GPU with the copies to it and back. */
+#ifndef TESSERA_CLI_DEVICE_H
+#define TESSERA_CLI_DEVICE_H
+
+#include <stddef.h>
+
+#include "options.h"
+
+typedef struct device {
+    tsr_options made_from;
+    tsr_context *context;
+    char name[160]; /* "cpu: ..." or "cuda:0: ..." */
+    void *stream;   /* CUDA alone has these */
+    void *primary, *start, *stop;
+} device;
+
+/* Opens the device the options choose, with a context at their precision. `auto` takes the GPU where there is one that
+ * holds `bytes` and where `flops` repay the start of it and the copies; otherwise the CPU. EXIT_OK or EXIT_FAILED. */
+int device_open(device *d, const options *chosen, double flops, double bytes);
+void device_close(device *d);
+
+/* Replaces the context by one at another precision. */
+int device_use_precision(device *d, tsr_precision precision);
+
+/* The address at which the device reads a host array: on the CPU its own, on a GPU that of a copy. */
+int device_input(device *d, const float **data, const float *host, size_t bytes);
+
+/* The address at which the device writes what device_fetch brings into `host`; device_send goes the other way. */
+int device_output(device *d, float **data, float *host, size_t bytes);
+int device_send(device *d, float *data, const float *host, size_t bytes);
+int device_fetch(device *d, float *host, const float *data, size_t bytes);
+
+/* Undoes device_input or device_output; NULL is allowed. */
+void device_release(device *d, const float *data);
+
+/* C = A*B, finished when it returns. */
+int device_multiply(device *d, const tsr_operand *a, const tsr_operand *b, const tsr_result *c);
+
+/* Seconds one execution takes. Samples are taken for `seconds` after a warm-up, each long enough for the clock; a product
+ * that alone takes longer is executed once. On a GPU its own clock is read. */
+typedef struct timing {
+    double best, median;
+    int samples, calls_per_sample;
+} timing;
+
+int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, const float *b, float *c, double seconds);
+
+/* What the library says of the last failure, as a sentence of this command. */
+int fail_status(const char *what, tsr_status status);
+
+#endif

@@ -1,0 +1,108 @@
+/* mul.c: `tessera mul`, the product of two .npy files. */
+#include <stdlib.h>
+
+#include "command.h"
+#include "device.h"
+#include "npy.h"
+#include "problem.h"
+#include "progress.h"
+
+static tsr_operand operand_of(const npy_matrix *matrix, bool transpose) {
+    tsr_operand o = {.data = matrix->data,
+                     .rows = matrix->rows,
+                     .cols = matrix->cols,
+                     .row_stride = matrix->row_stride,
+                     .col_stride = matrix->col_stride};
+    if (transpose) {
+        o.rows = matrix->cols;
+        o.cols = matrix->rows;
+        o.row_stride = matrix->col_stride;
+        o.col_stride = matrix->row_stride;
+    }
+    return o;
+}
+
+static size_t bytes_of(const npy_matrix *matrix) { return (size_t)matrix->rows * (size_t)matrix->cols * sizeof(float); }
+
+/* The product in host memory, computed wherever the device is. */
+static int multiply_on(device *d, float *product, tsr_operand a, size_t a_bytes, tsr_operand b, size_t b_bytes) {
+    size_t c_bytes = (size_t)a.rows * (size_t)b.cols * sizeof(float);
+    tsr_result c = {.rows = a.rows, .cols = b.cols, .row_stride = b.cols, .col_stride = 1};
+    const float *a_host = a.data, *b_host = b.data;
+    a.data = b.data = NULL;
+    int status;
+    if (!(status = device_input(d, &a.data, a_host, a_bytes)) &&
+        !(status = device_input(d, &b.data, b_host, b_bytes)) &&
+        !(status = device_output(d, &c.data, product, c_bytes)) && !(status = device_multiply(d, &a, &b, &c)))
+        status = device_fetch(d, product, c.data, c_bytes);
+    device_release(d, c.data);
+    device_release(d, b.data);
+    device_release(d, a.data);
+    return status;
+}
+
+static int multiply_files(const options *chosen, const npy_matrix *a_file, const npy_matrix *b_file) {
+    tsr_operand a = operand_of(a_file, chosen->transpose_a), b = operand_of(b_file, chosen->transpose_b);
+    if (a.cols != b.rows)
+        return fail(
+            "the shapes do not match: %s is %lld x %lld%s and %s is %lld x %lld%s, but the columns of the first "
+            "must equal the rows of the second",
+            chosen->arguments[0], (long long)a.rows, (long long)a.cols, chosen->transpose_a ? " (transposed)" : "",
+            chosen->arguments[1], (long long)b.rows, (long long)b.cols, chosen->transpose_b ? " (transposed)" : "");
+    problem p = {a.rows, b.cols, a.cols, chosen->transpose_a, chosen->transpose_b};
+    float *product;
+    npy_output output;
+    device d;
+    int status = matrix_allocate(&product, "the result", p.m, p.n);
+    if (status) return status;
+    if ((status = npy_create(&output, chosen->output, p.m, p.n))) goto free_product;
+    if ((status = device_open(&d, chosen, problem_flops(&p), problem_bytes(&p)))) goto discard_output;
+
+    progress_step("multiplying %lld x %lld x %lld on %s", (long long)p.m, (long long)p.n, (long long)p.k, d.name);
+    status = multiply_on(&d, product, a, bytes_of(a_file), b, bytes_of(b_file));
+    device_close(&d);
+    if (status) goto discard_output;
+
+    progress_step("writing %s", chosen->output);
+    status = npy_commit(&output, product);
+    goto free_product;
+
+discard_output:
+    npy_discard(&output);
+free_product:
+    free(product);
+    return status;
+}
+
+static int run_mul(const options *chosen) {
+    if (chosen->argument_count != 2)
+        return misuse("it takes two files, A.npy B.npy, and got %d", chosen->argument_count);
+    if (!chosen->output) return misuse("where shall the result go? Name a file with -o");
+    progress_begin(0);
+    npy_matrix a, b;
+    int status = npy_open(&a, chosen->arguments[0]);
+    if (status) return status;
+    if (!(status = npy_open(&b, chosen->arguments[1]))) {
+        status = multiply_files(chosen, &a, &b);
+        npy_close(&b);
+    }
+    npy_close(&a);
+    return status;
+}
+
+const command mul_command = {
+    .name = "mul",
+    .arguments = "A.npy B.npy -o C.npy",
+    .summary = "multiply two matrices in NumPy files",
+    .description =
+        "Multiplies A by B and writes C. The files hold float32 matrices as numpy.save writes them, in C or Fortran\n"
+        "order; C is written in C order. C may be one of the inputs. A run that fails leaves whatever was at C as it "
+        "was.\n"
+        "\n"
+        "--precision   fp32 (default) float32-accurate for every input, on the quickest units that can be\n"
+        "              ieee           every operation in IEEE float32\n"
+        "              tf32           operands rounded to 11 significant bits\n"
+        "--device      auto takes the GPU where there is one and the product is large enough to repay the copies\n",
+    .options = OPTION_OUTPUT | OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE,
+    .run = run_mul,
+};

@@ -1,0 +1,37 @@
+/* npy.h: float32 matrices in NumPy's .npy files. Read through a memory map; written whole or not at all. */
+#ifndef TESSERA_CLI_NPY_H
+#define TESSERA_CLI_NPY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A matrix that was read. Element (i, j) is data[i*row_stride + j*col_stride]. */
+typedef struct npy_matrix {
+    const float *data;
+    int64_t rows, cols;
+    int64_t row_stride, col_stride; /* C and Fortran order differ in these alone */
+    void *map;
+    size_t map_size;
+    float *copy; /* where the file's data is not aligned to a float; else NULL */
+} npy_matrix;
+
+/* EXIT_OK, or EXIT_FAILED having said what is wrong with the file; then there is nothing to close. */
+int npy_open(npy_matrix *matrix, const char *path);
+void npy_close(npy_matrix *matrix);
+
+/* A file under way. Until npy_commit it lies beside its final name under a temporary one, which goes when the run fails
+ * or is interrupted. One at a time. */
+typedef struct npy_output {
+    char *path; /* the final name, links resolved */
+    int file;
+    int64_t rows, cols;
+} npy_output;
+
+/* Makes the file and takes the disk space for it, so that a full disk is found out before the work and not after. */
+int npy_create(npy_output *output, const char *path, int64_t rows, int64_t cols);
+
+/* Writes rows x cols floats in C order and gives the file its name. Success or not, the output is done with. */
+int npy_commit(npy_output *output, const float *data);
+void npy_discard(npy_output *output);
+
+#endif

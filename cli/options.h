@@ -1,0 +1,59 @@
+/* options.h: the options of all subcommands, parsed in one place so that each means the same everywhere. */
+#ifndef TESSERA_CLI_OPTIONS_H
+#define TESSERA_CLI_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tessera.h"
+
+enum {
+    OPTION_OUTPUT = 1 << 0,
+    OPTION_TRANSPOSE = 1 << 1,
+    OPTION_PRECISION = 1 << 2,
+    OPTION_THREADS = 1 << 3,
+    OPTION_DEVICE = 1 << 4,
+    OPTION_BATCH = 1 << 5,
+    OPTION_KERNEL = 1 << 6,
+    OPTION_SEED = 1 << 7,
+    OPTION_QUICK = 1 << 8,
+    OPTION_SECONDS = 1 << 9,
+    OPTION_JSON = 1 << 10
+};
+
+typedef enum device_choice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } device_choice;
+
+typedef struct options {
+    char **arguments; /* what is no option, in order */
+    int argument_count;
+    const char *output;
+    bool transpose_a, transpose_b;
+    tsr_precision precision;
+    bool precision_given;
+    int threads; /* 0: as many as there are cores */
+    device_choice device;
+    int device_index;
+    int64_t batch;
+    const char *kernel;
+    uint64_t seed;
+    bool quick;
+    double seconds;
+    bool json;
+} options;
+
+/* Parses what follows the subcommand's name, of which the options in `accepted` may be part; words that are no options are gathered at the front of `words`. Returns
+ * EXIT_OK, or EXIT_USAGE having said why; *help tells that --help was among the words. */
+int options_parse(options *chosen, unsigned accepted, int count, char **words, bool *help);
+
+/* The lines of --help for the options in `accepted`. */
+void options_print_help(unsigned accepted);
+
+/* A whole number from `least` to `most`; `name` is what the message calls it. EXIT_OK or EXIT_USAGE. */
+int parse_count(int64_t *count, const char *name, const char *text, int64_t least, int64_t most);
+
+const char *precision_name(tsr_precision precision);
+
+/* Which precisions a run covers: the one given, else all three. Returns how many. */
+int precisions_chosen(const options *chosen, tsr_precision precisions[3]);
+
+#endif

@@ -1,0 +1,52 @@
+/* plan.c: `tessera plan`, how a product of this shape would be computed. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "command.h"
+#include "device.h"
+#include "problem.h"
+
+static int print_plan(const device *d, const problem *p, int64_t batch) {
+    tsr_operand a = problem_a(p, NULL), b = problem_b(p, NULL);
+    tsr_result c = problem_c(p, NULL);
+    if (__builtin_mul_overflow(p->m, p->k, &a.batch_stride) || __builtin_mul_overflow(p->k, p->n, &b.batch_stride) ||
+        __builtin_mul_overflow(p->m, p->n, &c.batch_stride))
+        return fail("the matrices of M,N,K = %lld,%lld,%lld have more elements than 64 bits count", (long long)p->m,
+                    (long long)p->n, (long long)p->k);
+    tsr_plan *plan;
+    tsr_status made = tsr_plan_create(&plan, d->context, batch, &a, &b, &c);
+    if (made) return fail_status("cannot plan this product", made);
+    size_t size = tsr_plan_print(plan, NULL, 0) + 1;
+    char *text = malloc(size);
+    if (text) {
+        tsr_plan_print(plan, text, size);
+        printf("device: %s\n%s", d->name, text);
+    }
+    free(text);
+    tsr_plan_destroy(plan);
+    return text ? EXIT_OK : fail("no memory for %zu bytes of text", size);
+}
+
+static int run_plan(const options *chosen) {
+    if (chosen->argument_count != 3) return misuse("it takes three sizes, M N K, and got %d", chosen->argument_count);
+    problem p = {.transpose_a = chosen->transpose_a, .transpose_b = chosen->transpose_b};
+    int status = problem_parse(&p, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
+    if (status) return status;
+    device d;
+    double products = (double)chosen->batch;
+    if ((status = device_open(&d, chosen, products * problem_flops(&p), products * problem_bytes(&p)))) return status;
+    status = print_plan(&d, &p, chosen->batch);
+    device_close(&d);
+    return status;
+}
+
+const command plan_command = {
+    .name = "plan",
+    .arguments = "M N K",
+    .summary = "how a product of this shape would be computed",
+    .description =
+        "Prints how A (M x K) times B (K x N) would be computed: device, kernel, blocking, threads, workspace.\n"
+        "Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",
+    .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_BATCH | OPTION_KERNEL,
+    .run = run_plan,
+};

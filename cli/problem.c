@@ -1,0 +1,73 @@
+/* problem.c: shapes, layouts and memory of a product. */
+#include "problem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "command.h"
+
+/* Beyond it the bytes of even one row overflow. */
+static const int64_t largest_size = INT64_MAX / 16;
+
+int problem_parse(problem *p, const char *m, const char *n, const char *k) {
+    int status;
+    if ((status = parse_count(&p->m, "M", m, 0, largest_size)) ||
+        (status = parse_count(&p->n, "N", n, 0, largest_size)) ||
+        (status = parse_count(&p->k, "K", k, 0, largest_size)))
+        return status;
+    return EXIT_OK;
+}
+
+int problem_parse_shape(problem *p, const char *shape) {
+    char m[72];
+    if ((size_t)snprintf(m, sizeof m, "%s", shape) >= sizeof m) return misuse("'%s' is no shape M,N,K", shape);
+    char *n = strchr(m, ','), *k = n ? strchr(n + 1, ',') : NULL;
+    if (!k) return misuse("'%s' is no shape: write M,N,K, as in 1024,1024,512", shape);
+    *n++ = '\0';
+    *k++ = '\0';
+    return problem_parse(p, m, n, k);
+}
+
+const char *problem_layout(const problem *p) {
+    static const char *const names[2][2] = {{"nn", "nt"}, {"tn", "tt"}};
+    return names[p->transpose_a][p->transpose_b];
+}
+
+double problem_flops(const problem *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->k; }
+
+double problem_bytes(const problem *p) {
+    double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+    return sizeof(float) * (m * k + k * n + m * n);
+}
+
+static tsr_operand dense_operand(const float *data, int64_t rows, int64_t cols, bool transposed) {
+    return (tsr_operand){.data = data,
+                         .rows = rows,
+                         .cols = cols,
+                         .row_stride = transposed ? 1 : cols,
+                         .col_stride = transposed ? rows : 1};
+}
+
+tsr_operand problem_a(const problem *p, const float *data) { return dense_operand(data, p->m, p->k, p->transpose_a); }
+tsr_operand problem_b(const problem *p, const float *data) { return dense_operand(data, p->k, p->n, p->transpose_b); }
+
+tsr_result problem_c(const problem *p, float *data) {
+    return (tsr_result){.data = data, .rows = p->m, .cols = p->n, .row_stride = p->n, .col_stride = 1};
+}
+
+int matrix_allocate(float **data, const char *name, int64_t rows, int64_t cols) {
+    *data = NULL;
+    int64_t count;
+    size_t size;
+    /* The system promises more memory than it has; asking for more than all of it ends badly, later. */
+    double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (!__builtin_mul_overflow(rows, cols, &count) && !__builtin_mul_overflow(count, sizeof(float), &size) &&
+        (double)size <= memory)
+        *data = malloc(size ? size : 1);
+    if (!*data)
+        return fail("no memory for %s, %lld x %lld (%.1f GiB; this machine has %.1f)", name, (long long)rows,
+                    (long long)cols, (double)rows * (double)cols * sizeof(float) / (1 << 30), memory / (1 << 30));
+    return EXIT_OK;
+}

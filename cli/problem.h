@@ -1,0 +1,34 @@
+/* problem.h: a product to plan, time or check: its shape, how its matrices lie, and memory for them. */
+#ifndef TESSERA_CLI_PROBLEM_H
+#define TESSERA_CLI_PROBLEM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tessera.h"
+
+/* C (m x n) = A (m x k) * B (k x n). A transposed matrix is stored the other way round: A as k x m, B as n x k. */
+typedef struct problem {
+    int64_t m, n, k;
+    bool transpose_a, transpose_b;
+} problem;
+
+/* The three sizes from three words, or from one word "M,N,K". EXIT_OK or EXIT_USAGE. */
+int problem_parse(problem *p, const char *m, const char *n, const char *k);
+int problem_parse_shape(problem *p, const char *shape);
+
+/* "nn", "tn", "nt" or "tt": how A and B are stored. */
+const char *problem_layout(const problem *p);
+
+double problem_flops(const problem *p); /* 2*m*n*k */
+double problem_bytes(const problem *p); /* of A, B and C */
+
+/* The matrices at these addresses, densely stored. */
+tsr_operand problem_a(const problem *p, const float *data);
+tsr_operand problem_b(const problem *p, const float *data);
+tsr_result problem_c(const problem *p, float *data);
+
+/* Memory for rows x cols floats, to be freed; never NULL on success. `name` is the matrix's name in the message. */
+int matrix_allocate(float **data, const char *name, int64_t rows, int64_t cols);
+
+#endif
