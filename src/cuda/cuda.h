@@ -4,14 +4,20 @@
 
 #include "internal.h"
 
-struct cuda_kernel; /* cuda/kernels.h */
+struct cuda_device; /* cuda/kernels.h */
+struct cuda_kernel;
 
-/* How one product is computed on a GPU. Pure data. */
+/* How one product is computed on a GPU. Pure data. Sizes are of the product as it is computed: transposed, where that lets
+ * C be written along its contiguous dimension. */
 typedef struct cuda_plan {
+    const struct cuda_device *device;
     const struct cuda_kernel *multiply; /* the kernel that computes C (or its k slices) */
+    bool transposed;                    /* C^T = B^T A^T is computed */
     bool split;                         /* operands are packed into fp16 pieces; else read in place */
-    int64_t slices;                     /* of k; > 1: partial results are summed in order by a second kernel */
-    int64_t chunk_m, chunk_n;           /* split: rows and columns packed at a time, all of them unless max_workspace */
+    int64_t slices, k_per_slice;        /* of k; more than one: partial results are summed in order by a second kernel */
+    int64_t full_tiles;                 /* ieee: tiles of C computed whole; the rest in slices */
+    int64_t chunk_m, chunk_n;           /* rows and columns computed at a time: all of them, unless max_workspace or */
+    int64_t chunk_k, chunk_batch;       /* 32-bit indices in kernels do not allow it */
     size_t workspace;
     const char *reason;                 /* one clause: why this kernel */
 } cuda_plan;

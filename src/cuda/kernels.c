@@ -1,0 +1,121 @@
+/* kernels.c: the table of CUDA kernels, and the images they are loaded from. */
+#include "cuda/kernels.h"
+
+#include <string.h>
+
+#include "cuda/args.h"
+
+enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
+
+/* Shared memory of a block. A tile of the ieee kernels: `stages` slabs of both operands, `slab` terms of k long, each padded
+ * by four floats. A split kernel: `stages` blocks of k of both operands' pieces, and two barriers for each. */
+#define IEEE_SHARED(stages, slab, tile_m, tile_n) ((stages) * (slab) * ((tile_m) + 4 + (tile_n) + 4) * (int)sizeof(float))
+#define SPLIT_SHARED(stages, tile_m, tile_n, pieces)                                                                   \
+    ((stages) * (((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES + 2 * (int)sizeof(uint64_t)))
+
+/* clang-format off */
+const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
+/* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  pieces  waits  rate */
+[IEEE_TILE_128X128] =
+  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, TURING, ANY_NEWER, 128, 128, 32,  128,  IEEE_SHARED(2, 32, 128, 128),  2,  0,  false,  105},
+[IEEE_TILE_128X64] =
+  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_SHARED(2, 32, 128, 64),   3,  0,  false,   95},
+[IEEE_TILE_64X64] =
+  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_SHARED(2, 32, 64, 64),    5,  0,  false,   80},
+[IEEE_THIN_K] =
+  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                             8,  0,  false,    4},
+[IEEE_THIN_M] =
+  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                             8,  0,  false,    4},
+[IEEE_REDUCE] =
+  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  false,    0},
+[IEEE_SCALE] =
+  {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  false,    0},
+[PACK_SAMPLE] =
+  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,   0, 128,  0,                             0,  0,  true,     0},
+[PACK_SPLIT] =
+  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  0,                             0,  0,  true,     0},
+[PACK_RESCALE] =
+  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,   0, 128,  0,                             0,  0,  true,     0},
+[SPLIT_FP32_SM90] =
+  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_SHARED(3, 128, 128, 2),  1,  2,  true,   570},
+[SPLIT_FP32_SM90_T128] =
+  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_SHARED(2, 64, 128, 2),   2,  2,  true,   500},
+[SPLIT_TF32_SM90] =
+  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_SHARED(4, 128, 256, 1),  1,  1,  true,  1400},
+[SPLIT_REDUCE] =
+  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,      0,   0,   0, 128,  0,                             0,  0,  true,     0},
+};
+/* clang-format on */
+
+/* ---- Images ----------------------------------------------------------------------------------------------------------- */
+
+/* Fatbins, embedded by CMakeLists.txt. One that begins with a zero byte was left out of this build. */
+extern const unsigned char cuda_image_ieee_tile_128x128[], cuda_image_ieee_tile_128x128_compute_75[];
+extern const unsigned char cuda_image_ieee_tile_128x64[], cuda_image_ieee_tile_128x64_compute_75[];
+extern const unsigned char cuda_image_ieee_tile_64x64[], cuda_image_ieee_tile_64x64_compute_75[];
+extern const unsigned char cuda_image_ieee_thin_k[], cuda_image_ieee_thin_k_compute_75[];
+extern const unsigned char cuda_image_ieee_thin_m[], cuda_image_ieee_thin_m_compute_75[];
+extern const unsigned char cuda_image_ieee_reduce[], cuda_image_ieee_reduce_compute_75[];
+extern const unsigned char cuda_image_ieee_scale[], cuda_image_ieee_scale_compute_75[];
+extern const unsigned char cuda_image_pack[];
+extern const unsigned char cuda_image_split_wgmma_sm90[];
+
+/* `portable` is the same as PTX of compute capability 7.5 alone. */
+static const struct {
+    const char *name;
+    const unsigned char *image, *portable;
+} modules[CUDA_MODULES] = {
+    [MODULE_IEEE_TILE_128X128] = {"ieee_tile_128x128", cuda_image_ieee_tile_128x128, cuda_image_ieee_tile_128x128_compute_75},
+    [MODULE_IEEE_TILE_128X64] = {"ieee_tile_128x64", cuda_image_ieee_tile_128x64, cuda_image_ieee_tile_128x64_compute_75},
+    [MODULE_IEEE_TILE_64X64] = {"ieee_tile_64x64", cuda_image_ieee_tile_64x64, cuda_image_ieee_tile_64x64_compute_75},
+    [MODULE_IEEE_THIN_K] = {"ieee_thin_k", cuda_image_ieee_thin_k, cuda_image_ieee_thin_k_compute_75},
+    [MODULE_IEEE_THIN_M] = {"ieee_thin_m", cuda_image_ieee_thin_m, cuda_image_ieee_thin_m_compute_75},
+    [MODULE_IEEE_REDUCE] = {"ieee_reduce", cuda_image_ieee_reduce, cuda_image_ieee_reduce_compute_75},
+    [MODULE_IEEE_SCALE] = {"ieee_scale", cuda_image_ieee_scale, cuda_image_ieee_scale_compute_75},
+    [MODULE_PACK] = {"pack", cuda_image_pack, NULL},
+    [MODULE_SPLIT_WGMMA_SM90] = {"split_wgmma_sm90", cuda_image_split_wgmma_sm90, NULL},
+};
+
+const char *cuda_module_name(cuda_module module) { return modules[module].name; }
+
+const unsigned char *cuda_module_image(cuda_module module, const cuda_device *device) {
+    const unsigned char *image = device->from_ptx ? modules[module].portable : modules[module].image;
+    return image && image[0] ? image : NULL;
+}
+
+/* ---- Looking up --------------------------------------------------------------------------------------------------------- */
+
+bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
+    return device->planned_capability >= kernel->oldest && device->planned_capability <= kernel->newest &&
+           kernel->shared_bytes <= device->shared_per_block && cuda_module_image(kernel->module, device);
+}
+
+static bool keeps(const cuda_kernel *kernel, tsr_precision precision) {
+    if (kernel->family != FAMILY_SPLIT) return true;
+    return precision == TSR_TF32 || (precision == TSR_FP32 && kernel->pieces == 2);
+}
+
+tsr_status cuda_kernel_find(const char *name, tsr_precision precision, const cuda_device *device,
+                            const cuda_kernel **kernel) {
+    for (int i = 0; i < CUDA_KERNELS; i++) {
+        const cuda_kernel *row = &cuda_kernels[i];
+        if (row->family == FAMILY_SUPPORT || strcmp(row->name, name)) continue;
+        if (!cuda_kernel_runs_on(row, device))
+            return tsr_fail(TSR_UNSUPPORTED, "options.kernel %s does not run on GPU %d (%s): tsr_info_print lists what does",
+                            name, device->ordinal, device->name);
+        if (!keeps(row, precision))
+            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is not accurate enough for options.precision", name);
+        *kernel = row;
+        return TSR_OK;
+    }
+    return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is no CUDA kernel's name: tsr_info_print lists them", name);
+}
+
+void cuda_kernels_print(const cuda_device *device, tsr_text *text) {
+    for (int i = 0; i < CUDA_KERNELS; i++) {
+        const cuda_kernel *row = &cuda_kernels[i];
+        if (row->family == FAMILY_SUPPORT || !cuda_kernel_runs_on(row, device)) continue;
+        tsr_text_add(text, "cuda gpu %d kernel: %s (tile %dx%dx%d, %d threads)\n", device->ordinal, row->name, row->tile_m,
+                     row->tile_n, row->tile_k, row->threads);
+    }
+}

@@ -1,0 +1,340 @@
+/* plan.c: problem -> cuda_plan, from the table of kernels and what the GPU is. Pure.
+ *
+ * Each kernel that could compute the product, with k whole or cut in slices, gets an estimate of its time in cycles; the
+ * least one is the plan. The estimate is crude (a rate from the table, the busiest multiprocessor's share of the work, bytes
+ * through memory, a price for each launch), but it knows what matters: how well the tiles fill the GPU, and what cutting or
+ * packing costs.
+ */
+#include "cuda/plan.h"
+
+#include "cuda/context.h"
+
+/* ---- The numbers of the estimate ---------------------------------------------------------------------------------------- */
+
+static const double BYTES_PER_CYCLE = 16;  /* of device memory, for each multiprocessor */
+static const double LAUNCH_CYCLES = 3000;  /* from one kernel's end to the next one's work */
+static const double START_K = 64;          /* filling a block's pipeline and writing its tile, in terms of k */
+static const double LONE_BLOCK_RATE = 0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
+
+enum { LEAST_SLICE = 256 };      /* terms of k below which another slice costs more than it brings */
+enum { LEAST_THIN_SLICE = 512 }; /* the same for thin kernels */
+enum { THIN = 8 };               /* C with as few columns or rows is for the thin kernels */
+
+/* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. */
+enum { LEAST_SPLIT_K = 64 };
+
+/* Kernels index with 32 bits: larger extents are computed in parts. And a grid has at most so many blocks along z. */
+enum { LARGEST_EXTENT = 1 << 30, LARGEST_BATCH = 65535 };
+
+/* Parts of C that max_workspace forces are whole tiles of every split kernel. */
+enum { CHUNK_STEP = 2 * PANEL_ROWS };
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
+
+/* ---- Shapes and layouts --------------------------------------------------------------------------------------------------- */
+
+static tsr_operand transpose(const tsr_operand *o) {
+    tsr_operand t = *o;
+    t.rows = o->cols, t.cols = o->rows;
+    t.row_stride = o->col_stride, t.col_stride = o->row_stride;
+    return t;
+}
+
+tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed) {
+    tsr_problem p = *problem;
+    if (!transposed) return p;
+    p.m = problem->n, p.n = problem->m;
+    p.a = transpose(&problem->b), p.b = transpose(&problem->a);
+    p.c.rows = problem->c.cols, p.c.cols = problem->c.rows;
+    p.c.row_stride = problem->c.col_stride, p.c.col_stride = problem->c.row_stride;
+    return p;
+}
+
+/* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
+static bool should_transpose(const tsr_problem *p) {
+    if (p->m <= THIN || p->n <= THIN) return p->m < p->n;
+    return p->c.col_stride != 1 && p->c.row_stride == 1;
+}
+
+panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int pieces) {
+    const int64_t align = 256, panels = divide_up(rows, PANEL_ROWS);
+    panels_layout l = {.k_blocks = divide_up(k, SPLIT_K), .exponents_stride = rows, .marks_stride = panels};
+    l.panels_stride = round_up(rows, 8) * l.k_blocks * pieces * SPLIT_ROW_BYTES;
+    l.exponents = (size_t)round_up(batch * l.panels_stride, align);
+    l.suspects = l.exponents + (size_t)round_up(batch * rows * (int64_t)sizeof(int32_t), align);
+    l.marks = l.suspects + (size_t)round_up(batch * panels * (int64_t)sizeof(uint32_t), align);
+    l.bytes = l.marks + (size_t)round_up(batch * panels * (int64_t)sizeof(uint32_t), align);
+    return l;
+}
+
+/* ---- Ways to compute a product ----------------------------------------------------------------------------------------------- */
+
+typedef struct way {
+    const cuda_kernel *kernel; /* NULL: none */
+    int64_t slices, k_per_slice, full_tiles;
+    size_t partial_bytes;
+    double cycles;
+} way;
+
+/* One kernel, tiles [0, full_tiles) whole and the others in `slices` slices of k (fewer, where rounding leaves none). */
+static way way_of(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices,
+                  int64_t full_tiles) {
+    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n;
+    const int64_t tiles = divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
+    way w = {kernel, 1, p->k, tiles, 0, LAUNCH_CYCLES};
+    if (slices > 1) {
+        w.k_per_slice = round_up(divide_up(p->k, slices), kernel->tile_k);
+        w.slices = divide_up(p->k, w.k_per_slice);
+        if (w.slices > 1) w.full_tiles = full_tiles;
+    }
+    const int64_t whole = w.full_tiles * p->batch, cut = (tiles - w.full_tiles) * w.slices * p->batch;
+    const int64_t busiest = divide_up(whole + cut, device->multiprocessors);
+    const double crowd = busiest < kernel->blocks ? (double)busiest / kernel->blocks : 1;
+    const double rate = kernel->rate * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
+    w.cycles += (double)area / rate *
+                ((double)divide_up(whole, device->multiprocessors) * ((double)p->k + START_K) +
+                 (double)divide_up(cut, device->multiprocessors) * ((double)w.k_per_slice + START_K));
+    if (w.slices > 1) {
+        const int64_t sums = kernel->family == FAMILY_SPLIT ? p->batch * w.slices * p->m * p->n : cut * area;
+        w.partial_bytes = (size_t)sums * sizeof(float);
+        w.cycles += LAUNCH_CYCLES + 2 * (double)w.partial_bytes / (BYTES_PER_CYCLE * device->multiprocessors);
+    }
+    return w;
+}
+
+static void keep_quicker(way *best, const way *other, size_t max_workspace) {
+    if (max_workspace && other->partial_bytes > max_workspace) return;
+    if (!best->kernel || other->cycles < best->cycles) *best = *other;
+}
+
+/* The kernel's best way: k whole; k cut so that the tiles fill the GPU once, twice or three times; only the tiles of the
+ * last, incomplete round cut. */
+static void consider(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
+                     size_t max_workspace) {
+    const int64_t tiles = divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
+    const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
+    way w = way_of(device, kernel, p, 1, tiles);
+    keep_quicker(best, &w, max_workspace);
+    for (int rounds = 1; rounds <= 3; rounds++) {
+        int64_t slices = least(rounds * slots / (tiles * p->batch), p->k / LEAST_SLICE);
+        if (slices < 2) continue;
+        w = way_of(device, kernel, p, slices, 0);
+        keep_quicker(best, &w, max_workspace);
+    }
+    int64_t tail = tiles % slots;
+    if (kernel->family != FAMILY_IEEE_TILE || p->batch > 1 || tail == tiles || tail == 0) return;
+    int64_t slices = least(slots / tail, p->k / LEAST_SLICE);
+    if (slices < 2) return;
+    w = way_of(device, kernel, p, slices, tiles - tail);
+    keep_quicker(best, &w, max_workspace);
+}
+
+/* Thin kernels stream the operands: as many blocks as a multiprocessor holds, however k must be cut for that. */
+static way thin_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, size_t max_workspace) {
+    const int64_t blocks = divide_up(p->m, kernel->tile_m) * p->batch;
+    const int64_t slices = least(divide_up((int64_t)device->multiprocessors * kernel->blocks, blocks), p->k / LEAST_THIN_SLICE);
+    way w = way_of(device, kernel, p, slices, 0);
+    return max_workspace && w.partial_bytes > max_workspace ? way_of(device, kernel, p, 1, 0) : w;
+}
+
+/* ---- ieee ----------------------------------------------------------------------------------------------------------------------- */
+
+static way ieee_way(const cuda_device *device, const tsr_problem *p, size_t max_workspace) {
+    const cuda_kernel *thin = &cuda_kernels[p->a.row_stride == 1 && p->a.col_stride != 1 ? IEEE_THIN_M : IEEE_THIN_K];
+    if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) return thin_way(device, thin, p, max_workspace);
+    way best = {0};
+    for (int i = 0; i < CUDA_KERNELS; i++)
+        if (cuda_kernels[i].family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
+            consider(&best, device, &cuda_kernels[i], p, max_workspace);
+    return best;
+}
+
+/* ---- split ---------------------------------------------------------------------------------------------------------------------- */
+
+const cuda_kernel *cuda_split_kernel(const tsr_context *context) {
+    const struct cuda_context *cuda = context->cuda;
+    if (cuda->forced) return cuda->forced->family == FAMILY_SPLIT ? cuda->forced : NULL;
+    if (context->options.precision == TSR_IEEE) return NULL;
+    const int pieces = context->options.precision == TSR_TF32 ? 1 : 2;
+    for (int i = 0; i < CUDA_KERNELS; i++) {
+        const cuda_kernel *row = &cuda_kernels[i];
+        if (row->family == FAMILY_SPLIT && row->pieces == pieces && cuda_kernel_runs_on(row, &cuda->device)) return row;
+    }
+    return NULL;
+}
+
+static const tsr_packed *packed_panels(const tsr_operand *o) { return o->packed && o->packed->panels ? o->packed : NULL; }
+
+static int64_t operand_batch(const tsr_operand *o, int64_t batch) { return o->batch_stride ? batch : 1; }
+
+static size_t panels_bytes(const tsr_operand *o, int64_t rows, int64_t k, int64_t batch, int pieces) {
+    return packed_panels(o) ? 0 : panels_layout_of(rows, k, operand_batch(o, batch), pieces).bytes;
+}
+
+/* Sets the chunks so that what they pack fits into max_workspace beside the way's partial sums; false where nothing does. */
+static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, size_t partial_bytes, size_t max_workspace) {
+    for (;;) {
+        size_t a = panels_bytes(&p->a, plan->chunk_m, plan->chunk_k, plan->chunk_batch, pieces);
+        size_t b = panels_bytes(&p->b, plan->chunk_n, plan->chunk_k, plan->chunk_batch, pieces);
+        plan->workspace = a + b + partial_bytes;
+        if (!max_workspace || plan->workspace <= max_workspace) return true;
+        if (plan->slices > 1) { /* partial sums are for small products: the caller's limit forbids these first */
+            plan->slices = 1;
+            plan->k_per_slice = plan->chunk_k;
+            partial_bytes = 0;
+        } else if (plan->chunk_batch > 1)
+            plan->chunk_batch = divide_up(plan->chunk_batch, 2);
+        else if (a >= b && plan->chunk_m > CHUNK_STEP)
+            plan->chunk_m = round_up(divide_up(plan->chunk_m, 2), CHUNK_STEP);
+        else if (b && plan->chunk_n > CHUNK_STEP)
+            plan->chunk_n = round_up(divide_up(plan->chunk_n, 2), CHUNK_STEP);
+        else if (a && plan->chunk_m > CHUNK_STEP)
+            plan->chunk_m = round_up(divide_up(plan->chunk_m, 2), CHUNK_STEP);
+        else
+            return false;
+    }
+}
+
+static way split_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
+    way best = {0};
+    consider(&best, device, kernel, p, 0);
+    const double packed = (packed_panels(&p->a) ? 0 : (double)operand_batch(&p->a, p->batch) * (double)p->m * (double)p->k) +
+                          (packed_panels(&p->b) ? 0 : (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k);
+    const double bytes = packed * 2 * sizeof(float); /* read once, written once */
+    best.cycles += bytes / (BYTES_PER_CYCLE * device->multiprocessors) + (packed > 0 ? 4 : 1) * LAUNCH_CYCLES;
+    return best;
+}
+
+/* ---- The plan --------------------------------------------------------------------------------------------------------------------- */
+
+static void use(cuda_plan *plan, const way *w, const char *reason) {
+    plan->multiply = w->kernel;
+    plan->split = w->kernel->family == FAMILY_SPLIT;
+    plan->slices = w->slices;
+    plan->k_per_slice = w->k_per_slice;
+    plan->full_tiles = w->full_tiles;
+    plan->workspace = w->partial_bytes;
+    plan->reason = reason;
+}
+
+static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const tsr_problem *p, size_t max_workspace) {
+    const char *reason = "options.kernel asks for it";
+    way w = {0};
+    if (kernel->family == FAMILY_SPLIT) {
+        w = split_way(plan->device, kernel, p);
+        use(plan, &w, reason);
+        if (fit_workspace(plan, p, kernel->pieces, w.partial_bytes, max_workspace)) return TSR_OK;
+        return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu bytes; options.kernel %s needs %zu at least",
+                        max_workspace, kernel->name, plan->workspace);
+    }
+    if (kernel->family == FAMILY_IEEE_THIN) {
+        if (kernel == &cuda_kernels[IEEE_THIN_M] && p->a.row_stride != 1)
+            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s reads a long operand whose rows are neighbours in memory",
+                            kernel->name);
+        if (p->n > kernel->tile_n)
+            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld",
+                            kernel->name, kernel->tile_n, (long long)p->m, (long long)p->n);
+        w = thin_way(plan->device, kernel, p, max_workspace);
+    } else
+        consider(&w, plan->device, kernel, p, max_workspace);
+    use(plan, &w, reason);
+    return TSR_OK;
+}
+
+static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
+    const size_t max_workspace = context->options.max_workspace;
+    way in_place = ieee_way(plan->device, p, max_workspace);
+    const cuda_kernel *split = cuda_split_kernel(context);
+    if (!split) {
+        use(plan, &in_place, context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
+                                                                    : "no tensor-core kernel for this GPU");
+        return;
+    }
+    if (p->k < LEAST_SPLIT_K || p->n <= THIN) {
+        use(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
+        return;
+    }
+    way packed = split_way(plan->device, split, p);
+    if (packed.cycles >= in_place.cycles) {
+        use(plan, &in_place, "quicker than packing for tensor cores, by estimate");
+        return;
+    }
+    use(plan, &packed, "tensor cores, quicker than float32 units by estimate");
+    if (fit_workspace(plan, p, split->pieces, packed.partial_bytes, max_workspace)) return;
+    plan->chunk_m = least(p->m, LARGEST_EXTENT);
+    plan->chunk_n = least(p->n, LARGEST_EXTENT);
+    plan->chunk_batch = least(p->batch, LARGEST_BATCH);
+    use(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
+}
+
+tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem) {
+    const struct cuda_context *cuda = context->cuda;
+    const bool transposed = should_transpose(problem);
+    const tsr_problem p = cuda_oriented(problem, transposed);
+    *plan = (cuda_plan){
+        .device = &cuda->device,
+        .multiply = &cuda_kernels[IEEE_SCALE],
+        .transposed = transposed,
+        .slices = 1,
+        .chunk_m = least(p.m, LARGEST_EXTENT),
+        .chunk_n = least(p.n, LARGEST_EXTENT),
+        .chunk_k = least(p.k, LARGEST_EXTENT),
+        .chunk_batch = least(p.batch, LARGEST_BATCH),
+        .reason = "a product without terms",
+    };
+    if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
+
+    tsr_problem chunk = p; /* the first of them, which stands for all */
+    chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
+    tsr_status status = TSR_OK;
+    if (cuda->forced)
+        status = plan_forced(plan, cuda->forced, &chunk, context->options.max_workspace);
+    else
+        plan_chosen(plan, context, &chunk);
+    return status;
+}
+
+int64_t cuda_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t full_tiles, int64_t slices,
+                    int64_t batch) {
+    if (kernel->family == FAMILY_SPLIT)
+        return least(tiles * slices * batch, (int64_t)device->multiprocessors * kernel->blocks);
+    return full_tiles + (tiles - full_tiles) * slices;
+}
+
+void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {
+    const cuda_kernel *kernel = plan->multiply;
+    const cuda_device *device = plan->device;
+    const tsr_problem p = cuda_oriented(problem, plan->transposed);
+    tsr_text_add(text, "device: GPU %d, %s, compute capability %d.%d, %d multiprocessors%s\n", device->ordinal, device->name,
+                 device->capability / 10, device->capability % 10, device->multiprocessors,
+                 device->from_ptx ? " (kernels from PTX, TESSERA_CUDA_PTX)" : "");
+    tsr_text_add(text, "kernel: %s\n", kernel->name);
+    tsr_text_add(text, "threads: %d\n", kernel->threads);
+    if (kernel->tile_m) {
+        const int64_t tiles_m = divide_up(plan->chunk_m, kernel->tile_m), tiles_n = divide_up(plan->chunk_n, kernel->tile_n);
+        tsr_text_add(text, "tile: %d x %d x %d (m, n, k)\n", kernel->tile_m, kernel->tile_n, kernel->tile_k);
+        tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
+                     plan->transposed ? ", of c transposed" : "");
+        tsr_text_add(text, "grid: %lld blocks%s\n",
+                     (long long)cuda_blocks(kernel, device, tiles_m * tiles_n, plan->full_tiles, plan->slices, plan->chunk_batch),
+                     !plan->split && plan->chunk_batch > 1 ? " for each product" : "");
+    }
+    if (plan->slices > 1) {
+        tsr_text_add(text, "slices: %lld of k, %lld long", (long long)plan->slices, (long long)plan->k_per_slice);
+        if (!plan->split && plan->full_tiles) tsr_text_add(text, ", of the last tiles alone");
+        tsr_text_add(text, "\n");
+    }
+    if (plan->split) {
+        tsr_text_add(text, "packing: %s into %d fp16 piece%s\n",
+                     packed_panels(&p.a) && packed_panels(&p.b) ? "both operands were packed beforehand"
+                     : packed_panels(&p.a) || packed_panels(&p.b) ? "one operand, the other was packed beforehand,"
+                                                                  : "both operands",
+                     kernel->pieces, kernel->pieces == 1 ? "" : "s");
+        tsr_text_add(text, "fallback: %s, where a panel cannot be split\n", cuda_kernels[IEEE_TILE_128X128].name);
+    }
+    if (plan->chunk_m < p.m || plan->chunk_n < p.n || plan->chunk_k < p.k || plan->chunk_batch < p.batch)
+        tsr_text_add(text, "in parts of: %lld x %lld x %lld, batch of %lld\n", (long long)plan->chunk_m,
+                     (long long)plan->chunk_n, (long long)plan->chunk_k, (long long)plan->chunk_batch);
+    tsr_text_add(text, "reason: %s\n", plan->reason);
+}

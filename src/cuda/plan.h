@@ -1,0 +1,33 @@
+/* plan.h: what launch.c needs to carry out the plans of plan.c. */
+#ifndef TESSERA_CUDA_PLAN_H
+#define TESSERA_CUDA_PLAN_H
+
+#include "cuda/args.h"
+#include "cuda/cuda.h"
+#include "cuda/kernels.h"
+
+static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* The problem as it is computed: C^T = B^T A^T where `transposed`. */
+tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed);
+
+/* The kernel by which this context would multiply split operands; NULL where it cannot or may not split. */
+const cuda_kernel *cuda_split_kernel(const tsr_context *context);
+
+/* Blocks a multiply kernel is launched with. Of an ieee kernel, for each product: one for each of its full tiles and for
+ * each slice of the others. A split kernel's blocks stay, and share all tiles and slices of all products. */
+int64_t cuda_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t full_tiles, int64_t slices,
+                    int64_t batch);
+
+/* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from one
+ * product to the next, as split_operand counts them. */
+typedef struct panels_layout {
+    int64_t k_blocks;
+    int64_t panels_stride, exponents_stride, marks_stride;
+    size_t exponents, suspects, marks; /* panels begin at 0 */
+    size_t bytes;                      /* in all, a multiple of 256 */
+} panels_layout;
+
+panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int pieces);
+
+#endif
