@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 import engine as engines
-from binding import CPU, CUDA, TF32
+from binding import CPU, CUDA, FP32, IEEE, TF32
 
 settings.register_profile("tessera", deadline=None, derandomize=True, database=None)
 settings.load_profile("tessera")
@@ -28,6 +28,8 @@ def engines_where(condition):
 
 engine = engines_where(lambda made: True)
 accurate = engines_where(lambda made: made.precision != TF32)  # those that promise the componentwise bound
+ieee = engines_where(lambda made: made.precision == IEEE)
+fp32 = engines_where(lambda made: made.precision == FP32)
 tf32 = engines_where(lambda made: made.precision == TF32)
 cpu = engines_where(lambda made: made.device == CPU)
 cuda = engines_where(lambda made: made.device == CUDA)

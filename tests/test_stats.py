@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import binding
-from binding import FP32, IEEE
 from reference import integers
 
 
@@ -27,27 +26,23 @@ def test_refused_and_empty_products_are_not_counted(engine, rng):
     assert context.stats().products == 0
 
 
-def test_ieee_takes_no_split_path(engine, rng):
-    if engine.precision != IEEE:
-        pytest.skip("about ieee")
-    context = engine.new_context()
-    engine.product(integers(rng, 300, 300), integers(rng, 300, 300), context=context)
+def test_ieee_takes_no_split_path(ieee, rng):
+    context = ieee.new_context()
+    ieee.product(integers(rng, 300, 300), integers(rng, 300, 300), context=context)
     stats = context.stats()
     assert (stats.split_products, stats.marked_panels, stats.fallback_tiles) == (0, 0, 0)
 
 
-def test_fallback_is_counted_where_the_split_is_used(engine, rng):
+def test_fallback_is_counted_where_the_split_is_used(fp32, rng):
     """Plain data mark nothing; one infinity marks something, whenever the split path was taken at all."""
-    if engine.precision != FP32:
-        pytest.skip("about fp32")
     a, b = rng.random((1024, 1024), np.float32), rng.random((1024, 1024), np.float32)
-    context = engine.new_context()
-    engine.product(a, b, context=context)
+    context = fp32.new_context()
+    fp32.product(a, b, context=context)
     stats = context.stats()
     assert stats.split_products <= stats.products
     assert (stats.marked_panels, stats.fallback_tiles) == (0, 0)
     a[500, 500] = np.inf
-    engine.product(a, b, context=context)
+    fp32.product(a, b, context=context)
     after = context.stats()
     if after.split_products:
         assert after.marked_panels > 0 and after.fallback_tiles > 0

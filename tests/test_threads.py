@@ -37,6 +37,7 @@ def test_two_hundred_threads_at_once(engine, rng):
     """On one shared context, all released together, each with shapes of its own."""
     count = 200
     shapes = [(1 + i % 70, 1 + (7 * i) % 90, 1 + (13 * i) % 150) for i in range(count)]
+    shapes[::4] = [(150 + i, 200 - i, 170) for i in range(count // 4)]  # large enough to be shared by several threads
     operands = [(integers(rng, m, k), integers(rng, k, n)) for m, n, k in shapes]
     results = [row_major(m, n) for m, n, _ in shapes]
     barrier = threading.Barrier(count)
@@ -183,7 +184,7 @@ def test_default_threads_respect_affinity():
     out = subprocess.run([sys.executable, "-c", AFFINITY], cwd=os.path.dirname(__file__), capture_output=True, text=True,
                          check=True).stdout
     line = next(line for line in out.splitlines() if line.startswith("threads: "))
-    assert line.split()[1] == "1", out
+    assert line.removeprefix("threads: ").startswith("1,"), out
 
 
 def test_a_context_may_have_more_threads_than_work(rng):

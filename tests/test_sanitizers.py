@@ -1,0 +1,46 @@
+"""The C stress test under the address, undefined-behaviour and thread sanitizers, and a reduced set of these tests under
+the first two."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import engine as engines
+from binding import CPU
+from toolchain import ROOT, cmake_build, run
+
+OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1", "UBSAN_OPTIONS": "print_stacktrace=1",
+           "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
+
+
+def sanitized(sanitizers, tmp_path):
+    probe = subprocess.run(["cc", "-xc", "-", f"-fsanitize={sanitizers}", "-o", tmp_path / "probe"],
+                           input="int main(void) { return 0; }", text=True, capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"cc cannot link -fsanitize={sanitizers}")
+    return cmake_build(f"sanitize-{sanitizers.replace(',', '-')}", f"-DTESSERA_SANITIZE={sanitizers}",
+                       "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DTESSERA_WERROR=ON")
+
+
+@pytest.mark.parametrize("kernel", engines.kernel_names(CPU))
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_stress(sanitizers, kernel, tmp_path):
+    build = sanitized(sanitizers, tmp_path)
+    out = run(build / "tests" / "stress", env={**os.environ, **OPTIONS, "TESSERA_CPU_KERNEL": kernel})
+    assert out == "stress: every product exact\n"
+
+
+def test_reduced_set_under_address_and_undefined(tmp_path):
+    """Python itself is not instrumented, so the sanitizer's runtime is loaded before it, and leaks, which would be
+    Python's, are left to the stress test."""
+    build = sanitized("address,undefined", tmp_path)
+    runtime = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not os.path.isabs(runtime):
+        pytest.skip("cc has no shared address-sanitizer runtime to load before Python")
+    environment = {**os.environ, **OPTIONS, "ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": runtime,
+                   "TESSERA_LIBRARY": str(build / "libtessera.so"), "OPENBLAS_NUM_THREADS": "1"}
+    out = run(sys.executable, "-m", "pytest", "-q", "-c", ROOT / "tests" / "pytest.ini", ROOT / "tests", "-m", "sanitizer",
+              "-k", "cpu", env=environment)
+    assert " passed" in out and "failed" not in out

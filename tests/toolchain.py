@@ -1,0 +1,33 @@
+"""Building things in tests: compilers, CMake, and where it all goes."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BUILD = Path(os.environ["TESSERA_BUILD"])
+
+
+def run(*command, expect=0, **options):
+    """Runs a command; its output becomes the failure's message."""
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600, **options)
+    assert ran.returncode == expect, f"{' '.join(map(str, command))}\n{ran.stdout}{ran.stderr}"
+    return ran.stdout + ran.stderr
+
+
+def need(program):
+    found = shutil.which(program)
+    if not found:
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+def cmake_build(name, *flags, targets=()):
+    """Configures and builds the project in a folder of the build folder, which is kept for the next run."""
+    folder = BUILD / name
+    run("cmake", "-S", ROOT, "-B", folder, "-DTESSERA_CUDA=OFF", *flags)
+    run("cmake", "--build", folder, "--parallel", "2", *(["--target", *targets] if targets else []))
+    return folder
