@@ -1,0 +1,275 @@
+/* kernels.c: what each CUDA kernel promises (src/cuda/args.h), in plain C. A block computes here what a block computes there,
+ * so that a wrong grid, slice, offset or stride of the host gives a wrong result. */
+#include "fake.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/args.h"
+
+static int divide_up(int a, int b) { return (a + b - 1) / b; }
+static int least(int a, int b) { return a < b ? a : b; }
+
+/* ---- ieee ------------------------------------------------------------------------------------------------------------- */
+
+static float dot(const ieee_args *g, int64_t batch, int row, int col, int k_begin, int k_end) {
+    const float *a = g->a.data + batch * g->a.batch_stride + row * g->a.row_stride;
+    const float *b = g->b.data + batch * g->b.batch_stride + col * g->b.col_stride;
+    float sum = 0;
+    for (int64_t k = k_begin; k < k_end; k++) sum = fmaf(a[k * g->a.col_stride], b[k * g->b.row_stride], sum);
+    return sum;
+}
+
+static float *element(const matrix_out *c, int64_t batch, int row, int col) {
+    return c->data + batch * c->batch_stride + row * c->row_stride + col * c->col_stride;
+}
+
+static void finish(float *c, float alpha, float sum, float beta) {
+    *c = beta == 0 ? alpha * sum : fmaf(alpha, sum, beta * *c);
+}
+
+/* Tiles in bands of 16 tile rows, down each column of a band. */
+static void find_tile(const ieee_args *g, int tile, int *row0, int *col0) {
+    const int band = tile / (16 * g->tiles_n), rows = least(16, g->tiles_m - band * 16), within = tile - band * 16 * g->tiles_n;
+    *row0 = (band * 16 + within % rows) * g->tile_m;
+    *col0 = within / rows * g->tile_n;
+}
+
+static float *partial_at(const ieee_args *g, int64_t batch, int tail, int slice) {
+    const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
+    return g->partial + ((batch * tails + tail) * g->slices + slice) * g->tile_m * g->tile_n;
+}
+
+static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
+    const bool whole = unit < g->full_tiles;
+    const int tail = whole ? 0 : (unit - g->full_tiles) / g->slices, slice = whole ? 0 : (unit - g->full_tiles) % g->slices;
+    const int k_begin = whole ? 0 : slice * g->k_per_slice, k_end = whole ? g->k : least(g->k, k_begin + g->k_per_slice);
+    int row0, col0;
+    find_tile(g, whole ? unit : g->full_tiles + tail, &row0, &col0);
+    if (g->marks_a) {
+        const uint32_t mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] |
+                              g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
+        if (!mark) return;
+        ++*g->fallback_tiles;
+    }
+    for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
+        for (int col = col0; col < least(col0 + g->tile_n, g->n); col++) {
+            const float sum = dot(g, batch, row, col, k_begin, k_end);
+            if (whole)
+                finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+            else
+                partial_at(g, batch, tail, slice)[(row - row0) * g->tile_n + col - col0] = sum;
+        }
+}
+
+static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, int tile_n, char *why, size_t size) {
+    const int64_t tiles = (int64_t)g->tiles_m * g->tiles_n, units = g->full_tiles + (tiles - g->full_tiles) * g->slices;
+    if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != divide_up(g->m, tile_m) || g->tiles_n != divide_up(g->n, tile_n))
+        return snprintf(why, size, "wrong tiles"), false;
+    if (g->slices > 1 && (g->k_per_slice % 8 || g->slices != divide_up(g->k, g->k_per_slice) || !g->partial))
+        return snprintf(why, size, "wrong slices"), false;
+    if (l->grid[2] != (unsigned)g->batch) return snprintf(why, size, "grid.z is not the batch"), false;
+    for (int64_t batch = 0; batch < g->batch; batch++)
+        for (int64_t first = 0; first < l->grid[0]; first++) /* with marks, blocks take every gridDim-th unit */
+            for (int64_t unit = first; unit < units; unit += g->marks_a ? l->grid[0] : units) ieee_unit(g, batch, (int)unit);
+    return true;
+}
+
+static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
+    const int64_t area = (int64_t)g->tile_m * g->tile_n, tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
+    for (int64_t batch = 0; batch < l->grid[2]; batch++)
+        for (int64_t i = 0; i < (int64_t)l->grid[0] * l->threads && i < tails * area; i++) {
+            const int tail = (int)(i / area), within = (int)(i % area);
+            int row, col;
+            find_tile(g, g->full_tiles + tail, &row, &col);
+            row += within / g->tile_n, col += within % g->tile_n;
+            if (row >= g->m || col >= g->n) continue;
+            float sum = partial_at(g, batch, tail, 0)[within];
+            for (int s = 1; s < g->slices; s++) sum += partial_at(g, batch, tail, s)[within];
+            finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+        }
+}
+
+static void ieee_scale(const fake_launch *l, const ieee_args *g) {
+    for (int64_t batch = 0; batch < l->grid[2]; batch++)
+        for (int row = 0; row < g->m; row++)
+            for (int col = 0; col < g->n; col++) {
+                float *c = element(&g->c, batch, row, col);
+                *c = g->beta == 0 ? 0 : g->beta * *c;
+            }
+}
+
+/* ---- fp16 --------------------------------------------------------------------------------------------------------------- */
+
+/* Rounds to nearest even, subnormals kept, overflow to Inf. */
+static uint16_t half_of(float x) {
+    const uint16_t sign = signbit(x) ? 0x8000 : 0;
+    const float magnitude = fabsf(x);
+    if (isnan(x)) return 0x7e00;
+    if (magnitude >= 65520) return sign | 0x7c00;
+    int e = -14;
+    if (magnitude >= 0x1p-14f) e = ilogbf(magnitude);
+    const int steps = (int)rintf(ldexpf(magnitude, 10 - e)); /* of 2^(e-10); 1024 and more for normal numbers */
+    return (uint16_t)(sign + ((e + 14) << 10) + steps);
+}
+
+static float float_of(uint16_t h) {
+    const int e = h >> 10 & 31, fraction = h & 1023;
+    const float magnitude = e == 31 ? (fraction ? NAN : INFINITY) : e ? ldexpf((float)(1024 + fraction), e - 25)
+                                                                      : ldexpf((float)fraction, -24);
+    return h & 0x8000 ? -magnitude : magnitude;
+}
+
+/* ---- Panels --------------------------------------------------------------------------------------------------------------- */
+
+static uint16_t *half_at(const uint8_t *panels, int rows, int k_blocks, int pieces, int row, int k, int piece) {
+    const int panel = row / PANEL_ROWS, within = row % PANEL_ROWS, kb = k / SPLIT_K;
+    const int stored = least(PANEL_ROWS, divide_up(rows - panel * PANEL_ROWS, 8) * 8);
+    const int64_t tile = (int64_t)panel * k_blocks * pieces * PANEL_ROWS * SPLIT_ROW_BYTES +
+                         ((int64_t)kb * pieces + piece) * stored * SPLIT_ROW_BYTES;
+    const int chunk = k % SPLIT_K / 8 ^ within % 8;
+    return (uint16_t *)(panels + tile + within * SPLIT_ROW_BYTES + chunk * 16) + k % 8;
+}
+
+static float largest_of(const pack_args *o, int64_t batch, int row) {
+    float most = 0;
+    for (int64_t k = 0; k < o->k; k++)
+        most = fmaxf(most, fabsf(o->data[batch * o->batch_stride + row * o->row_stride + k * o->k_stride]));
+    return most;
+}
+
+static bool split_row(const pack_args *o, int64_t batch, int row) {
+    const int e = o->exponents[batch * o->exponents_batch_stride + row];
+    bool fits = true;
+    for (int k = 0; k < o->k_blocks * SPLIT_K; k++) {
+        const float x = k < o->k ? o->data[batch * o->batch_stride + row * o->row_stride + k * o->k_stride] : 0;
+        const float scaled = ldexpf(x, e);
+        const uint16_t hi = half_of(scaled);
+        float rest = scaled - float_of(hi);
+        *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 0) = hi;
+        if (o->pieces == 2) {
+            const uint16_t lo = half_of(ldexpf(rest, SPLIT_LO_SHIFT));
+            rest -= ldexpf(float_of(lo), -SPLIT_LO_SHIFT);
+            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 1) = lo;
+        }
+        fits &= fabsf(rest) <= o->tolerance * fabsf(scaled) && (scaled != 0) == (x != 0);
+    }
+    return fits;
+}
+
+/* pack_sample: every row's scale, suspects and marks cleared. pack_split: the pieces. pack_rescale: marks what does not fit. */
+static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, size_t size) {
+    const bool sample = !strcmp(l->kernel, "pack_sample"), split = !strcmp(l->kernel, "pack_split");
+    int64_t blocks = 0;
+    for (int i = 0; i < 2; i++) {
+        const pack_args *o = &pair->operand[i];
+        blocks += (int64_t)o->batch * divide_up(o->rows, sample ? 32 : 64) * (split ? o->k_blocks : 1);
+        for (int64_t batch = 0; batch < o->batch; batch++)
+            for (int row = 0; row < o->rows; row++) {
+                const int64_t panel = batch * o->marks_batch_stride + row / PANEL_ROWS;
+                int32_t *exponent = &o->exponents[batch * o->exponents_batch_stride + row];
+                if (sample) {
+                    const float most = largest_of(o, batch, row);
+                    const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
+                    *exponent = e > 62 ? 62 : e < -62 ? -62 : e;
+                    o->suspects[panel] = o->marks[panel] = 0;
+                } else if (split) {
+                    if (!split_row(o, batch, row)) o->suspects[panel] = 1;
+                } else if (o->suspects[panel] && row % PANEL_ROWS == 0) {
+                    o->marks[panel] = 1;
+                    ++*pair->marked_panels;
+                }
+            }
+    }
+    if (blocks != l->grid[0]) return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;
+    return true;
+}
+
+/* ---- split ------------------------------------------------------------------------------------------------------------------ */
+
+static float split_dot(const split_args *g, int pieces, int64_t batch, int row, int col, int kb_begin, int kb_end) {
+    const uint8_t *a = g->a.panels + batch * g->a.panels_batch_stride, *b = g->b.panels + batch * g->b.panels_batch_stride;
+    double sum = 0;
+    for (int k = kb_begin * SPLIT_K; k < kb_end * SPLIT_K; k++) {
+        double x = float_of(*half_at(a, g->m, g->k_blocks, pieces, row, k, 0));
+        double y = float_of(*half_at(b, g->n, g->k_blocks, pieces, col, k, 0));
+        if (pieces == 2) {
+            x += ldexp(float_of(*half_at(a, g->m, g->k_blocks, pieces, row, k, 1)), -SPLIT_LO_SHIFT);
+            y += ldexp(float_of(*half_at(b, g->n, g->k_blocks, pieces, col, k, 1)), -SPLIT_LO_SHIFT);
+        }
+        sum += x * y;
+    }
+    return (float)ldexp(sum, -g->a.exponents[batch * g->a.exponents_batch_stride + row] -
+                                 g->b.exponents[batch * g->b.exponents_batch_stride + col]);
+}
+
+static bool is_marked(const split_args *g, int64_t batch, int row, int col) {
+    return g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] ||
+           g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
+}
+
+static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int pieces, char *why, size_t size) {
+    if (g->tiles_m != divide_up(g->m, tile_m) || g->tiles_n != divide_up(g->n, tile_n))
+        return snprintf(why, size, "wrong tiles"), false;
+    if (g->slices != divide_up(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial))
+        return snprintf(why, size, "wrong slices"), false;
+    if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
+    for (int64_t batch = 0; batch < g->batch; batch++)
+        for (int slice = 0; slice < g->slices; slice++)
+            for (int row = 0; row < g->m; row++)
+                for (int col = 0; col < g->n; col++) {
+                    if (is_marked(g, batch, row, col)) continue;
+                    const int begin = slice * g->k_blocks_per_slice, end = least(g->k_blocks, begin + g->k_blocks_per_slice);
+                    const float sum = split_dot(g, pieces, batch, row, col, begin, end);
+                    if (g->slices > 1)
+                        g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = sum;
+                    else
+                        finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+                }
+    return true;
+}
+
+static void split_reduce(const fake_launch *l, const split_args *g) {
+    const int64_t area = (int64_t)g->m * g->n;
+    for (int64_t batch = 0; batch < l->grid[1]; batch++)
+        for (int64_t i = 0; i < area && i < (int64_t)l->grid[0] * l->threads; i++) {
+            const int row = (int)(i / g->n), col = (int)(i % g->n);
+            if (is_marked(g, batch, row, col)) continue;
+            float sum = 0;
+            for (int slice = 0; slice < g->slices; slice++) sum += g->partial[(batch * g->slices + slice) * area + i];
+            finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+        }
+}
+
+/* ---- By name ------------------------------------------------------------------------------------------------------------------ */
+
+size_t fake_kernel_args_size(const char *kernel) {
+    if (!strncmp(kernel, "ieee_", 5)) return sizeof(ieee_args);
+    if (!strncmp(kernel, "pack_", 5)) return sizeof(pack_pair_args);
+    if (!strncmp(kernel, "split_", 6)) return sizeof(split_args);
+    return 0;
+}
+
+bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t size) {
+    int tile_m, tile_n;
+    const char *name = l->kernel;
+    const unsigned threads = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384 : 128;
+    if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
+    if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2) return ieee_multiply(l, args, tile_m, tile_n, why, size);
+    if (!strcmp(name, "ieee_thin_k")) return ieee_multiply(l, args, 16, 8, why, size);
+    if (!strcmp(name, "ieee_thin_m")) {
+        if (((const ieee_args *)args)->a.row_stride != 1) return snprintf(why, size, "rows of a are not neighbours"), false;
+        return ieee_multiply(l, args, 128, 8, why, size);
+    }
+    if (!strcmp(name, "ieee_reduce")) return ieee_reduce(l, args), true;
+    if (!strcmp(name, "ieee_scale")) return ieee_scale(l, args), true;
+    if (!strncmp(name, "pack_", 5)) return pack(l, args, why, size);
+    if (!strcmp(name, "split_fp32_sm90")) return split_multiply(l, args, 128, 128, 2, why, size);
+    if (!strcmp(name, "split_fp32_sm90_t128")) return split_multiply(l, args, 64, 128, 2, why, size);
+    if (!strcmp(name, "split_tf32_sm90")) return split_multiply(l, args, 128, 256, 1, why, size);
+    if (!strcmp(name, "split_reduce")) return split_reduce(l, args), true;
+    return snprintf(why, size, "no such kernel"), false;
+}

@@ -1,0 +1,486 @@
+"""The command: every subcommand, every bad input of a file or an option, and output that is whole or not there."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import binding
+from reference import assert_exact, integers
+from toolchain import BUILD
+
+TESSERA = BUILD / "cli" / "tessera"
+COMMANDS = ["mul", "info", "plan", "check", "bench", "reference"]
+OK, FAILED, MISUSED = range(3)
+
+
+def tessera(*words, expect=OK, **options):
+    """Runs the command; returns what it printed, or on failure what it said on standard error."""
+    ran = subprocess.run([str(TESSERA), *map(str, words)], capture_output=True, text=True, timeout=300, **options)
+    assert ran.returncode == expect, ran.stdout + ran.stderr
+    if expect == OK:
+        assert ran.stderr == "", "progress or complaints where nobody watches"
+        return ran.stdout
+    assert ran.stdout == "" or words[0] == "bench", "results before the failure"
+    assert ran.stderr.startswith("tessera")
+    return ran.stderr
+
+
+@pytest.fixture
+def files(tmp_path, rng):
+    """A folder with a.npy (30 x 40) and b.npy (40 x 20)."""
+    np.save(tmp_path / "a.npy", integers(rng, 30, 40))
+    np.save(tmp_path / "b.npy", integers(rng, 40, 20))
+    return tmp_path
+
+
+def assert_product(folder, c="c.npy", a="a.npy", b="b.npy"):
+    c, a, b = (np.load(folder / name) for name in (c, a, b))
+    assert c.dtype == np.float32 and c.flags.c_contiguous
+    assert_exact(c, a, b)
+
+
+def mul_fails(folder, a="a.npy", b="b.npy", c="c.npy", *more, says=(), expect=FAILED):
+    """The run fails with these words and leaves the folder as it was."""
+    before = {path: (path.read_bytes() if path.is_file() else None) for path in folder.iterdir()}
+    said = tessera("mul", a, b, "-o", c, *more, expect=expect, cwd=folder)
+    for word in says:
+        assert word in said, said
+    assert {path: (path.read_bytes() if path.is_file() else None) for path in folder.iterdir()} == before
+    return said
+
+
+# ---- Every subcommand -----------------------------------------------------------------------------------------------
+
+
+def test_help():
+    text = tessera("--help")
+    assert tessera("-h") == text
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", text, re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each(command):
+    text = tessera(command, "--help")
+    assert text.startswith(f"usage: tessera {command}")
+    assert "--help" in text and "exit codes" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_version():
+    assert tessera("--version") == f"tessera {binding.lib.tsr_version().decode()}\n"
+
+
+def test_info():
+    assert tessera("info") == binding.info()
+
+
+@pytest.mark.parametrize("options", [[], ["--precision", "ieee"], ["--threads", "1"], ["--transpose-a"],
+                                     ["--batch", "7"], ["--kernel", "portable", "--device", "cpu"]], ids=" ".join)
+def test_plan(options):
+    text = tessera("plan", 300, 200, 100, *options)
+    assert "problem: 300 x 200 x 100 (m, n, k)" in text and "workspace: " in text
+    if "--kernel" in options:
+        assert "portable" in text
+    if "--batch" in options:
+        assert "batch of 7" in text
+
+
+def test_check():
+    text = tessera("check", "--quick", "--device", "cpu")
+    assert "verdict: pass" in text and "FAILED" not in text
+    for family in ("uniform", "normal", "graded", "cancelling", "integers", "subnormal", "NaN and Inf"):
+        assert family in text
+
+
+@pytest.mark.parametrize("kernel", ["portable"])
+def test_check_of_one_kernel_and_precision(kernel):
+    text = tessera("check", "--quick", "--device", "cpu", "--kernel", kernel, "--precision", "ieee")
+    assert "verdict: pass" in text and not re.search("^(fp32|tf32) ", text, re.M)
+
+
+def test_bench_table():
+    text = tessera("bench", 64, 64, 64, "--seconds", "0.01", "--device", "cpu")
+    rows = [line.split() for line in text.splitlines() if line.startswith("64,64,64")]
+    assert sorted(row[2] for row in rows) == ["fp32", "ieee", "tf32"]
+    assert all(float(row[3]) > 0 for row in rows)
+
+
+def test_bench_json():
+    report = json.loads(tessera("bench", "64,32,16", "8,8,8", "--seconds", "0.01", "--json", "--precision", "ieee",
+                                "--device", "cpu"))
+    assert report["version"] == binding.lib.tsr_version().decode()
+    shapes = [(record["m"], record["n"], record["k"]) for record in report["results"]]
+    assert shapes == [(64, 32, 16), (8, 8, 8)]
+    for record in report["results"]:
+        assert record["precision"] == "ieee" and record["layout"] == "nn"
+        flops = 2 * record["m"] * record["n"] * record["k"]
+        assert record["best_gflops"] == pytest.approx(flops / record["best_ms"] / 1e6, rel=1e-4)
+        assert record["median_ms"] >= record["best_ms"] > 0
+
+
+def test_reference():
+    """`make run`: the five problems at full size, checked against float64."""
+    text = tessera("reference", "--precision", "fp32", "--seconds", "0.01")
+    rows = [line for line in text.splitlines() if re.search(r"\d+,\d+,\d+", line)]
+    assert len(rows) == 5
+    for shape in ("4096,4096,4096", "2048,4096,8192", "8205,5921,2949"):
+        assert shape in text
+    assert "FAILED" not in text
+
+
+# ---- Multiplying files ----------------------------------------------------------------------------------------------
+
+
+def test_mul(files):
+    assert tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files) == ""
+    assert_product(files)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("flags", [[], ["--transpose-a"], ["--transpose-b"], ["--transpose-a", "--transpose-b"]], ids=" ".join)
+def test_orders_and_transposes(tmp_path, rng, order, flags):
+    a, b = integers(rng, 33, 21), integers(rng, 21, 45)
+    np.save(tmp_path / "a.npy", np.asarray(a.T if "--transpose-a" in flags else a, order=order))
+    np.save(tmp_path / "b.npy", np.asarray(b.T if "--transpose-b" in flags else b, order=order))
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", *flags, cwd=tmp_path)
+    assert_exact(np.load(tmp_path / "c.npy"), a, b)
+
+
+@pytest.mark.parametrize("flags", [["--precision", "ieee"], ["--precision=tf32"], ["--threads", "1"], ["--threads=3"],
+                                   ["--device", "cpu"], ["--device=auto"]], ids=" ".join)
+def test_mul_options(files, flags):
+    tessera("mul", *flags, "a.npy", "b.npy", "--output", "c.npy", cwd=files)
+    assert_product(files)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_file_versions(files, version):
+    a = np.load(files / "a.npy")
+    with open(files / "a.npy", "wb") as file:
+        np.lib.format.write_array(file, a, version)
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    assert_product(files)
+
+
+def test_data_at_an_odd_address(files):
+    """A header whose length is no multiple of 4, which NumPy reads, too."""
+    a = np.load(files / "a.npy")
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (30, 40), }"
+    header += b" " * (3 - len(header) % 4) + b"\n\n\n"[:1]
+    (files / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + a.tobytes())
+    assert np.array_equal(np.load(files / "a.npy"), a)
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    assert_product(files)
+
+
+@pytest.mark.parametrize("m, n, k", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (1, 1, 1)])
+def test_sizes_of_zero_and_one(tmp_path, m, n, k):
+    np.save(tmp_path / "a.npy", np.ones((m, k), np.float32))
+    np.save(tmp_path / "b.npy", np.ones((k, n), np.float32))
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=tmp_path)
+    c = np.load(tmp_path / "c.npy")
+    assert c.shape == (m, n) and (c == k).all()
+
+
+def test_output_replaces_a_file(files):
+    (files / "c.npy").write_bytes(b"something else")
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    assert_product(files)
+
+
+def test_output_may_be_an_input(tmp_path, rng):
+    a, b = integers(rng, 50, 50), integers(rng, 50, 50)
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    tessera("mul", "a.npy", "b.npy", "-o", "a.npy", cwd=tmp_path)
+    assert_exact(np.load(tmp_path / "a.npy"), a, b)
+
+
+def test_output_through_a_link(files):
+    (files / "real.npy").write_bytes(b"old")
+    (files / "c.npy").symlink_to("real.npy")
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    assert (files / "c.npy").is_symlink()
+    assert_product(files, "real.npy")
+
+
+def test_nothing_is_left_beside_the_output(files):
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    assert {path.name for path in files.iterdir()} == {"a.npy", "b.npy", "c.npy"}
+
+
+# ---- Bad files ------------------------------------------------------------------------------------------------------
+
+
+def spoil(name):
+    """What makes a file bad, and the words that the complaint must have beside the file's name."""
+    def saved(array):
+        return lambda path: np.save(path, array)
+
+    def cut(keep):
+        return lambda path: path.write_bytes(path.read_bytes()[:keep])
+
+    def text(content):
+        return lambda path: path.write_bytes(content)
+
+    ones = np.ones((30, 40), np.float32)
+    return {
+        "not npy": (text(b"1 2 3\n4 5 6\n" * 50), ["not a NumPy .npy file"]),
+        "empty": (text(b""), ["empty"]),
+        "one byte": (text(b"\x93"), ["not a NumPy .npy file"]),
+        "magic only": (text(b"\x93NUMPY"), ["cut short"]),
+        "cut in the header": (cut(40), ["cut short"]),
+        "cut in the data": (cut(500), ["cut short", "30 x 40"]),
+        "cut by one byte": (cut(-1), ["cut short"]),
+        "version 9": (text(b"\x93NUMPY\x09\x00" + b"\x76\x00" + b" " * 500), ["version 9.0"]),
+        "header that is none": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"x" * 500), ["header"]),
+        "header without shape": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, }".ljust(117) + b"\n"
+                                      + b"\0" * 4800), ["header"]),
+        "negative shape": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4), }".ljust(117)
+                                + b"\n" + b"\0" * 4800), ["header"]),
+        "enormous shape": (text(b"\x93NUMPY\x01\x00\x76\x00"
+                                + b"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4611686018427387904), }".ljust(117)
+                                + b"\n"), ["4611686018427387904"]),
+        "large shape, no data": (text(b"\x93NUMPY\x01\x00\x76\x00"
+                                      + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(117) + b"\n"),
+                                 ["cut short"]),
+        "float64": (saved(ones.astype(np.float64)), ["float64", "float32"]),
+        "float16": (saved(ones.astype(np.float16)), ["float16", "float32"]),
+        "int32": (saved(ones.astype(np.int32)), ["int32", "float32"]),
+        "complex64": (saved(ones.astype(np.complex64)), ["complex64", "float32"]),
+        "big-endian": (saved(ones.astype(">f4")), ["big-endian"]),
+        "records": (saved(np.zeros(3, [("x", "<f4")])), ["records"]),
+        "3-D": (saved(np.ones((3, 10, 40), np.float32)), ["3 dimensions"]),
+        "1-D": (saved(np.ones(40, np.float32)), ["1 dimension"]),
+        "0-D": (saved(np.float32(1)), ["0 dimensions"]),
+        "missing": (lambda path: path.unlink(), ["No such file"]),
+    }[name]
+
+
+BAD_FILES = ["not npy", "empty", "one byte", "magic only", "cut in the header", "cut in the data", "cut by one byte", "version 9",
+             "header that is none", "header without shape", "negative shape", "enormous shape", "large shape, no data", "float64",
+             "float16", "int32", "complex64", "big-endian", "records", "3-D", "1-D", "0-D", "missing"]
+
+
+@pytest.mark.parametrize("which", ["a.npy", "b.npy"])
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_bad_file(files, kind, which):
+    damage, words = spoil(kind)
+    if kind == "cut in the data" and which == "b.npy":
+        words = ["cut short", "40 x 20"]
+    damage(files / which)
+    mul_fails(files, says=[which, *words])
+
+
+def test_input_that_is_a_folder_or_a_pipe(files):
+    (files / "folder").mkdir()
+    mul_fails(files, a="folder", says=["folder"])
+    os.mkfifo(files / "pipe")
+    mul_fails(files, a="pipe", says=["pipe"])
+
+
+def test_mismatched_shapes(files):
+    said = mul_fails(files, a="b.npy", b="a.npy", says=["a.npy", "b.npy", "40 x 20", "30 x 40"])
+    assert "match" in said
+    mul_fails(files, "a.npy", "b.npy", "c.npy", "--transpose-a", says=["transposed"])
+
+
+# ---- Bad outputs ----------------------------------------------------------------------------------------------------
+
+
+def test_output_in_a_folder_that_is_not_there(files):
+    mul_fails(files, c="nowhere/c.npy", says=["nowhere/c.npy", "folder"])
+
+
+def test_output_that_is_a_folder(files):
+    (files / "folder").mkdir()
+    mul_fails(files, c="folder", says=["folder"])
+    mul_fails(files, c="folder/", says=["folder"])
+
+
+def test_output_name_empty_or_too_long(files):
+    mul_fails(files, c="", says=["cannot write"])
+    mul_fails(files, c="x" * 300 + ".npy", says=["cannot write"])
+
+
+def test_output_on_a_device(files):
+    mul_fails(files, c="/dev/null", says=["/dev/null", "device"])
+
+
+def test_output_without_permission(files):
+    if os.geteuid() == 0:
+        mul_fails(files, c="/proc/c.npy", says=["/proc/c.npy"])  # root may write everywhere else
+        return
+    (files / "closed").mkdir(mode=0o500)
+    mul_fails(files, c="closed/c.npy", says=["closed/c.npy", "ermission"])
+
+
+def test_file_size_limit(files):
+    """As a full disk is, but without one: nothing left behind and the earlier file kept."""
+    import resource
+    (files / "c.npy").write_bytes(b"earlier")
+    np.save(files / "a.npy", np.ones((2000, 40), np.float32))
+    before = {path.name for path in files.iterdir()}
+    said = tessera("mul", "a.npy", "b.npy", "-o", "c.npy", expect=FAILED, cwd=files,
+                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000)))
+    assert "c.npy" in said and "too large" in said
+    assert {path.name for path in files.iterdir()} == before and (files / "c.npy").read_bytes() == b"earlier"
+
+
+def test_full_disk(files):
+    mounted = files / "disk"
+    mounted.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", mounted], capture_output=True).returncode:
+        pytest.skip("a small file system to fill can only be mounted by root")
+    try:
+        np.save(files / "a.npy", np.ones((2000, 40), np.float32))
+        (mounted / "c.npy").write_bytes(b"earlier")
+        said = tessera("mul", "a.npy", "b.npy", "-o", "disk/c.npy", expect=FAILED, cwd=files)
+        assert "disk/c.npy" in said and "No space left" in said
+        assert [path.name for path in mounted.iterdir()] == ["c.npy"]
+        assert (mounted / "c.npy").read_bytes() == b"earlier"
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["info"], ["--help"], ["plan", "1", "2", "3"]], ids=" ".join)
+def test_standard_output_that_is_full(words):
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([TESSERA, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == FAILED and "standard output" in ran.stderr
+
+
+# ---- Interrupted runs -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long_product(tmp_path_factory):
+    """Files whose product takes the portable kernel on one thread many seconds."""
+    folder = tmp_path_factory.mktemp("long")
+    x = np.ones((6000, 6000), np.float32)
+    np.save(folder / "x.npy", x)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def start_long_product(folder, **options):
+    (folder / "c.npy").write_bytes(b"earlier")
+    process = subprocess.Popen([TESSERA, "mul", "x.npy", "x.npy", "-o", "c.npy", "--threads", "1", "--device", "cpu"], cwd=folder,
+                               env={**os.environ, "TESSERA_CPU_KERNEL": "portable"}, **options)
+    started = time.monotonic()
+    while len(list(folder.iterdir())) < 3:
+        assert process.poll() is None and time.monotonic() - started < 60, "no file under way was ever seen"
+        time.sleep(0.005)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
+def test_ended_by_a_signal(long_product, number):
+    process = start_long_product(long_product)
+    process.send_signal(number)
+    assert process.wait(30) == -number
+    assert {path.name for path in long_product.iterdir()} == {"x.npy", "c.npy"}
+    assert (long_product / "c.npy").read_bytes() == b"earlier"
+
+
+def test_killed(long_product):
+    """Nothing can tidy up after SIGKILL, but what was at the output's name is still there, whole."""
+    process = start_long_product(long_product)
+    process.kill()
+    process.wait(30)
+    assert (long_product / "c.npy").read_bytes() == b"earlier"
+    for path in long_product.iterdir():
+        if path.name not in ("x.npy", "c.npy"):
+            path.unlink()
+
+
+def test_progress_on_a_terminal(long_product):
+    """A run of more than a second says what it does, on a terminal only."""
+    ours, theirs = pty.openpty()
+    process = start_long_product(long_product, stdout=theirs, stderr=theirs)
+    seen, started = b"", time.monotonic()
+    while b"multiplying" not in seen and time.monotonic() - started < 30:
+        if select.select([ours], [], [], 0.5)[0]:
+            seen += os.read(ours, 4096)
+    process.terminate()
+    process.wait(30)
+    os.close(ours), os.close(theirs)
+    assert b"multiplying 6000 x 6000 x 6000" in seen
+    assert time.monotonic() - started >= 0.5, "progress for a run that might have been short"
+
+
+# ---- Called wrongly -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words, says", [
+    ([], "which command"),
+    (["multiply"], "multiply"),
+    (["mul"], "two files"),
+    (["mul", "a.npy", "-o", "c.npy"], "two files"),
+    (["mul", "a.npy", "b.npy", "d.npy", "-o", "c.npy"], "two files"),
+    (["mul", "a.npy", "b.npy"], "-o"),
+    (["mul", "a.npy", "b.npy", "-o"], "needs a value"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--fast"], "--fast"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--transpose-a=yes"], "--transpose-a"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--precision", "fp64"], "fp64"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--precision", ""], "--precision"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--device", "tpu"], "tpu"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--device", "cuda:x"], "cuda:"),
+    (["mul", "a.npy", "b.npy", "-o", "c.npy", "--device", "cuda:-1"], "cuda:"),
+    *[(["mul", "a.npy", "b.npy", "-o", "c.npy", "--threads", value], "--threads")
+      for value in ("0", "-1", "1025", "1000000", "99999999999999999999", "two", "2.5", "")],
+    (["info", "more"], "more"),
+    (["info", "--json"], "--json"),
+    (["plan"], "three sizes"),
+    (["plan", "1", "2"], "three sizes"),
+    (["plan", "1", "2", "3", "4"], "three sizes"),
+    (["plan", "1", "-2", "3"], "-2"),
+    (["plan", "1", "x", "3"], "x"),
+    (["plan", "1", "2", "99999999999999999999"], "99999999999999999999"),
+    (["plan", "1", "2", "3", "--batch", "-1"], "--batch"),
+    (["check", "quick"], "quick"),
+    (["check", "--seed", "-1"], "--seed"),
+    (["bench", "1", "2"], "M N K"),
+    (["bench", "1,2"], "1,2"),
+    (["bench", "1,2,3,4"], "3,4"),
+    (["bench", "--seconds", "0"], "--seconds"),
+    (["bench", "--seconds", "nan"], "--seconds"),
+    (["bench", "--seconds", "1e9"], "--seconds"),
+    (["reference", "4096"], "4096"),
+], ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "")
+def test_misuse(files, words, says):
+    said = tessera(*words, expect=MISUSED, cwd=files)
+    assert says in said and "--help" in said
+    assert not (files / "c.npy").exists()
+
+
+@pytest.mark.parametrize("command", ["plan 8 8 8", "check --quick", "bench 8,8,8", "reference"])
+def test_a_kernel_that_is_none(command):
+    assert "no-such-kernel" in tessera(*command.split(), "--kernel", "no-such-kernel", "--device", "cpu", expect=FAILED)
+
+
+def test_sizes_beyond_memory():
+    said = tessera("bench", "1000000,1000000,1000000", expect=FAILED)
+    assert "memory" in said or "1000000" in said
+    assert "64 bits" in tessera("plan", 2**62, 2**62, 2**62, expect=FAILED)
+
+
+def test_a_device_that_is_not_there(files):
+    said = mul_fails(files, "a.npy", "b.npy", "c.npy", "--device", "cuda:99")
+    assert "cuda" in said.lower() or "GPU" in said
+
+
+def test_environment_kernel_reaches_the_command():
+    text = tessera("plan", 100, 100, 100, "--device", "cpu", env={**os.environ, "TESSERA_CPU_KERNEL": "portable"})
+    assert "kernel: portable" in text
