@@ -16,8 +16,8 @@ typedef struct exact_lines {
 } exact_lines;
 
 /* Picks one row in each band of row_step rows, and one column in each band of col_step columns (0: none), at random, so
- * that no tile of C larger than the bands goes unseen; a step of 1 takes all. tf32: find tf32_error as well, at twice the
- * work. EXIT_OK or EXIT_FAILED. */
+ * that no tile of C larger than the bands goes unseen; a step of 1 takes all. tf32: find tf32_error as well, at twice
+ * the work. EXIT_OK or EXIT_FAILED. */
 int exact_make(exact_lines *exact, const tsr_operand *a, const tsr_operand *b, int64_t row_step, int64_t col_step,
                bool tf32, uint64_t seed);
 void exact_free(exact_lines *exact);

@@ -6,10 +6,8 @@
 #include <time.h>
 
 #include "command.h"
-#include "device.h"
-#include "problem.h"
 #include "progress.h"
-#include "random.h"
+#include "workload.h"
 
 typedef struct measurement {
     problem shape;
@@ -18,68 +16,37 @@ typedef struct measurement {
     char *plan; /* as tsr_plan_print has it */
 } measurement;
 
-/* Squares small and large, odd sizes, few columns, a long sum: what a CPU meets, then the reference problems for a GPU. */
+/* What is measured where no shapes are given: squares small and large, odd sizes, few columns, a long sum. */
 static const problem cpu_shapes[] = {
-    {64, 64, 64, 0, 0},     {256, 256, 256, 0, 0}, {1024, 1024, 1024, 0, 0}, {2048, 2048, 2048, 0, 0},
-    {1031, 743, 517, 0, 0}, {8192, 32, 512, 0, 0}, {256, 256, 16384, 0, 0},
+    {64, 64, 64, false, false},       {256, 256, 256, false, false},  {1024, 1024, 1024, false, false},
+    {2048, 2048, 2048, false, false}, {1031, 743, 517, false, false}, {8192, 32, 512, false, false},
+    {256, 256, 16384, false, false},
 };
+
+/* One square that a GPU finds small, then the reference problems. */
 static const problem gpu_shapes[] = {
-    {1024, 1024, 1024, 0, 0}, {4096, 4096, 4096, 0, 0}, {2048, 4096, 8192, 0, 0},
-    {8205, 5921, 2949, 0, 0}, {2048, 4096, 8192, 1, 0}, {2048, 4096, 8192, 1, 1},
+    {1024, 1024, 1024, false, false}, {4096, 4096, 4096, false, false}, {2048, 4096, 8192, false, false},
+    {8205, 5921, 2949, false, false}, {2048, 4096, 8192, true, false},  {2048, 4096, 8192, true, true},
 };
-
-/* ---- Measuring ----------------------------------------------------------------------------------------------------------- */
-
-static int measure_plan(device *d, measurement *out, const float *a, const float *b, float *c, double seconds) {
-    tsr_operand a_operand = problem_a(&out->shape, a), b_operand = problem_b(&out->shape, b);
-    tsr_result result = problem_c(&out->shape, c);
-    tsr_plan *plan;
-    tsr_status made = tsr_plan_create(&plan, d->context, 1, &a_operand, &b_operand, &result);
-    if (made) return fail_status("cannot plan this product", made);
-    size_t size = tsr_plan_print(plan, NULL, 0) + 1;
-    int status = (out->plan = malloc(size)) ? EXIT_OK : fail("no memory for %zu bytes of text", size);
-    if (!status) {
-        tsr_plan_print(plan, out->plan, size);
-        status = device_time(d, &out->time, plan, a, b, c, seconds);
-    }
-    tsr_plan_destroy(plan);
-    return status;
-}
 
 /* One shape at each of the precisions. */
 static int measure_shape(device *d, measurement *out, const problem *p, const tsr_precision *precisions, int count,
                          const options *chosen) {
-    float *a = NULL, *b = NULL, *c = NULL, *c_data = NULL;
-    const float *a_data = NULL, *b_data = NULL;
-    int status;
-    if (!(status = matrix_allocate(&a, "A", p->m, p->k)) && !(status = matrix_allocate(&b, "B", p->k, p->n)) &&
-        !(status = matrix_allocate(&c, "C", p->m, p->n))) {
-        random_source source = {chosen->seed};
-        random_fill_uniform(&source, a, p->m * p->k);
-        random_fill_uniform(&source, b, p->k * p->n);
-        size_t bytes = sizeof(float);
-        if (!(status = device_input(d, &a_data, a, (size_t)(p->m * p->k) * bytes)) &&
-            !(status = device_input(d, &b_data, b, (size_t)(p->k * p->n) * bytes)))
-            status = device_output(d, &c_data, c, (size_t)(p->m * p->n) * bytes);
-    }
+    workload w;
+    int status = workload_make(&w, d, p, chosen->seed);
     for (int i = 0; i < count && !status; i++) {
         progress_step("%lld x %lld x %lld %s %s", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
                       precision_name(precisions[i]));
         out[i].shape = *p;
         out[i].precision = precisions[i];
         if (!(status = device_use_precision(d, precisions[i])))
-            status = measure_plan(d, &out[i], a_data, b_data, c_data, chosen->seconds);
+            status = workload_time(&w, d, &out[i].time, chosen->seconds, &out[i].plan);
     }
-    device_release(d, c_data);
-    device_release(d, b_data);
-    device_release(d, a_data);
-    free(c);
-    free(b);
-    free(a);
+    workload_free(&w, d);
     return status;
 }
 
-/* ---- Printing ------------------------------------------------------------------------------------------------------------ */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static double gflops(const problem *p, double seconds) { return seconds > 0 ? 1e-9 * problem_flops(p) / seconds : 0; }
 
@@ -149,7 +116,7 @@ static void print_json(const char *device_name, const measurement *measured, int
     printf("\n  ]\n}\n");
 }
 
-/* ---- The command --------------------------------------------------------------------------------------------------------- */
+/* ---- The command ------------------------------------------------------------------------------------------------- */
 
 /* The shapes of the command line; none there: *count is 0. */
 static int parse_shapes(problem **shapes, int *count, const options *chosen) {
@@ -216,12 +183,10 @@ const command bench_command = {
     .name = "bench",
     .arguments = "[M N K | M,N,K ...]",
     .summary = "measure GFLOP/s by shape and precision",
-    .description = "Times products of uniform random matrices, A (M x K) times B (K x N), at each precision (or the "
-                   "one given) and\n"
-                   "prints the best and the median. The matrices lie on the device and are used again and again, so "
-                   "that small ones\n"
-                   "come from its caches. Without shapes it takes a list of its own. `--device auto` takes the GPU "
-                   "where there is one.\n",
+    .description = "Times products of uniform random matrices, A (M x K) times B (K x N), at each precision (or the\n"
+                   "one given) and prints the best and the median. The matrices lie on the device and are used again\n"
+                   "and again, so that small ones come from its caches. Without shapes it takes a list of its own.\n"
+                   "`--device auto` takes the GPU where there is one.\n",
     .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_KERNEL | OPTION_SECONDS |
                OPTION_SEED | OPTION_JSON,
     .run = run_bench,

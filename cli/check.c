@@ -11,7 +11,7 @@
 #include "progress.h"
 #include "random.h"
 
-/* ---- Families of matrices ---------------------------------------------------------------------------------------------- */
+/* ---- Families of matrices ---------------------------------------------------------------------------------------- */
 
 /* Each fills A (m x k) and B (k x n), both in C order. */
 
@@ -98,22 +98,31 @@ static const family families[] = {
 
 enum { FAMILY_TOTAL = sizeof families / sizeof families[0] };
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+typedef enum scope { QUICK, FULL, GPU } scope; /* each run covers its own scope and those before it */
 
 typedef struct shape {
     int64_t m, n, k;
+    scope scope;
 } shape;
 
-/* Tiles with edges, single rows and columns, long sums; then sizes at which matrix engines come into play. */
+/* Tiles with edges, a single row, a single column, long sums; then sizes at which a GPU's matrix engines are used. */
 static const shape shapes[] = {
-    {1, 1, 1},        {17, 31, 13},       {64, 64, 64},      {129, 127, 257}, /* --quick ends here */
-    {1, 512, 700},    {512, 1, 700},      {33, 257, 2049},   {256, 192, 1000},
-    {1031, 743, 517}, {2048, 1536, 1024}, {640, 1100, 8192}, /* a GPU's */
+    {1, 1, 1, QUICK},       {17, 31, 13, QUICK},     {64, 64, 64, QUICK},    {129, 127, 257, QUICK},
+    {1, 512, 700, FULL},    {512, 1, 700, FULL},     {33, 257, 2049, FULL},  {256, 192, 1000, FULL},
+    {1031, 743, 517, FULL}, {2048, 1536, 1024, GPU}, {640, 1100, 8192, GPU},
 };
 
-enum { QUICK_SHAPES = 4, CPU_SHAPES = 9, ALL_SHAPES = sizeof shapes / sizeof shapes[0] };
+enum { SHAPE_TOTAL = sizeof shapes / sizeof shapes[0] };
 
-/* ---- Checking ---------------------------------------------------------------------------------------------------------- */
+static int shapes_within(scope limit) {
+    int count = 0;
+    for (int i = 0; i < SHAPE_TOTAL; i++) count += shapes[i].scope <= limit;
+    return count;
+}
+
+/* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
 /* What the products of one family at one precision came to. */
 typedef struct summary {
@@ -185,8 +194,8 @@ static int multiply(device *d, const problem *p, const material *x) {
 }
 
 static void report_failure(const family *f, const problem *p, tsr_precision precision, const judgement *j) {
-    progress_print("FAILED: %s, %s, %lld x %lld x %lld %s: C(%lld, %lld) is %.9g, exactly %.9g; %.3g units of %.0f, "
-                   "relative error %.2e, %lld inexact, %lld NaN or Inf misplaced\n",
+    progress_print("FAILED: %s, %s, %lld x %lld x %lld %s: C(%lld, %lld) is %.9g, exactly %.9g; "
+                   "%.3g units of %.0f, relative error %.2e, %lld inexact, %lld NaN or Inf misplaced\n",
                    f->name, precision_name(precision), (long long)p->m, (long long)p->n, (long long)p->k,
                    problem_layout(p), (long long)j->row, (long long)j->col, j->got, j->expected, j->worst, j->bound,
                    j->relative, (long long)j->inexact, (long long)j->misplaced);
@@ -225,11 +234,12 @@ static void print_summary(const family *f, tsr_precision precision, const summar
 }
 
 static int check_family(device *d, const options *chosen, const family *f, const tsr_precision *precisions,
-                        int precision_count, int shape_count, int *products, int *failures) {
+                        int precision_count, scope limit, int *products, int *failures) {
     summary totals[3] = {{0}};
     int status = EXIT_OK;
-    for (int i = 0; i < shape_count && !status; i++) {
+    for (int i = 0; i < SHAPE_TOTAL && !status; i++) {
         shape s = shapes[i];
+        if (s.scope > limit) continue;
         progress_step("%s, %lld x %lld x %lld", f->name, (long long)s.m, (long long)s.n, (long long)s.k);
         material x;
         bool tf32 = precisions[precision_count - 1] == TSR_TF32;
@@ -253,19 +263,18 @@ static int run_check(const options *chosen) {
     device d;
     int status = device_open(&d, chosen, INFINITY, 0);
     if (status) return status;
-    int shape_count = chosen->quick ? QUICK_SHAPES : d.made_from.device == TSR_DEVICE_CUDA ? ALL_SHAPES : CPU_SHAPES;
+    scope limit = chosen->quick ? QUICK : d.made_from.device == TSR_DEVICE_CUDA ? GPU : FULL;
     tsr_precision precisions[3];
     int precision_count = precisions_chosen(chosen, precisions), products = 0, failures = 0;
     printf("tessera %s on %s\n\n"
-           "Of each family, the product that comes nearest to what is allowed. error: worst |C - AB| of an element in "
-           "units\n"
-           "of 2^-24 (|A||B|), of which ieee and fp32 may have K+2; relative: Frobenius norm of C - AB over that of "
-           "AB.\n\n"
+           "Of each family, the product that comes nearest to what is allowed. error: worst |C - AB| of an\n"
+           "element in units of 2^-24 (|A||B|), of which ieee and fp32 may have K+2; relative: Frobenius\n"
+           "norm of C - AB over that of AB.\n\n"
            "%-9s %-14s %8s  %8s %6s  %8s %8s  %6s\n",
            tsr_version(), d.name, "precision", "family", "products", "error", "bound", "relative", "limit", "used");
-    progress_begin(FAMILY_TOTAL * shape_count);
+    progress_begin(FAMILY_TOTAL * shapes_within(limit));
     for (int i = 0; i < FAMILY_TOTAL && !status; i++)
-        status = check_family(&d, chosen, &families[i], precisions, precision_count, shape_count, &products, &failures);
+        status = check_family(&d, chosen, &families[i], precisions, precision_count, limit, &products, &failures);
     device_close(&d);
     if (status) return status;
     if (failures) {
@@ -280,15 +289,13 @@ const command check_command = {
     .name = "check",
     .arguments = "",
     .summary = "check the numerical contract here, against float64",
-    .description =
-        "Multiplies matrices of every family the contract speaks of (uniform, normal, exponents from 2^-60 to 2^60,\n"
-        "graded, cancelling, integers, subnormal, NaN and Inf) in several sizes and all four layouts, and compares "
-        "with\n"
-        "float64. ieee and fp32 must keep |C - AB| <= (K+2) 2^-24 (|A||B|) in every element; tf32 must have no larger\n"
-        "relative error than the product of its rounded operands, summed in float32. Integers and subnormals must "
-        "come\n"
-        "out exact, NaN and Inf where IEEE arithmetic puts them. Exit code 1 where one product does not.\n"
-        "Without --precision all three are checked; `--device auto` takes the GPU where there is one.\n",
+    .description = "Multiplies matrices of every family the contract speaks of (uniform, normal, exponents from\n"
+                   "2^-60 to 2^60, graded, cancelling, integers, subnormal, NaN and Inf) in several sizes and all\n"
+                   "four layouts, and compares with float64. ieee and fp32 must keep |C - AB| <= (K+2) 2^-24\n"
+                   "(|A||B|) in every element; tf32 must have no larger relative error than the product of its\n"
+                   "rounded operands, summed in float32. Integers and subnormals must come out exact, NaN and Inf\n"
+                   "where IEEE arithmetic puts them. Exit code 1 where one product does not. Without --precision all\n"
+                   "three are checked; `--device auto` takes the GPU where there is one.\n",
     .options = OPTION_DEVICE | OPTION_PRECISION | OPTION_THREADS | OPTION_KERNEL | OPTION_SEED | OPTION_QUICK,
     .run = run_check,
 };

@@ -15,7 +15,15 @@ int fail_status(const char *what, tsr_status status) {
     return fail("%s: %s", what, *tsr_last_error() ? tsr_last_error() : tsr_status_name(status));
 }
 
-/* ---- The CUDA driver ------------------------------------------------------------------------------------------------- */
+int plan_as_text(char **text, const tsr_plan *plan) {
+    size_t size = tsr_plan_print(plan, NULL, 0) + 1;
+    *text = malloc(size);
+    if (!*text) return fail("no memory for %zu bytes of text", size);
+    tsr_plan_print(plan, *text, size);
+    return EXIT_OK;
+}
+
+/* ---- The CUDA driver --------------------------------------------------------------------------------------------- */
 
 /* The driver's functions this command calls; pointers are opaque to it, device addresses are 64-bit numbers. */
 static struct driver {
@@ -94,7 +102,7 @@ static const char *driver_error(int error) {
 
 static int fail_driver(const char *what, int error) { return fail("%s: %s", what, driver_error(error)); }
 
-/* ---- Opening ----------------------------------------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
 static bool on_cuda(const device *d) { return d->made_from.device == TSR_DEVICE_CUDA; }
 
@@ -194,7 +202,7 @@ int device_use_precision(device *d, tsr_precision precision) {
     return made ? fail_status(precision_name(precision), made) : EXIT_OK;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------------------------------ */
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
 int device_output(device *d, float **data, float *host, size_t bytes) {
     *data = host;
@@ -242,7 +250,7 @@ int device_multiply(device *d, const tsr_operand *a, const tsr_operand *b, const
     return error ? fail_driver("cannot multiply", error) : EXIT_OK;
 }
 
-/* ---- Clocks -------------------------------------------------------------------------------------------------------------- */
+/* ---- Clocks ------------------------------------------------------------------------------------------------------ */
 
 static double now(void) {
     struct timespec t;

@@ -36,14 +36,17 @@ void device_release(device *d, const float *data);
 /* C = A*B, finished when it returns. */
 int device_multiply(device *d, const tsr_operand *a, const tsr_operand *b, const tsr_result *c);
 
-/* Seconds one execution takes. Samples are taken for `seconds` after a warm-up, each long enough for the clock; a product
- * that alone takes longer is executed once. On a GPU its own clock is read. */
+/* Seconds one execution takes. Samples are taken for `seconds` after a warm-up, each long enough for the clock; a
+ * product that alone takes longer is executed once. On a GPU its own clock is read. */
 typedef struct timing {
     double best, median;
     int samples, calls_per_sample;
 } timing;
 
 int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, const float *b, float *c, double seconds);
+
+/* The plan as tsr_plan_print has it, to be freed. */
+int plan_as_text(char **text, const tsr_plan *plan);
 
 /* What the library says of the last failure, as a sentence of this command. */
 int fail_status(const char *what, tsr_status status);

@@ -77,7 +77,7 @@ free_product:
 static int run_mul(const options *chosen) {
     if (chosen->argument_count != 2)
         return misuse("it takes two files, A.npy B.npy, and got %d", chosen->argument_count);
-    if (!chosen->output) return misuse("where shall the result go? Name a file with -o");
+    if (!chosen->output || !*chosen->output) return misuse("where shall the result go? Name a file with -o");
     progress_begin(0);
     npy_matrix a, b;
     int status = npy_open(&a, chosen->arguments[0]);
@@ -94,15 +94,15 @@ const command mul_command = {
     .name = "mul",
     .arguments = "A.npy B.npy -o C.npy",
     .summary = "multiply two matrices in NumPy files",
-    .description =
-        "Multiplies A by B and writes C. The files hold float32 matrices as numpy.save writes them, in C or Fortran\n"
-        "order; C is written in C order. C may be one of the inputs. A run that fails leaves whatever was at C as it "
-        "was.\n"
-        "\n"
-        "--precision   fp32 (default) float32-accurate for every input, on the quickest units that can be\n"
-        "              ieee           every operation in IEEE float32\n"
-        "              tf32           operands rounded to 11 significant bits\n"
-        "--device      auto takes the GPU where there is one and the product is large enough to repay the copies\n",
+    .description = "Multiplies A by B and writes C. The files hold float32 matrices as numpy.save writes them, in C\n"
+                   "or Fortran order; C is written in C order. C may be one of the inputs. A run that fails leaves\n"
+                   "whatever was at C as it was.\n"
+                   "\n"
+                   "--precision   fp32 (default) float32-accurate for every input, on the quickest units that can be\n"
+                   "              ieee           every operation in IEEE float32\n"
+                   "              tf32           operands rounded to 11 significant bits\n"
+                   "--device      auto takes the GPU where there is one and the product is large enough to repay\n"
+                   "              the copies\n",
     .options = OPTION_OUTPUT | OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE,
     .run = run_mul,
 };

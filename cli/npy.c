@@ -1,7 +1,7 @@
 /* npy.c: NumPy's .npy files.
  *
- * A file is "\x93NUMPY", two version bytes, the length of the header (2 bytes little-endian in version 1, 4 in 2 and 3),
- * the header (a Python dict as text: descr, fortran_order, shape), then the data. */
+ * A file is "\x93NUMPY", two version bytes, the length of the header (little-endian, 2 bytes in version 1, 4 in 2 and
+ * 3), the header (a Python dict as text: descr, fortran_order, shape), then the data. */
 #include "npy.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "data goes between fil
 static const char magic[] = "\x93NUMPY";
 enum { MAGIC_SIZE = sizeof magic - 1, HEADER_ALIGNMENT = 64 };
 
-/* ---- Reading ------------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 typedef struct npy_header {
     char descr[32];
@@ -127,14 +127,24 @@ static bool parse_header(npy_header *header, const char *text, size_t length) {
         if (!take(&c, '}')) return false;
         break;
     }
-    return has_descr && has_order && has_shape;
+    skip_spaces(&c);
+    return has_descr && has_order && has_shape && c.at == c.end;
 }
 
+/* `descr` is not '<f4'. */
 static int refuse_type(const char *path, const char *descr) {
     if (descr[0] == '[') return fail("%s holds structured records; it must hold float32 ('<f4')", path);
     if (strcmp(descr, ">f4") == 0)
-        return fail("%s is big-endian ('>f4'); save it with .astype('<f4') to multiply it", path);
-    return fail("%s holds '%s'; it must hold float32 ('<f4'): save it with .astype('float32')", path, descr);
+        return fail("%s is big-endian ('>f4'); it must be little-endian: save it with .astype('<f4')", path);
+    static const struct {
+        char letter;
+        const char *name;
+    } kinds[] = {{'f', "float"}, {'i', "int"}, {'u', "uint"}, {'c', "complex"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strlen(descr) <= 4 && descr[0] && descr[1] == kinds[i].letter)
+            return fail("%s holds %s%d ('%s'); it must hold float32: save it with .astype('float32')", path,
+                        kinds[i].name, 8 * atoi(descr + 2), descr);
+    return fail("%s holds '%s'; it must hold float32 ('<f4')", path, descr);
 }
 
 /* Finds the matrix in a mapped file. */
@@ -215,7 +225,7 @@ void npy_close(npy_matrix *matrix) {
     free(matrix->copy);
 }
 
-/* ---- Writing ------------------------------------------------------------------------------------------------------- */
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
 /* The file under way, for the signal handler; empty: none. */
 static char temporary_path[4096];

@@ -41,8 +41,8 @@ typedef struct options {
     bool json;
 } options;
 
-/* Parses what follows the subcommand's name, of which the options in `accepted` may be part; words that are no options are gathered at the front of `words`. Returns
- * EXIT_OK, or EXIT_USAGE having said why; *help tells that --help was among the words. */
+/* Parses what follows the subcommand's name; `accepted` are the options it takes. Words that are no options are
+ * gathered at the front of `words`. EXIT_OK, or EXIT_USAGE having said why; *help: --help was among the words. */
 int options_parse(options *chosen, unsigned accepted, int count, char **words, bool *help);
 
 /* The lines of --help for the options in `accepted`. */

@@ -16,15 +16,12 @@ static int print_plan(const device *d, const problem *p, int64_t batch) {
     tsr_plan *plan;
     tsr_status made = tsr_plan_create(&plan, d->context, batch, &a, &b, &c);
     if (made) return fail_status("cannot plan this product", made);
-    size_t size = tsr_plan_print(plan, NULL, 0) + 1;
-    char *text = malloc(size);
-    if (text) {
-        tsr_plan_print(plan, text, size);
-        printf("device: %s\n%s", d->name, text);
-    }
+    char *text;
+    int status = plan_as_text(&text, plan);
+    if (!status) printf("device: %s\n%s", d->name, text);
     free(text);
     tsr_plan_destroy(plan);
-    return text ? EXIT_OK : fail("no memory for %zu bytes of text", size);
+    return status;
 }
 
 static int run_plan(const options *chosen) {
@@ -44,9 +41,8 @@ const command plan_command = {
     .name = "plan",
     .arguments = "M N K",
     .summary = "how a product of this shape would be computed",
-    .description =
-        "Prints how A (M x K) times B (K x N) would be computed: device, kernel, blocking, threads, workspace.\n"
-        "Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",
+    .description = "Prints how A (M x K) times B (K x N) would be computed: device, kernel, blocking, threads,\n"
+                   "workspace. Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",
     .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_BATCH | OPTION_KERNEL,
     .run = run_plan,
 };

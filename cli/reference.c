@@ -1,77 +1,32 @@
 /* reference.c: `tessera reference`, the five reference problems at full size, timed and checked against float64. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "accuracy.h"
 #include "command.h"
-#include "device.h"
-#include "problem.h"
 #include "progress.h"
-#include "random.h"
+#include "workload.h"
 
 /* KernelBench level 1, numbers 1, 2, 8, 16 and 18. */
 static const struct {
     const char *name;
     problem shape;
 } references[] = {
-    {"square", {4096, 4096, 4096, false, false}},        {"standard", {2048, 4096, 8192, false, false}},
-    {"irregular", {8205, 5921, 2949, false, false}},     {"transposed A", {2048, 4096, 8192, true, false}},
-    {"transposed both", {2048, 4096, 8192, true, true}},
+    {.name = "square", .shape = {4096, 4096, 4096, false, false}},
+    {.name = "standard", .shape = {2048, 4096, 8192, false, false}},
+    {.name = "irregular", .shape = {8205, 5921, 2949, false, false}},
+    {.name = "transposed A", .shape = {2048, 4096, 8192, true, false}},
+    {.name = "transposed both", .shape = {2048, 4096, 8192, true, true}},
 };
 
 enum { REFERENCE_TOTAL = sizeof references / sizeof references[0] };
 
-/* Bands of the float64 check: a row in each 128 rows crosses every tile of C there is, columns cross-check. */
+/* Bands of the float64 check: close enough to meet every large block of C, for about a second of float64 work. */
 enum { ROW_STEP = 128, COL_STEP = 512 };
 
-/* The matrices of one problem, on the host and where the device sees them. */
-typedef struct arena {
-    float *a, *b, *c;
-    const float *a_data, *b_data;
-    float *c_data;
-} arena;
-
-static int arena_make(arena *x, device *d, const problem *p, uint64_t seed) {
-    *x = (arena){0};
-    int status;
-    if ((status = matrix_allocate(&x->a, "A", p->m, p->k)) || (status = matrix_allocate(&x->b, "B", p->k, p->n)) ||
-        (status = matrix_allocate(&x->c, "C", p->m, p->n)))
-        return status;
-    random_source source = {seed};
-    random_fill_uniform(&source, x->a, p->m * p->k);
-    random_fill_uniform(&source, x->b, p->k * p->n);
-    size_t bytes = sizeof(float);
-    if ((status = device_input(d, &x->a_data, x->a, (size_t)(p->m * p->k) * bytes)) ||
-        (status = device_input(d, &x->b_data, x->b, (size_t)(p->k * p->n) * bytes)))
-        return status;
-    return device_output(d, &x->c_data, x->c, (size_t)(p->m * p->n) * bytes);
-}
-
-static void arena_free(arena *x, device *d) {
-    device_release(d, x->c_data);
-    device_release(d, x->b_data);
-    device_release(d, x->a_data);
-    free(x->c);
-    free(x->b);
-    free(x->a);
-}
-
-static int time_problem(device *d, timing *t, const problem *p, const arena *x, double seconds) {
-    tsr_operand a = problem_a(p, x->a_data), b = problem_b(p, x->b_data);
-    tsr_result c = problem_c(p, x->c_data);
-    tsr_plan *plan;
-    tsr_status made = tsr_plan_create(&plan, d->context, 1, &a, &b, &c);
-    if (made) return fail_status("cannot plan this product", made);
-    int status = device_time(d, t, plan, x->a_data, x->b_data, x->c_data, seconds);
-    tsr_plan_destroy(plan);
-    if (status) return status;
-    return device_fetch(d, x->c, x->c_data, (size_t)(p->m * p->n) * sizeof(float));
-}
-
-static int judge_problem(judgement *j, const problem *p, const arena *x, tsr_precision precision, uint64_t seed) {
-    tsr_operand a = problem_a(p, x->a), b = problem_b(p, x->b);
-    tsr_result c = problem_c(p, x->c);
+static int judge_product(judgement *j, const workload *w, tsr_precision precision, uint64_t seed) {
+    tsr_operand a = problem_a(&w->shape, w->a), b = problem_b(&w->shape, w->b);
+    tsr_result c = problem_c(&w->shape, w->c);
     exact_lines exact;
     int status = exact_make(&exact, &a, &b, ROW_STEP, COL_STEP, precision == TSR_TF32, seed);
     if (status) return status;
@@ -83,20 +38,21 @@ static int judge_problem(judgement *j, const problem *p, const arena *x, tsr_pre
 static int run_problem(device *d, int index, const options *chosen, bool *kept) {
     const char *name = references[index].name;
     const problem *p = &references[index].shape;
-    arena x;
+    workload w;
     timing t;
     judgement j;
     progress_step("%s: filling", name);
-    int status = arena_make(&x, d, p, chosen->seed + (uint64_t)index);
+    int status = workload_make(&w, d, p, chosen->seed + (uint64_t)index);
     if (!status) {
         progress_step("%s: multiplying", name);
-        status = time_problem(d, &t, p, &x, chosen->seconds);
+        status = workload_time(&w, d, &t, chosen->seconds, NULL);
     }
     if (!status) {
         progress_step("%s: checking", name);
-        status = judge_problem(&j, p, &x, chosen->precision, chosen->seed);
+        status = device_fetch(d, w.c, w.c_data, (size_t)(p->m * p->n) * sizeof(float));
     }
-    arena_free(&x, d);
+    if (!status) status = judge_product(&j, &w, chosen->precision, chosen->seed);
+    workload_free(&w, d);
     if (status) return status;
     *kept = within_contract(&j, chosen->precision);
     double share = chosen->precision == TSR_TF32 ? j.relative / j.tf32_limit : j.worst / j.bound;
@@ -137,12 +93,11 @@ const command reference_command = {
     .name = "reference",
     .arguments = "",
     .summary = "run the five reference problems at full size, timed and checked",
-    .description =
-        "Multiplies the five reference problems (KernelBench level 1, numbers 1, 2, 8, 16 and 18) on uniform random\n"
-        "matrices and compares a row in every 128 and a column in every 512 with float64. Prints the median time, the\n"
-        "relative error, and how much of what the contract allows the worst element uses. `--device auto` takes the "
-        "GPU\n"
-        "where there is one. Exit code 1 where a product breaks the contract.\n",
+    .description = "Multiplies the five reference problems (KernelBench level 1, numbers 1, 2, 8, 16 and 18) on\n"
+                   "uniform random matrices and compares a row in every 128 and a column in every 512 with float64.\n"
+                   "Prints the median time, the relative error, and how much of what the contract allows the worst\n"
+                   "element uses. `--device auto` takes the GPU where there is one. Exit code 1 where a product\n"
+                   "breaks the contract.\n",
     .options = OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_KERNEL | OPTION_SECONDS | OPTION_SEED,
     .run = run_reference,
 };
