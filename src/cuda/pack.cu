@@ -1,0 +1,354 @@
+/* pack.cu: float32 operands -> fp16 panels for the split kernels (layout: args.h).
+ *
+ * Row r of an operand is scaled by 2^e, e its exponent, and each element x*2^e is split:
+ *
+ *     hi = fp16(x*2^e)        lo = fp16((x*2^e - hi) * 2^11)        x*2^e = hi + lo*2^-11 + what fp16 cannot hold
+ *
+ * hi carries 11 bits and lo 11 more with a sign of its own: 23 bits, as long as neither leaves fp16's range. Which e does that
+ * depends on the row's largest element, and looking at a whole row before splitting it would read the operand twice. So:
+ *
+ *   pack_sample   takes e from SAMPLES elements of the row, with room above for what it has not seen
+ *   pack_split    splits with that e, and tests each element: are its pieces within the tolerance? If not, the panel is a suspect
+ *   pack_rescale  for suspects alone: e from the row's true largest element, split again; what still does not fit (Inf, NaN,
+ *                 exponents spread over more than fp16 can hold) is marked, and the ieee kernel computes it
+ *
+ * Without suspects the operand is read once and pack_rescale returns at once.
+ *
+ * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first, then operand 1's.
+ * A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it splits, so that memory is always
+ * busy. In shared memory a unit lies as it does in the matrix, lines of 64 floats along whichever of k and rows is contiguous;
+ * threads take four neighbours along k each ("quads"), which is what makes 8 bytes of a tile's row.
+ * Limits: 50 KB of shared memory, 128 registers, 4 blocks per SM.
+ */
+#include <cuda_fp16.h>
+
+#include "args.h"
+
+namespace {
+
+constexpr int THREADS = 128;
+constexpr int UNIT_ROWS = 64;
+constexpr int QUAD = 4;                             /* neighbours along k that a thread reads, splits and writes together */
+constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
+constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
+constexpr int LINE = 64;                            /* floats of a unit that are neighbours in memory */
+constexpr int STAGES = 3;
+constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
+constexpr int SAMPLE_EXPONENT = 9;                  /* the sample's largest lands in [2^9, 2^10): the row may be 64 times larger */
+constexpr int LARGEST_EXPONENT = 14;                /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
+constexpr int EXPONENT_LIMIT = 62;                  /* 2^(e of A + e of B) and its inverse stay normal floats */
+
+static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
+static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
+static_assert(UNIT_ROWS == LINE && SPLIT_K == LINE, "a unit is 64 lines of 64, whichever way they run");
+static_assert(SPLIT_K * 2 == SPLIT_ROW_BYTES, "a row of a tile is SPLIT_K fp16 values");
+
+__host__ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+/* A place in an operand: a row group of one product and, where the kernel counts them, a block of k. */
+struct place {
+    int operand, batch, row0, kb;
+};
+
+/* The index-th place, counted through operand 0 and then 1. False past the last. */
+__device__ bool place_at(const pack_pair_args &pair, int index, int group_rows, bool with_k_blocks, place *at) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const pack_args &o = pair.operand[i];
+        const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
+        const int places = groups * per_group;
+        if (index < o.batch * places) {
+            const int within = index % places;
+            const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
+            *at = {i, index / places, (across ? within % groups : within / per_group) * group_rows,
+                   across ? within / groups : within % per_group};
+            return true;
+        }
+        index -= o.batch * places;
+    }
+    return false;
+}
+
+__device__ int exponent_for(float largest, int target) {
+    if (largest == 0) return 0;
+    int e = target - (int)(__float_as_uint(largest) >> 23 & 0xff) + 127;
+    return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, e));
+}
+
+__device__ float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
+
+__device__ float warp_max(float x) {
+    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* Splits QUAD elements x of a row with exponent e. True where all of them are within the tolerance. The residues are taken
+ * from x itself rather than from x*2^e, exactly, by fma: so an x that the scaling overflows or sends to zero has its whole self for a
+ * residue and fails, as Inf and NaN do. */
+template <int PIECES>
+__device__ bool split_quad(const float (&x)[QUAD], int e, float tolerance, uint2 *hi_out, uint2 *lo_out) {
+    const float up = power_of_two(e), down = power_of_two(-e);
+    const float lo_up = power_of_two(e + SPLIT_LO_SHIFT), lo_down = power_of_two(-e - SPLIT_LO_SHIFT);
+    __half2 hi[2], lo[2];
+    bool fits = true;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float x0 = x[2 * i], x1 = x[2 * i + 1];
+        hi[i] = __floats2half2_rn(x0 * up, x1 * up);
+        const float2 h = __half22float2(hi[i]);
+        float rest0 = fmaf(-h.x, down, x0), rest1 = fmaf(-h.y, down, x1);
+        if (PIECES == 2) {
+            lo[i] = __floats2half2_rn(rest0 * lo_up, rest1 * lo_up);
+            const float2 l = __half22float2(lo[i]);
+            rest0 = fmaf(-l.x, lo_down, rest0);
+            rest1 = fmaf(-l.y, lo_down, rest1);
+        }
+        fits &= fabsf(rest0) <= tolerance * fabsf(x0);
+        fits &= fabsf(rest1) <= tolerance * fabsf(x1);
+    }
+    *hi_out = *(uint2 *)hi;
+    if (PIECES == 2) *lo_out = *(uint2 *)lo;
+    return fits;
+}
+
+/* ---- Copying units to shared memory ------------------------------------------------------------------------------------- */
+
+struct __align__(16) stage {
+    float lines[LINE][LINE];
+    int32_t exponents[UNIT_ROWS];
+};
+
+__device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+                 "r"(there ? 4 : 0));
+}
+
+__device__ void copy_16(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
+}
+
+__device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* Starts copying a unit: its floats line by line, and its rows' exponents. */
+__device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
+    const pack_args &o = pair.operand[u.operand];
+    const float *source = o.data + u.batch * o.batch_stride + u.row0 * o.row_stride + (int64_t)u.kb * SPLIT_K * o.k_stride;
+    const int rows = min(UNIT_ROWS, o.rows - u.row0), depth = min(SPLIT_K, o.k - u.kb * SPLIT_K);
+    const bool across = o.row_stride == 1;
+    const int64_t line_stride = across ? o.k_stride : o.row_stride, step = across ? 1 : o.k_stride;
+    const int lines = across ? depth : rows, length = across ? rows : depth;
+
+    if (step == 1 && lines == LINE && length == LINE && line_stride % 4 == 0 && (uintptr_t)source % 16 == 0) {
+        constexpr int VECTORS = LINE / 4, LINES_AT_ONCE = THREADS / VECTORS;
+        const int vector = threadIdx.x % VECTORS * 4, line = threadIdx.x / VECTORS;
+        const float *from = source + line * line_stride + vector;
+#pragma unroll
+        for (int i = 0; i < LINE; i += LINES_AT_ONCE) copy_16(&to.lines[i + line][vector], from + i * line_stride);
+    } else {
+        constexpr int LINES_AT_ONCE = THREADS / LINE;
+        const int column = threadIdx.x % LINE, line = threadIdx.x / LINE;
+        const float *from = source + line * line_stride + column * step;
+#pragma unroll 16
+        for (int i = 0; i < LINE; i += LINES_AT_ONCE) {
+            const bool there = column < length && i + line < lines;
+            copy_4(&to.lines[i + line][column], there ? from + i * line_stride : o.data, there);
+        }
+    }
+    if (threadIdx.x < UNIT_ROWS) {
+        const bool there = threadIdx.x < rows;
+        const int32_t *exponents = o.exponents + u.batch * o.exponents_batch_stride;
+        copy_4(&to.exponents[threadIdx.x], there ? exponents + u.row0 + threadIdx.x : exponents, there);
+    }
+}
+
+/* ---- Splitting a unit ----------------------------------------------------------------------------------------------------- */
+
+/* Splits a unit that has landed into its panel. Every thread of the block calls it; true in each thread whose part fits. */
+template <int PIECES> __device__ bool split(const pack_args &o, const place &u, const stage &from) {
+    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
+    const int stored_rows = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    uint8_t *hi_rows = o.panels + u.batch * o.panels_batch_stride +
+                       (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
+                       ((int64_t)u.kb * PIECES * stored_rows + skip) * SPLIT_ROW_BYTES;
+    uint8_t *lo_rows = hi_rows + stored_rows * SPLIT_ROW_BYTES;
+    const int rows = stored_rows - skip;
+    const float tolerance = o.tolerance;
+    bool fits = true;
+    auto put = [&](int row, int quad, const float(&x)[QUAD]) {
+        if (row >= rows) return;
+        uint2 hi, lo;
+        fits &= split_quad<PIECES>(x, from.exponents[row], tolerance, &hi, &lo);
+        const int to = row * SPLIT_ROW_BYTES + (quad / 2 ^ row % 8) * 16 + quad % 2 * 8;
+        *(uint2 *)(hi_rows + to) = hi;
+        if (PIECES == 2) *(uint2 *)(lo_rows + to) = lo;
+    };
+
+    if (o.row_stride == 1) {
+        /* Lines run across rows. A thread takes 4 rows x 4 k and turns them in registers; eight lanes read a whole run of a line,
+         * and four lanes write 32 bytes of a tile's row. */
+        const int quad = threadIdx.x / 8, rows4 = threadIdx.x % 8 * 4;
+#pragma unroll
+        for (int i = 0; i < UNIT_ROWS; i += 32) {
+            float4 across[QUAD];
+#pragma unroll
+            for (int k = 0; k < QUAD; k++) across[k] = *(const float4 *)&from.lines[quad * QUAD + k][i + rows4];
+            put(i + rows4 + 0, quad, {across[0].x, across[1].x, across[2].x, across[3].x});
+            put(i + rows4 + 1, quad, {across[0].y, across[1].y, across[2].y, across[3].y});
+            put(i + rows4 + 2, quad, {across[0].z, across[1].z, across[2].z, across[3].z});
+            put(i + rows4 + 3, quad, {across[0].w, across[1].w, across[2].w, across[3].w});
+        }
+    } else {
+        const int quad = threadIdx.x % QUADS_PER_ROW, row = threadIdx.x / QUADS_PER_ROW;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const int r = i * (THREADS / QUADS_PER_ROW) + row;
+            const float4 x = *(const float4 *)&from.lines[r][quad * QUAD];
+            put(r, quad, {x.x, x.y, x.z, x.w});
+        }
+    }
+    return fits;
+}
+
+/* Splits the units that next() names, one after the other, until it returns false; misfit(unit) is called by a thread whose part
+ * of a unit did not fit. Copies run two units ahead. */
+template <typename NEXT, typename MISFIT>
+__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, MISFIT misfit) {
+    place now, ahead, further;
+    bool has_now = next(&now);
+    if (has_now) fetch(pair, now, stages[0]);
+    close_copies();
+    bool has_ahead = has_now && next(&ahead);
+    if (has_ahead) fetch(pair, ahead, stages[1]);
+    close_copies();
+    for (int at = 0; has_now; at = (at + 1) % STAGES) {
+        wait_copies<1>();
+        __syncthreads(); /* this unit has landed for all, and all have left the one before it */
+        const bool has_further = has_ahead && next(&further);
+        if (has_further) fetch(pair, further, stages[(at + 2) % STAGES]);
+        close_copies();
+        const pack_args &o = pair.operand[now.operand];
+        const bool fits = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (!fits) misfit(now);
+        now = ahead, has_now = has_ahead;
+        ahead = further, has_ahead = has_further;
+    }
+}
+
+/* Lets a kernel queued behind this one start its own prologue, and waits for those before it (no-ops before Hopper). */
+__device__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
+
+} // namespace
+
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks cleared. */
+extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
+    constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
+    __shared__ float largest[WARPS][SAMPLE_ROWS];
+    wait_for_previous_kernel();
+    place at;
+    if (!place_at(pair, blockIdx.x, SAMPLE_ROWS, false, &at)) return;
+    const pack_args &o = pair.operand[at.operand];
+    const int row0 = at.row0, rows = min(SAMPLE_ROWS, o.rows - row0);
+    const float *source = o.data + at.batch * o.batch_stride + row0 * o.row_stride;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    /* The sample: RUNS runs of 32 along k, spread evenly over it (over each other where k is short). A thread reads 32 floats,
+     * all independent: of one row, where rows are neighbours in memory; else one k of each run of each of its warp's rows. */
+    const int64_t room = max(0, o.k - 32);
+    if (o.row_stride == 1) {
+        float most = 0;
+        if (lane < rows) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                int64_t k = min((int64_t)o.k - 1, room * warp / (RUNS - 1) + i);
+                most = fmaxf(most, fabsf(source[lane + k * o.k_stride]));
+            }
+        }
+        largest[warp][lane] = most;
+    } else {
+        constexpr int ROWS_PER_WARP = SAMPLE_ROWS / WARPS;
+        float most[ROWS_PER_WARP] = {};
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++)
+#pragma unroll
+            for (int run = 0; run < RUNS; run++) {
+                int64_t k = min((int64_t)o.k - 1, room * run / (RUNS - 1) + lane);
+                int row = warp * ROWS_PER_WARP + r;
+                if (row < rows) most[r] = fmaxf(most[r], fabsf(source[row * o.row_stride + k * o.k_stride]));
+            }
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++) {
+            float of_row = warp_max(most[r]);
+            if (lane < WARPS) largest[lane][warp * ROWS_PER_WARP + r] = of_row;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < rows) {
+        float most = 0;
+        for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
+        o.exponents[at.batch * o.exponents_batch_stride + row0 + threadIdx.x] = exponent_for(most, SAMPLE_EXPONENT);
+    }
+    if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
+        const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
+        o.suspects[panel] = 0;
+        o.marks[panel] = 0;
+    }
+}
+
+__device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
+    return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
+}
+
+/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
+    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    wait_for_previous_kernel();
+    int index = blockIdx.x;
+    auto next = [&](place *u) {
+        const bool there = place_at(pair, index, UNIT_ROWS, true, u);
+        index += gridDim.x;
+        return there;
+    };
+    split_units(pair, stages, next, [&](const place &u) { pair.operand[u.operand].suspects[panel_of(pair, u)] = 1; });
+}
+
+/* Grid: for each operand batch * ceil(rows / UNIT_ROWS) blocks. */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
+    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    wait_for_previous_kernel();
+    place at;
+    if (!place_at(pair, blockIdx.x, UNIT_ROWS, false, &at)) return;
+    const pack_args &o = pair.operand[at.operand];
+    if (!o.suspects[panel_of(pair, at)]) return;
+
+    /* Two threads a row, each every other k: a rare path, kept plain. */
+    float *largest = stages[0].lines[0];
+    const int rows = min(UNIT_ROWS, o.rows - at.row0), row = threadIdx.x % UNIT_ROWS;
+    float most = 0;
+    if (row < rows) {
+        const float *source = o.data + at.batch * o.batch_stride + (at.row0 + row) * o.row_stride;
+        for (int k = threadIdx.x / UNIT_ROWS; k < o.k; k += THREADS / UNIT_ROWS) most = fmaxf(most, fabsf(source[k * o.k_stride]));
+    }
+    largest[threadIdx.x] = most;
+    __syncthreads();
+    if (threadIdx.x < rows)
+        o.exponents[at.batch * o.exponents_batch_stride + at.row0 + threadIdx.x] =
+            exponent_for(fmaxf(largest[threadIdx.x], largest[threadIdx.x + UNIT_ROWS]), LARGEST_EXPONENT);
+    __syncthreads();
+
+    int kb = 0;
+    auto next = [&](place *u) {
+        *u = {at.operand, at.batch, at.row0, kb};
+        return kb++ < o.k_blocks;
+    };
+    split_units(pair, stages, next, [&](const place &u) {
+        if (atomicExch(&o.marks[panel_of(pair, u)], 1u) == 0) atomicAdd(pair.marked_panels, 1ull);
+    });
+}
