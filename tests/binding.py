@@ -98,7 +98,8 @@ class Context:
 
     def __init__(self, device=CPU, precision=FP32, kernel=None, threads=0, max_workspace=0, device_index=-1):
         self.handle = c_void_p()
-        options = Options(device, device_index, precision, threads, max_workspace, kernel and kernel.encode())
+        options = Options(device, device_index, precision, threads, max_workspace,
+                          None if kernel is None else kernel.encode())
         check(lib.tsr_context_create(byref(self.handle), byref(options)))
 
     def __del__(self):

@@ -33,6 +33,7 @@ fp32 = engines_where(lambda made: made.precision == FP32)
 tf32 = engines_where(lambda made: made.precision == TF32)
 cpu = engines_where(lambda made: made.device == CPU)
 cuda = engines_where(lambda made: made.device == CUDA)
+fp32_cuda = engines_where(lambda made: made.device == CUDA and made.precision == FP32)
 accurate_cuda = engines_where(lambda made: made.device == CUDA and made.precision != TF32)
 
 

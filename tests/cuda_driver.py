@@ -19,6 +19,7 @@ class Driver:
 
     def __init__(self):
         self.lib = ctypes.CDLL("libcuda.so.1")
+        self.kept = {}
         self.call("cuInit", c_uint(0))
         count = c_int()
         self.call("cuDeviceGetCount", byref(count))
@@ -59,6 +60,10 @@ class Driver:
     # Memory. Addresses are plain integers.
 
     def allocate(self, size):
+        """Memory that was freed before with the same size comes back without asking the driver: its own allocator takes
+        longer than most products of the tests."""
+        if self.kept.get(size):
+            return self.kept[size].pop()
         address = c_void_p()
         self.call("cuMemAlloc_v2", byref(address), c_size_t(max(size, 1)))
         return address.value
@@ -68,8 +73,21 @@ class Driver:
         self.call("cuMemAllocManaged", byref(address), c_size_t(size), c_uint(MEM_ATTACH_GLOBAL))
         return address.value
 
+    def keep(self, address, size):
+        """Gives memory of allocate back for the next that asks for as much; much memory goes to the driver at once."""
+        if size > 2**24:
+            self.free(address)
+        else:
+            self.kept.setdefault(size, []).append(address)
+
     def free(self, address):
         self.call("cuMemFree_v2", c_void_p(address))
+
+    def free_kept(self):
+        for addresses in self.kept.values():
+            for address in addresses:
+                self.free(address)
+        self.kept = {}
 
     def allocate_pinned(self, size):
         address = c_void_p()
@@ -179,7 +197,7 @@ class Buffer:
 
     def free(self):
         if self.base:
-            self.driver.free(self.base)
+            self.driver.keep(self.base, self.whole.nbytes)
             self.base = None
 
     def __enter__(self):

@@ -2,6 +2,7 @@
 CUDA the memory behind the views is copied to the GPU and back with every stride kept, so one test serves both."""
 
 import contextlib
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,9 +125,27 @@ def kernel_names(device):
     return [line.split(",")[0] for line in lines if line.endswith("runs here")]
 
 
+def forced_cuda_engines():
+    """Each CUDA kernel at the strictest precision it keeps. Kernels for thin results alone take no general shape; the
+    plan chooses them for those."""
+    shape = binding.Operand(None, 64, 64, 64, 1, 0), binding.Operand(None, 64, 64, 64, 1, 0), binding.Result(None, 64, 64, 64, 1, 0)
+    for kernel in kernel_names(CUDA):
+        for precision in (IEEE, FP32, TF32):
+            engine = Engine(CUDA, precision, kernel)
+            try:
+                binding.Plan(engine.context, *shape)
+            except binding.TesseraError as error:
+                if error.status != binding.INVALID_ARGUMENT:
+                    raise
+            else:
+                yield engine
+                break
+
+
+@functools.cache
 def all_engines():
-    """Every kernel this machine can run, forced, and every precision with the plan choosing. CPU first."""
+    """Every precision with the plan choosing, and every kernel this machine can run, forced. CPU first."""
     engines = [Engine(CPU, precision) for precision in (FP32, IEEE, TF32)]
     engines += [Engine(CPU, IEEE, kernel) for kernel in kernel_names(CPU)]
     engines += [Engine(CUDA, precision) for precision in (FP32, IEEE, TF32)]
-    return engines
+    return engines + list(forced_cuda_engines() if DRIVER else ())

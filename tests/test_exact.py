@@ -86,9 +86,10 @@ def test_random_large_products(engine, m, n, k, seed):
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (17, 33, 65), (130, 70, 300)])
 def test_reduced_set(engine, rng, m, n, k):
-    a, b = integers(rng, m, k), integers(rng, k, n)
+    a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
     for layout in LAYOUTS.values():
-        va, vb, c = filled(layout, a), filled(layout, b), layout(m, n)
-        engine.multiply(va, vb, c)
-        assert_exact(c, a, b)
-        assert_guards(c)
+        for alpha, beta in [(1.0, 0.0), (2.0, -1.0)]:
+            va, vb, c = filled(layout, a), filled(layout, b), filled(layout, before) if beta else layout(m, n)
+            engine.multiply(va, vb, c, alpha, beta)
+            assert_exact(c, a, b, alpha, beta, before)
+            assert_guards(c)

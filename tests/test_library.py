@@ -58,7 +58,6 @@ def test_no_run_path_and_no_executable_stack():
 def test_version():
     numbers = [re.search(rf"#define TSR_VERSION_{part} (\d+)", HEADER).group(1) for part in ("MAJOR", "MINOR", "PATCH")]
     assert binding.lib.tsr_version().decode() == ".".join(numbers)
-    assert f"[{numbers[0]}.{numbers[1]}.{numbers[2]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_header_structs_match_the_binding():

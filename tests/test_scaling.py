@@ -11,7 +11,6 @@ from reference import assert_exact, integers
 FACTORS = [0.0, 1.0, -1.0, 2.0, -0.5, 3.0]
 
 
-@pytest.mark.sanitizer
 @pytest.mark.parametrize("shape", [(1, 1, 1), (19, 35, 7), (70, 66, 600)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_factors(engine, rng, layout, shape):

@@ -190,20 +190,18 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
 
 /* ---- split ------------------------------------------------------------------------------------------------------------------ */
 
-static float split_dot(const split_args *g, int pieces, int64_t batch, int row, int col, int kb_begin, int kb_end) {
-    const uint8_t *a = g->a.panels + batch * g->a.panels_batch_stride, *b = g->b.panels + batch * g->b.panels_batch_stride;
-    double sum = 0;
-    for (int k = kb_begin * SPLIT_K; k < kb_end * SPLIT_K; k++) {
-        double x = float_of(*half_at(a, g->m, g->k_blocks, pieces, row, k, 0));
-        double y = float_of(*half_at(b, g->n, g->k_blocks, pieces, col, k, 0));
-        if (pieces == 2) {
-            x += ldexp(float_of(*half_at(a, g->m, g->k_blocks, pieces, row, k, 1)), -SPLIT_LO_SHIFT);
-            y += ldexp(float_of(*half_at(b, g->n, g->k_blocks, pieces, col, k, 1)), -SPLIT_LO_SHIFT);
+/* The rows of one product's operand as numbers, [rows][k_blocks * SPLIT_K], scaled back; the caller frees them. */
+static double *unpack(const split_operand *o, int rows, int k_blocks, int pieces, int64_t batch) {
+    const int k = k_blocks * SPLIT_K;
+    const uint8_t *panels = o->panels + batch * o->panels_batch_stride;
+    double *values = malloc((size_t)rows * (size_t)k * sizeof *values);
+    for (int row = 0; row < rows; row++)
+        for (int i = 0; i < k; i++) {
+            double x = float_of(*half_at(panels, rows, k_blocks, pieces, row, i, 0));
+            if (pieces == 2) x += ldexp(float_of(*half_at(panels, rows, k_blocks, pieces, row, i, 1)), -SPLIT_LO_SHIFT);
+            values[(int64_t)row * k + i] = ldexp(x, -o->exponents[batch * o->exponents_batch_stride + row]);
         }
-        sum += x * y;
-    }
-    return (float)ldexp(sum, -g->a.exponents[batch * g->a.exponents_batch_stride + row] -
-                                 g->b.exponents[batch * g->b.exponents_batch_stride + col]);
+    return values;
 }
 
 static bool is_marked(const split_args *g, int64_t batch, int row, int col) {
@@ -217,18 +215,24 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
     if (g->slices != divide_up(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial))
         return snprintf(why, size, "wrong slices"), false;
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
-    for (int64_t batch = 0; batch < g->batch; batch++)
+    const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
+    for (int64_t batch = 0; batch < g->batch; batch++) {
+        double *a = unpack(&g->a, g->m, g->k_blocks, pieces, batch), *b = unpack(&g->b, g->n, g->k_blocks, pieces, batch);
         for (int slice = 0; slice < g->slices; slice++)
             for (int row = 0; row < g->m; row++)
                 for (int col = 0; col < g->n; col++) {
                     if (is_marked(g, batch, row, col)) continue;
-                    const int begin = slice * g->k_blocks_per_slice, end = least(g->k_blocks, begin + g->k_blocks_per_slice);
-                    const float sum = split_dot(g, pieces, batch, row, col, begin, end);
+                    double sum = 0;
+                    for (int i = slice * slice_k; i < least(k, (slice + 1) * slice_k); i++)
+                        sum += a[(int64_t)row * k + i] * b[(int64_t)col * k + i];
                     if (g->slices > 1)
-                        g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = sum;
+                        g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = (float)sum;
                     else
-                        finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+                        finish(element(&g->c, batch, row, col), g->alpha, (float)sum, g->beta);
                 }
+        free(a);
+        free(b);
+    }
     return true;
 }
 

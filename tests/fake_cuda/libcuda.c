@@ -1,0 +1,677 @@
+/* libcuda.c: the driver functions that libtessera and its tests call, over malloc. Device memory is host memory that is in a
+ * list; a kernel runs when it is launched, or with the graph it was captured into. Rules that a real driver enforces and the
+ * library must respect are enforced here: current contexts, streams of their contexts, what may be called during a capture,
+ * limits of pools and memory, shared memory asked for.
+ *
+ * The environment describes the machine:
+ *   FAKE_CUDA_DEVICES     GPUs (1)                        FAKE_CUDA_CAPABILITY   of each, 10*major + minor (90)
+ *   FAKE_CUDA_DRIVER      version (13000)                 FAKE_CUDA_MEMORY       bytes of each (4 GiB)
+ *   FAKE_CUDA_POOLS       0: no stream-ordered memory     FAKE_CUDA_BROKEN       a function that fails with error 999
+ */
+#include "fake.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { MOST_DEVICES = 8, MULTIPROCESSORS = 132, SHARED_LIMIT = 232448, ALIGNMENT = 512 };
+
+/* Handles are checked by what they point to begins with. */
+enum { CONTEXT = 0x43545831, STREAM = 0x5354524d, MODULE = 0x4d4f4431, FUNCTION = 0x46554e43, POOL = 0x504f4f4c, GRAPH = 0x47524146 };
+
+struct CUctx_st {
+    int kind;
+    CUdevice device;
+    unsigned long long id;
+    int retained; /* a primary one: how often */
+};
+
+struct CUgraph_st {
+    int kind;
+    int count;
+    struct node {
+        fake_launch launch;
+        void *args;
+        void *freed; /* a free node */
+    } * nodes;
+};
+
+struct CUstream_st {
+    int kind;
+    CUcontext context;
+    bool blocking;
+    CUgraph capture; /* NULL: not capturing */
+    CUstreamCaptureMode mode;
+    pthread_t captured_by;
+};
+
+struct CUmod_st {
+    int kind;
+    CUcontext context;
+};
+
+struct CUfunc_st {
+    int kind;
+    char name[48];
+    CUcontext context;
+    int shared_limit;
+    struct CUfunc_st *next;
+};
+
+struct CUmemPoolHandle_st {
+    int kind;
+    CUdevice device;
+    size_t limit, used, reserved;
+};
+
+typedef struct block {
+    struct block *next;
+    char *begin;
+    size_t size;
+    CUmemorytype type;
+    bool managed;
+    CUdevice device;
+    CUmemoryPool pool;
+    unsigned long long context_id; /* it dies with that context; 0: with none */
+} block;
+
+/* Everything below is under `lock`; calls are short. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialised;
+static unsigned long long next_id = 1;
+static struct CUctx_st *primaries[MOST_DEVICES];
+static block *blocks;
+static size_t used[MOST_DEVICES];
+static CUstream captures[16];
+static fake_launch *launches;
+static int launch_count;
+static char broken_rule[160];
+static char broken_call[64];
+static int broken_error;
+static int calls_of_load;
+
+static _Thread_local CUcontext stack[16];
+static _Thread_local int depth;
+static _Thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+static long setting(const char *name, long otherwise) {
+    const char *value = getenv(name);
+    return value && value[0] ? atol(value) : otherwise;
+}
+
+static int devices(void) { return (int)setting("FAKE_CUDA_DEVICES", 1); }
+static CUcontext current(void) { return depth ? stack[depth - 1] : NULL; }
+
+/* A test has asked for this call to fail, once. */
+static CUresult injected(const char *call) {
+    if (strcmp(broken_call, call)) return CUDA_SUCCESS;
+    broken_call[0] = '\0';
+    return (CUresult)broken_error;
+}
+
+/* ---- For the tests ------------------------------------------------------------------------------------------------------- */
+
+EXPORT void fake_break(const char *call, int error) {
+    snprintf(broken_call, sizeof broken_call, "%s", call);
+    broken_error = error;
+}
+EXPORT int fake_launches(void) { return launch_count; }
+EXPORT const fake_launch *fake_launch_at(int index) { return &launches[index]; }
+EXPORT void fake_forget_launches(void) { launch_count = 0; }
+EXPORT const char *fake_broken_rule(void) { return broken_rule; }
+EXPORT int fake_modules_loaded(void) { return calls_of_load; }
+EXPORT size_t fake_memory_used(int device) { return used[device]; }
+EXPORT int fake_blocks(void) {
+    int count = 0;
+    for (block *b = blocks; b; b = b->next) count++;
+    return count;
+}
+
+/* ---- Start, devices --------------------------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuDriverGetVersion(int *version) {
+    *version = (int)setting("FAKE_CUDA_DRIVER", 13000);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuInit(unsigned flags) {
+    (void)flags;
+    if (!devices()) return CUDA_ERROR_NO_DEVICE;
+    const char *broken = getenv("FAKE_CUDA_BROKEN");
+    if (broken && !strcmp(broken, "cuInit")) return CUDA_ERROR_UNKNOWN;
+    if (broken) fake_break(broken, CUDA_ERROR_UNKNOWN);
+    initialised = true;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name) {
+    static _Thread_local char text[32];
+    snprintf(text, sizeof text, "CUDA_ERROR_%d", (int)error);
+    *name = text;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
+    switch ((int)error) {
+    case CUDA_ERROR_OUT_OF_MEMORY: *text = "out of memory"; break;
+    case CUDA_ERROR_LAUNCH_FAILED: *text = broken_rule; break;
+    default: *text = "error of the fake driver"; break;
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count) {
+    *count = devices();
+    return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
+    snprintf(name, (size_t)size, "Fake GPU %d", device);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
+    (void)device;
+    *bytes = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 32);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    (void)device;
+    const int capability = (int)setting("FAKE_CUDA_CAPABILITY", 90);
+    switch ((int)attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = capability / 10; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = capability % 10; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = MULTIPROCESSORS; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = capability < 80 ? 65536 : SHARED_LIMIT; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = (int)setting("FAKE_CUDA_POOLS", 1); break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* ---- Contexts ----------------------------------------------------------------------------------------------------------------- */
+
+static CUcontext context_new(CUdevice device) {
+    CUcontext made = calloc(1, sizeof *made);
+    *made = (struct CUctx_st){CONTEXT, device, next_id++, 0};
+    return made;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    pthread_mutex_lock(&lock);
+    if (!primaries[device]) primaries[device] = context_new(device);
+    primaries[device]->retained++;
+    *context = primaries[device];
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    pthread_mutex_lock(&lock);
+    CUresult error = CUDA_ERROR_INVALID_CONTEXT;
+    if (primaries[device] && primaries[device]->retained) {
+        primaries[device]->retained--;
+        error = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = primaries[device] && primaries[device]->retained;
+    return CUDA_SUCCESS;
+}
+EXPORT int fake_primary_retained(int device) { return primaries[device] ? primaries[device]->retained : 0; }
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+    (void)flags;
+    *context = context_new(device);
+    stack[depth++] = *context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult give(CUdeviceptr address);
+
+static void free_memory_of(CUcontext context) {
+    for (block *b = blocks, *next; b; b = next) {
+        next = b->next;
+        if (b->context_id == context->id) give((CUdeviceptr)b->begin);
+    }
+}
+
+EXPORT CUresult cuCtxDestroy(CUcontext context) {
+    free_memory_of(context);
+    context->kind = 0; /* never freed: its handle stays recognisably dead */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) { /* the context dies, and its address comes again */
+    free_memory_of(primaries[device]);
+    primaries[device]->id = next_id++;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = current();
+    return initialised ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
+    if (depth) depth--;
+    if (context) stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPushCurrent(CUcontext context) {
+    if (!context || context->kind != CONTEXT) return CUDA_ERROR_INVALID_CONTEXT;
+    stack[depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPopCurrent(CUcontext *context) {
+    if (!depth) return CUDA_ERROR_INVALID_CONTEXT;
+    *context = stack[--depth];
+    return CUDA_SUCCESS;
+}
+EXPORT int fake_context_depth(void) { return depth; }
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *device) {
+    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+    *device = current()->device;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
+    if (!context) context = current();
+    if (!context || context->kind != CONTEXT) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    *id = context->id;
+    return CUDA_SUCCESS;
+}
+
+/* ---- Capture -------------------------------------------------------------------------------------------------------------------- */
+
+/* True where a call that may not happen during a capture is made all the same: by a thread not relaxed, while a stream is
+ * captured in global mode anywhere, or by this thread. */
+static bool unsafe_now(void) {
+    if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+    for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
+        if (captures[i] && (captures[i]->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
+                            (captures[i]->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL &&
+                             pthread_equal(captures[i]->captured_by, pthread_self()))))
+            return true;
+    return false;
+}
+
+static bool legacy_is_blocked(void) {
+    for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
+        if (captures[i] && captures[i]->blocking) return true;
+    return false;
+}
+
+static bool is_default(CUstream stream) { return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
+
+/* The checks every call on a stream makes. */
+static CUresult check_stream(CUstream stream) {
+    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (is_default(stream)) return legacy_is_blocked() ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+    if (stream->kind != STREAM) return CUDA_ERROR_INVALID_HANDLE;
+    return stream->context == current() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static struct node *add_node(CUgraph graph) {
+    graph->nodes = realloc(graph->nodes, (size_t)(graph->count + 1) * sizeof *graph->nodes);
+    struct node *node = &graph->nodes[graph->count++];
+    memset(node, 0, sizeof *node);
+    return node;
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    const CUstreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+    if (is_default(stream) || stream->capture) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
+        if (!captures[i]) {
+            stream->capture = calloc(1, sizeof *stream->capture);
+            stream->capture->kind = GRAPH;
+            stream->mode = mode;
+            stream->captured_by = pthread_self();
+            captures[i] = stream;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+    *graph = stream->capture;
+    if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    stream->capture = NULL;
+    for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
+        if (captures[i] == stream) captures[i] = NULL;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, unsigned long long flags) {
+    (void)flags;
+    *executable = (CUgraphExec)graph; /* one executable a graph, which then belongs to it */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphDestroy(CUgraph graph) {
+    (void)graph;
+    return CUDA_SUCCESS;
+}
+
+static CUresult run(const fake_launch *launch, const void *args) {
+    char why[100] = "";
+    if (fake_kernel_run(launch, args, why, sizeof why)) return CUDA_SUCCESS;
+    snprintf(broken_rule, sizeof broken_rule, "%s: %s", launch->kernel, why);
+    return CUDA_ERROR_LAUNCH_FAILED;
+}
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
+    CUgraph graph = (CUgraph)executable;
+    CUresult error = check_stream(stream);
+    for (int i = 0; i < graph->count && !error; i++)
+        if (graph->nodes[i].args) error = run(&graph->nodes[i].launch, graph->nodes[i].args);
+    return error;
+}
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec executable) {
+    CUgraph graph = (CUgraph)executable;
+    for (int i = 0; i < graph->count; i++) {
+        free(graph->nodes[i].args);
+        free(graph->nodes[i].freed);
+    }
+    free(graph->nodes);
+    free(graph);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------------------------------------------- */
+
+static block *block_at(CUdeviceptr address) {
+    for (block *b = blocks; b; b = b->next)
+        if ((char *)address >= b->begin && (char *)address < b->begin + b->size) return b;
+    return NULL;
+}
+
+static CUresult take(CUdeviceptr *address, size_t size, CUmemorytype type, bool managed, CUdevice device, CUmemoryPool pool) {
+    pthread_mutex_lock(&lock);
+    CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
+    const size_t limit = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 32);
+    const bool fits = used[device] + size <= limit && (!pool || !pool->limit || pool->used + size <= pool->limit);
+    block *b = fits ? calloc(1, sizeof *b) : NULL;
+    if (b) {
+        const size_t rounded = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        *b = (block){blocks, aligned_alloc(ALIGNMENT, rounded), size, type, managed, device, pool, pool ? 0 : current()->id};
+        memset(b->begin, 0xff, rounded); /* memory is what it was: here NaN */
+        blocks = b;
+        used[device] += size;
+        if (pool) pool->used += size;
+        *address = (CUdeviceptr)b->begin;
+        error = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+static CUresult give(CUdeviceptr address) {
+    pthread_mutex_lock(&lock);
+    CUresult error = CUDA_ERROR_INVALID_VALUE;
+    for (block **link = &blocks; *link; link = &(*link)->next) {
+        block *b = *link;
+        if (b->begin != (char *)address) continue;
+        *link = b->next;
+        used[b->device] -= b->size;
+        if (b->pool) b->pool->used -= b->size;
+        free(b->begin);
+        free(b);
+        error = CUDA_SUCCESS;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+EXPORT CUresult cuMemAlloc(CUdeviceptr *address, size_t size) {
+    CUresult error = injected("cuMemAlloc");
+    if (error) return error;
+    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (unsafe_now()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return take(address, size, CU_MEMORYTYPE_DEVICE, false, current()->device, NULL);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags) {
+    (void)flags;
+    return take(address, size, CU_MEMORYTYPE_DEVICE, true, current()->device, NULL);
+}
+
+EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+    (void)flags;
+    return take((CUdeviceptr *)address, size, CU_MEMORYTYPE_HOST, false, current()->device, NULL);
+}
+
+EXPORT CUresult cuMemFree(CUdeviceptr address) {
+    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+    return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : give(address);
+}
+
+EXPORT CUresult cuMemFreeHost(void *address) { return give((CUdeviceptr)address); }
+
+EXPORT CUresult cuMemGetInfo(size_t *free_bytes, size_t *total) {
+    *total = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 32);
+    *free_bytes = *total - used[current()->device];
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) {
+    memcpy((void *)to, from, size);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) {
+    if (unsafe_now()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    memcpy(to, (void *)from, size);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream stream) {
+    CUresult error = check_stream(stream);
+    if (!error) memset((void *)to, value, size);
+    return error;
+}
+
+EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *asked, void **answers, CUdeviceptr address) {
+    pthread_mutex_lock(&lock);
+    const block *b = block_at(address);
+    for (unsigned i = 0; i < count; i++) switch ((int)asked[i]) {
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(CUmemorytype *)answers[i] = b ? b->type : 0; break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)answers[i] = b ? address : 0; break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)answers[i] = b ? b->device : -2; break;
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)answers[i] = b && b->managed; break;
+        default: abort();
+        }
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pool = calloc(1, sizeof **pool);
+    **pool = (struct CUmemPoolHandle_st){POOL, properties->location.id, properties->maxSize, 0, 0};
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    free(pool);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+    (void)value;
+    return pool->kind == POOL && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static int trims;
+EXPORT int fake_trims(void) { return trims; }
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    trims += pool->kind == POOL && !keep;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool, CUstream stream) {
+    CUresult error = injected("cuMemAllocFromPoolAsync");
+    if (!error) error = check_stream(stream);
+    if (error || !is_default(stream)) {
+        if (error || !stream->capture) return error ? error : take(address, size, CU_MEMORYTYPE_DEVICE, false, pool->device, pool);
+        /* The graph's own memory, freed with it. */
+        *address = (CUdeviceptr)aligned_alloc(ALIGNMENT, (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+        return CUDA_SUCCESS;
+    }
+    return take(address, size, CU_MEMORYTYPE_DEVICE, false, pool->device, pool);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    CUresult error = check_stream(stream);
+    if (error) return error;
+    if (is_default(stream) || !stream->capture) return give(address);
+    add_node(stream->capture)->freed = (void *)address;
+    return CUDA_SUCCESS;
+}
+
+/* ---- Modules ------------------------------------------------------------------------------------------------------------------------ */
+
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    CUresult error = injected("cuModuleLoadData");
+    if (error) return error;
+    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (unsafe_now()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (*(const uint32_t *)image != 0xba55ed50u) return CUDA_ERROR_INVALID_IMAGE; /* what a fatbin begins with */
+    *module = calloc(1, sizeof **module);
+    **module = (struct CUmod_st){MODULE, current()};
+    calls_of_load++;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule module) {
+    if (module->kind != MODULE || module->context != current()) return CUDA_ERROR_INVALID_HANDLE;
+    free(module);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+    static CUfunction all; /* kept for the life of the process, so that a stale one is recognised */
+    if (module->kind != MODULE || module->context != current()) return CUDA_ERROR_INVALID_HANDLE;
+    if (!fake_kernel_args_size(name)) return CUDA_ERROR_NOT_FOUND;
+    CUfunction made = calloc(1, sizeof *made);
+    made->kind = FUNCTION;
+    snprintf(made->name, sizeof made->name, "%s", name);
+    made->context = module->context;
+    made->shared_limit = 48 << 10;
+    made->next = all;
+    all = made;
+    *function = made;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > SHARED_LIMIT) return CUDA_ERROR_INVALID_VALUE;
+    function->shared_limit = value;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+    CUresult error = injected("cuLaunchKernelEx");
+    if (!error) error = check_stream(config->hStream);
+    if (error) return error;
+    if (extra || function->kind != FUNCTION || function->context != current()) return CUDA_ERROR_INVALID_HANDLE;
+    if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || config->gridDimY > 65535 || config->gridDimZ > 65535 ||
+        config->gridDimX > INT32_MAX || (int)config->sharedMemBytes > function->shared_limit)
+        return CUDA_ERROR_INVALID_VALUE;
+    fake_launch launch = {.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                          .threads = config->blockDimX * config->blockDimY * config->blockDimZ,
+                          .shared_bytes = config->sharedMemBytes};
+    snprintf(launch.kernel, sizeof launch.kernel, "%s", function->name);
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            launch.early = config->attrs[i].value.programmaticStreamSerializationAllowed;
+    CUgraph capture = is_default(config->hStream) ? NULL : config->hStream->capture;
+    launch.captured = capture != NULL;
+    pthread_mutex_lock(&lock);
+    launches = realloc(launches, (size_t)(launch_count + 1) * sizeof *launches);
+    launches[launch_count++] = launch;
+    pthread_mutex_unlock(&lock);
+    if (!capture) return run(&launch, parameters[0]);
+    const size_t size = fake_kernel_args_size(launch.kernel);
+    struct node *node = add_node(capture);
+    node->launch = launch;
+    node->args = malloc(size);
+    memcpy(node->args, parameters[0], size);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Streams and events ---------------------------------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+    if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+    *stream = calloc(1, sizeof **stream);
+    (*stream)->kind = STREAM;
+    (*stream)->context = current();
+    (*stream)->blocking = !(flags & CU_STREAM_NON_BLOCKING);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream stream) {
+    stream->kind = 0; /* never freed: its handle stays recognisably dead */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
+    if (stream->kind != STREAM) return CUDA_ERROR_INVALID_HANDLE;
+    *context = stream->context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+    if (!is_default(stream) && stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+static int synchronizations;
+EXPORT int fake_synchronizations(void) { return synchronizations; }
+EXPORT CUresult cuCtxSynchronize(void) {
+    synchronizations++;
+    return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
+    (void)flags;
+    *event = malloc(1);
+    return CUDA_SUCCESS;
+}
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) { return (void)event, check_stream(stream); }
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    (void)event, (void)flags;
+    return check_stream(stream);
+}
+EXPORT CUresult cuEventDestroy(CUevent event) {
+    free(event);
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,497 @@
+"""What the host code of the CUDA engine asks of the driver, seen from the driver's side. Runs on the fake driver alone:
+test_cuda_host.py starts it with LD_LIBRARY_PATH naming it."""
+
+import ctypes
+import threading
+from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+
+import numpy as np
+import pytest
+
+import binding
+import cuda_driver
+import engine as engines
+from binding import CUDA, FP32, IEEE, LEFT, RIGHT, TF32, Context, Launch, Operand, Packed, Plan, Result, lib
+
+DRIVER = engines.DRIVER
+OUT_OF_MEMORY_ERROR, NO_BINARY, LAUNCH_FAILED = 2, 209, 719
+CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = range(3)
+
+
+class Recorded(ctypes.Structure):
+    _fields_ = [("kernel", c_char * 48), ("grid", c_uint * 3), ("threads", c_uint), ("shared_bytes", c_uint),
+                ("early", c_int), ("captured", c_int)]
+
+
+fake = DRIVER.lib
+fake.fake_launch_at.restype = ctypes.POINTER(Recorded)
+fake.fake_broken_rule.restype = c_char_p
+fake.fake_memory_used.restype = c_size_t
+
+
+def launches():
+    return [fake.fake_launch_at(i).contents for i in range(fake.fake_launches())]
+
+
+def names():
+    return [one.kernel.decode() for one in launches()]
+
+
+class Problem:
+    """Integer-valued matrices on the GPU, so that any order of summing gives the same bits, and what A*B is."""
+
+    def __init__(self, m, n, k, batch=None, driver=DRIVER):
+        rng = np.random.default_rng(m * 7 + n * 5 + k)
+        leading = () if batch is None else (batch,)
+        self.batch = batch
+        self.a = rng.integers(-8, 9, (*leading, m, k)).astype(np.float32)
+        self.b = rng.integers(-8, 9, (*leading, k, n)).astype(np.float32)
+        self.c = np.full((*leading, m, n), np.nan, np.float32)
+        self.expected = (self.a.astype(np.float64) @ self.b.astype(np.float64)).astype(np.float32)
+        self.buffers = [cuda_driver.Buffer(driver, x.nbytes).put(x) for x in (self.a, self.b, self.c)]
+        addresses = [buffer.address for buffer in self.buffers]
+        self.operand_a = binding.matrix(Operand, self.a, addresses[0])
+        self.operand_b = binding.matrix(Operand, self.b, addresses[1])
+        self.result_c = binding.matrix(Result, self.c, addresses[2])
+
+    def run(self, context, launch=None):
+        return lib.tsr_gemm_batch(context.handle, self.batch or 1, 1.0, byref(self.operand_a), byref(self.operand_b), 0.0,
+                                  byref(self.result_c), launch and byref(launch))
+
+    def got(self):
+        return self.buffers[2].get().reshape(self.c.shape)
+
+    def forget(self):
+        self.buffers[2].put(self.c)
+
+    def check(self):
+        assert np.array_equal(self.got(), self.expected)
+
+    def free(self):
+        for buffer in self.buffers:
+            buffer.free()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Every test leaves the driver as it found it: current context, memory, nothing broken."""
+    DRIVER.use(DRIVER.context)
+    DRIVER.free_kept()
+    fake.fake_forget_launches()
+    blocks, retained, depth = fake.fake_blocks(), fake.fake_primary_retained(0), fake.fake_context_depth()
+    yield
+    DRIVER.free_kept()
+    assert fake.fake_context_depth() == depth, "a context was left on the thread, or taken from it"
+    assert fake.fake_blocks() == blocks, "memory was left on the GPU"
+    assert fake.fake_primary_retained(0) == retained, "the primary context is held, or was released too often"
+    assert not fake.fake_broken_rule(), fake.fake_broken_rule()
+
+
+@pytest.fixture
+def problem(request):
+    made = Problem(*getattr(request, "param", (300, 200, 700)))
+    yield made
+    made.free()
+
+
+def refused(status, expected, *words):
+    message = lib.tsr_last_error().decode()
+    assert status == expected, (status, message)
+    for word in words:
+        assert word in message, message
+
+
+SPLIT = ["pack_sample", "pack_split", "pack_rescale", "split_fp32_sm90", "ieee_tile_128x128"]
+
+
+# ---- Launches -------------------------------------------------------------------------------------------------------
+
+
+def test_an_ieee_product_is_one_launch(problem):
+    context = Context(CUDA, IEEE, "ieee_tile_128x128", max_workspace=1)
+    assert problem.run(context) == 0
+    assert names() == ["ieee_tile_128x128"]
+    assert list(launches()[0].grid) == [3 * 2, 1, 1] and launches()[0].threads == 128
+    problem.check()
+
+
+@pytest.mark.parametrize("problem", [(100, 100, 20000)], indirect=True)
+def test_few_tiles_and_long_k_are_cut(problem):
+    assert problem.run(Context(CUDA, IEEE)) == 0
+    assert len(names()) == 2 and names()[1] == "ieee_reduce"
+    assert launches()[0].grid[0] >= 132
+    problem.check()
+
+
+def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
+    context = Context(CUDA, FP32, "split_fp32_sm90", max_workspace=8 << 20)
+    assert problem.run(context) == 0
+    assert [name for name in names() if name != "split_reduce"] == SPLIT
+    problem.check()
+    stats = context.stats()
+    assert (stats.products, stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 1, 0, 0)
+
+
+def test_only_kernels_that_wait_are_launched_early_and_never_the_first(problem):
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90", max_workspace=8 << 20)) == 0
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90", max_workspace=8 << 20)) == 0
+    for one in launches():
+        name = one.kernel.decode()
+        assert bool(one.early) == (name != "pack_sample" and not name.startswith("ieee")), name
+
+
+def test_all_blocks_have_128_threads_where_the_kernel_promises_it(problem):
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90_t128")) == 0
+    assert {one.threads for one in launches()} == {128}
+    problem.check()
+
+
+def test_what_cannot_be_split_is_recomputed(problem):
+    values = problem.a.copy()
+    values[130, 5] = np.inf
+    problem.buffers[0].put(values)
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    assert problem.run(context) == 0
+    stats = context.stats()
+    assert stats.marked_panels == 1 and stats.fallback_tiles == 2
+    got, others = problem.got(), np.arange(300) != 130
+    assert np.array_equal(got[others], problem.expected[others])
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(got[130], values[130] @ problem.b, equal_nan=True)
+
+
+def test_nothing_synchronises(problem):
+    context = Context(CUDA, FP32)
+    before = fake.fake_synchronizations()
+    assert problem.run(context) == 0
+    assert fake.fake_synchronizations() == before
+
+
+def test_a_batch_larger_than_a_grid():
+    problem = Problem(2, 3, 4, batch=70000)
+    assert problem.run(Context(CUDA, IEEE)) == 0
+    assert [one.grid[2] for one in launches()] == [65535, 70000 - 65535]
+    problem.check()
+    problem.free()
+
+
+@pytest.mark.parametrize("m, n, k", [(2**31 + 5, 9, 3), (9, 2**31 + 5, 3), (4, 4, 2**31 + 5), (2**31 + 5, 1, 7)])
+def test_extents_beyond_32_bits(m, n, k):
+    """Captured, not run: operands are one element broadcast."""
+    one = DRIVER.allocate(4)
+    c = DRIVER.allocate(4)
+    a, b = Operand(one, m, k, 0, 0, 0), Operand(one, k, n, 0, 0, 0)
+    context, stream = Context(CUDA, IEEE), DRIVER.stream()
+    graph = DRIVER.capture(stream, lambda: binding.gemm(context, a, b, Result(c, m, n, n, 1, 0), launch=Launch(stream)))
+    assert sum(not name.startswith("ieee_reduce") for name in names()) == 3
+    DRIVER.graph_destroy(graph)
+    DRIVER.free(one)
+    DRIVER.free(c)
+
+
+# ---- Forced kernels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel, precision, status, word", [
+    (b"no_such_kernel", FP32, binding.INVALID_ARGUMENT, "no CUDA kernel's name"),
+    (b"ieee_reduce", FP32, binding.INVALID_ARGUMENT, "no CUDA kernel's name"),
+    (b"split_fp32_sm90", IEEE, binding.INVALID_ARGUMENT, "not accurate enough"),
+    (b"split_tf32_sm90", FP32, binding.INVALID_ARGUMENT, "not accurate enough")])
+def test_kernels_that_cannot_be_forced(kernel, precision, status, word):
+    handle = c_void_p(1)
+    options = binding.Options(CUDA, -1, precision, 0, 0, kernel)
+    refused(lib.tsr_context_create(byref(handle), byref(options)), status, "options.kernel", word)
+    assert handle.value is None
+
+
+@pytest.mark.parametrize("kernel", engines.kernel_names(CUDA))
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 700, 300), (700, 5, 300), (129, 257, 65), (64, 64, 5000)])
+def test_every_kernel_forced(kernel, shape):
+    problem = Problem(*shape)
+    status = problem.run(Context(CUDA, TF32, kernel))
+    if "thin" in kernel and (min(shape[:2]) > 8 or kernel == "ieee_thin_m"):
+        refused(status, binding.INVALID_ARGUMENT, kernel)
+    else:
+        assert status == 0 and kernel in names()
+        problem.check()
+    problem.free()
+
+
+# ---- Contexts -------------------------------------------------------------------------------------------------------
+
+
+def test_the_callers_context_is_used_and_left_alone(problem):
+    own = DRIVER.new_context()
+    DRIVER.use(own)
+    context = Context(CUDA, IEEE)
+    DRIVER.use(None)
+    assert problem.run(context) == 0  # memory of the same GPU, whatever context is current
+    DRIVER.use(DRIVER.context)
+    assert problem.run(context) == 0
+    problem.check()
+    del context
+    DRIVER.context_destroy(own)
+
+
+def test_without_a_current_context_the_primary_one_is_taken(problem):
+    DRIVER.use(None)
+    context = Context(CUDA, IEEE)
+    assert problem.run(context) == 0
+    del context
+    DRIVER.use(DRIVER.context)
+    problem.check()
+
+
+def test_device_index():
+    handle = c_void_p()
+    options = binding.Options(CUDA, 2, FP32, 0, 0, None)
+    refused(lib.tsr_context_create(byref(handle), byref(options)), binding.NO_DEVICE, "options.device_index is 2", "2 GPUs")
+    before = fake.fake_primary_retained(1)
+    context = Context(CUDA, device_index=1)
+    assert fake.fake_primary_retained(1) == before + 1
+    del context
+    assert fake.fake_primary_retained(1) == before
+
+
+def test_memory_of_another_gpu(problem):
+    refused(problem.run(Context(CUDA, device_index=1)), binding.INVALID_ARGUMENT, "c.data", "memory of GPU 0", "GPU 1")
+
+
+def test_a_context_that_was_reset():
+    """As by cudaDeviceReset: the same CUcontext address, another context."""
+    old, context = Problem(50, 60, 70), Context(CUDA, FP32)
+    assert old.run(context) == 0
+    DRIVER.call("cuDevicePrimaryCtxReset_v2", DRIVER.device)
+    problem = Problem(50, 60, 70)
+    refused(problem.run(context), binding.DEVICE_ERROR, "destroyed or reset", "make another tsr_context")
+    refused(lib.tsr_stats_read(context.handle, byref(binding.Stats())), binding.DEVICE_ERROR, "destroyed or reset")
+    again = Context(CUDA, FP32)
+    assert problem.run(again) == 0
+    problem.check()
+    del context, again
+    problem.free()
+
+
+def test_a_context_that_was_destroyed(problem):
+    own = DRIVER.new_context()
+    DRIVER.use(own)
+    context = Context(CUDA, IEEE)
+    DRIVER.use(DRIVER.context)
+    DRIVER.context_destroy(own)
+    refused(problem.run(context), binding.DEVICE_ERROR, "destroyed or reset")
+
+
+def test_modules_are_loaded_once_for_a_context(problem):
+    first = Context(CUDA, FP32, "split_fp32_sm90")
+    assert problem.run(first) == 0
+    loaded = fake.fake_modules_loaded()
+    second = Context(CUDA, FP32, "split_fp32_sm90")
+    assert problem.run(second) == 0 and problem.run(first) == 0
+    assert fake.fake_modules_loaded() == loaded
+    del first, second
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90")) == 0  # unloaded with the last, loaded again
+    assert fake.fake_modules_loaded() > loaded
+
+
+def test_threads_load_modules_once():
+    problem = Problem(40, 50, 60)
+    context, before, failures = Context(CUDA, IEEE), fake.fake_modules_loaded(), []
+
+    def work():
+        failures.append(problem.run(context))  # no context is current on this thread
+
+    threads = [threading.Thread(target=work) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [0] * 32 and fake.fake_modules_loaded() == before + 1
+    problem.check()
+    problem.free()
+
+
+# ---- Streams and graphs ---------------------------------------------------------------------------------------------
+
+
+def test_streams(problem):
+    context, stream, other = Context(CUDA, FP32), DRIVER.stream(), DRIVER.new_context()
+    for handle in (None, 1, 2, stream):
+        problem.forget()
+        assert problem.run(context, Launch(handle)) == 0
+        problem.check()
+    DRIVER.use(other)
+    strange = DRIVER.stream()
+    DRIVER.use(DRIVER.context)
+    refused(problem.run(context, Launch(strange)), binding.INVALID_ARGUMENT, "launch.stream", "another CUDA context")
+    DRIVER.stream_destroy(stream)
+    refused(problem.run(context, Launch(stream)), binding.INVALID_ARGUMENT, "launch.stream", "destroyed")
+
+
+@pytest.mark.parametrize("mode", [CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED])
+@pytest.mark.parametrize("kernel", ["split_fp32_sm90", "ieee_tile_64x64"])
+@pytest.mark.parametrize("problem", [(100, 100, 3000)], indirect=True)
+def test_capture(problem, mode, kernel):
+    """Even the first call, which loads modules, even making a context."""
+    stream = DRIVER.stream()
+    graph, executable = c_void_p(), c_void_p()
+    DRIVER.call("cuStreamBeginCapture_v2", stream, c_int(mode))
+    context = Context(CUDA, FP32, kernel)
+    assert problem.run(context, Launch(stream)) == 0
+    DRIVER.call("cuStreamEndCapture", stream, byref(graph))
+    assert all(one.captured for one in launches()) and len(launches()) >= 2
+    assert np.isnan(problem.got()).all()
+    DRIVER.call("cuGraphInstantiateWithFlags", byref(executable), graph, ctypes.c_ulonglong(0))
+    for _ in range(3):
+        problem.forget()
+        DRIVER.replay(executable, stream)
+        problem.check()
+    DRIVER.graph_destroy(executable)
+
+
+def test_packing_under_capture(problem):
+    context, stream, made = Context(CUDA, FP32, "split_fp32_sm90"), DRIVER.stream(), []
+
+    def work():
+        made.append(Packed(context, RIGHT, problem.operand_b, Launch(stream)))
+        problem.operand_b.packed = made[0].handle
+        assert problem.run(context, Launch(stream)) == 0
+
+    executable = DRIVER.capture(stream, work)
+    DRIVER.replay(executable, stream)
+    problem.check()
+    DRIVER.graph_destroy(executable)
+
+
+def test_the_default_stream_beside_a_capture(problem):
+    """The driver's refusal comes through, and nothing is left behind."""
+    stream = c_void_p()
+    DRIVER.call("cuStreamCreate", byref(stream), c_uint(0))  # one that waits for the default stream
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    DRIVER.call("cuStreamBeginCapture_v2", stream, c_int(CAPTURE_RELAXED))
+    refused(problem.run(context), binding.DEVICE_ERROR)
+    graph, executable = c_void_p(), c_void_p()
+    DRIVER.call("cuStreamEndCapture", stream, byref(graph))
+    DRIVER.call("cuGraphExecDestroy", graph)
+    assert problem.run(context) == 0
+    problem.check()
+
+
+# ---- Memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which, name", [("operand_a", "a.data"), ("operand_b", "b.data"), ("result_c", "c.data")])
+def test_host_memory_is_refused_by_name(problem, which, name):
+    context = Context(CUDA, FP32)
+    host = np.zeros(300 * 700, np.float32)
+    matrix = getattr(problem, which)
+    matrix.data, kept = host.ctypes.data, matrix.data
+    refused(problem.run(context), binding.INVALID_ARGUMENT, f"{name} is host memory", "copy it to the GPU")
+    matrix.data = kept
+    assert names() == [] and problem.run(context) == 0
+    problem.check()
+
+
+def test_host_memory_is_refused_by_pack_and_as_workspace(problem):
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    host = np.zeros(4 << 20, np.float32)
+    problem.operand_a.data, kept = host.ctypes.data, problem.operand_a.data
+    handle = c_void_p(1)
+    refused(lib.tsr_pack(byref(handle), context.handle, LEFT, byref(problem.operand_a), None), binding.INVALID_ARGUMENT,
+            "operand.data is host memory")
+    assert handle.value is None
+    problem.operand_a.data = kept
+    aligned = (host.ctypes.data + 255) // 256 * 256
+    refused(problem.run(context, Launch(None, aligned, 12 << 20)), binding.INVALID_ARGUMENT, "launch.workspace is host memory")
+
+
+def test_managed_and_pinned_memory():
+    problem = Problem(30, 40, 50)
+    managed, pinned = DRIVER.allocate_managed(problem.a.nbytes), DRIVER.allocate_pinned(problem.b.nbytes)
+    ctypes.memmove(managed, problem.a.ctypes.data, problem.a.nbytes)
+    ctypes.memmove(pinned, problem.b.ctypes.data, problem.b.nbytes)
+    problem.operand_a.data, problem.operand_b.data = managed, pinned
+    assert problem.run(Context(CUDA, IEEE)) == 0
+    problem.check()
+    DRIVER.free(managed)
+    DRIVER.free_pinned(pinned)
+    problem.free()
+
+
+@pytest.mark.parametrize("call", ["cuMemAllocFromPoolAsync", "cuMemAlloc"])
+def test_out_of_memory(problem, call):
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    fake.fake_break(call.encode(), OUT_OF_MEMORY_ERROR)
+    if call == "cuMemAlloc":
+        handle = c_void_p(1)
+        status = lib.tsr_pack(byref(handle), context.handle, LEFT, byref(problem.operand_a), None)
+        assert handle.value is None
+    else:
+        status = problem.run(context)
+    refused(status, binding.OUT_OF_MEMORY, "out of memory", "GPU 0")
+    assert names() == [] and problem.run(context) == 0
+    problem.check()
+
+
+def test_out_of_memory_while_a_context_is_made():
+    fake.fake_break(b"cuMemAlloc", OUT_OF_MEMORY_ERROR)
+    handle = c_void_p(1)
+    options = binding.Options(CUDA, -1, FP32, 0, 0, None)
+    refused(lib.tsr_context_create(byref(handle), byref(options)), binding.OUT_OF_MEMORY)
+    assert handle.value is None
+    Context(CUDA)
+
+
+def test_a_workspace_of_the_callers(problem):
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    plan = Plan(context, problem.operand_a, problem.operand_b, problem.result_c)
+    with cuda_driver.Buffer(DRIVER, plan.workspace()) as workspace:
+        fake.fake_break(b"cuMemAllocFromPoolAsync", OUT_OF_MEMORY_ERROR)  # which is not called
+        assert problem.run(context, Launch(None, workspace.address, plan.workspace())) == 0
+        fake.fake_break(b"", 0)
+        problem.check()
+        workspace.get()
+
+
+@pytest.mark.parametrize("limit", [200000, 1 << 20, 2 << 20])
+@pytest.mark.parametrize("precision, kernel", [(FP32, "split_fp32_sm90"), (TF32, "split_tf32_sm90")])
+def test_max_workspace_computes_in_parts(limit, precision, kernel):
+    problem = Problem(1000, 1100, 130)
+    context = Context(CUDA, precision, kernel, max_workspace=max(limit, 500000))
+    plan = Plan(context, problem.operand_a, problem.operand_b, problem.result_c)
+    assert plan.workspace() <= max(limit, 500000) and ("in parts of: " in plan.text()) == (limit < 1 << 20)
+    assert problem.run(context) == 0
+    problem.check()
+    problem.free()
+
+
+def test_max_workspace_too_small_for_a_forced_kernel(problem):
+    refused(problem.run(Context(CUDA, FP32, "split_fp32_sm90", max_workspace=1000)), binding.OUT_OF_MEMORY,
+            "options.max_workspace is 1000", "split_fp32_sm90")
+
+
+def test_trim(problem):
+    context, before = Context(CUDA), fake.fake_trims()
+    assert lib.tsr_trim(context.handle) == 0 and fake.fake_trims() == before + 1
+
+
+# ---- Errors of the driver -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel, first", [("split_fp32_sm90", "pack_sample"), ("ieee_tile_64x64", "ieee_tile_64x64")])
+def test_a_launch_that_fails(problem, kernel, first):
+    context = Context(CUDA, FP32, kernel)
+    fake.fake_break(b"cuLaunchKernelEx", 701)
+    refused(problem.run(context), binding.DEVICE_ERROR, f"launching {first}", "error of the fake driver", "CUDA_ERROR_701")
+    assert problem.run(context) == 0
+    problem.check()
+
+
+def test_a_module_that_does_not_load(problem):
+    context = Context(CUDA, IEEE, "ieee_tile_64x64")
+    fake.fake_break(b"cuModuleLoadData", 304)
+    refused(problem.run(context), binding.DEVICE_ERROR, "loading the ieee_tile_64x64 kernels")
+    assert problem.run(context) == 0
+    fake.fake_break(b"cuModuleLoadData", NO_BINARY)
+    refused(problem.run(Context(CUDA, IEEE, "ieee_tile_128x64")), binding.UNSUPPORTED, "compute capability 9.0",
+            "TESSERA_CUDA_ARCHITECTURES")
+    problem.check()

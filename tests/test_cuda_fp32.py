@@ -1,0 +1,334 @@
+"""fp32 on tensor cores keeps the contract for every input: hard data at large K, special values in every place, rows that
+the split cannot carry, packed operands that are shared."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import binding
+from binding import CUDA, FP32, IEEE, LEFT, RIGHT, Launch, Operand, Packed, Result
+from cuda_driver import Buffer
+from engine import Engine
+from layouts import assert_guards, filled, padded, poisoned, row_major, stepped
+from reference import (FAMILIES, UNIT, assert_componentwise, assert_exact, assert_special_values, frobenius_error, integers, normal,
+                       powers_of_two, product64, signed, uniform)
+
+LARGEST = np.finfo(np.float32).max
+IEEE_CUDA = Engine(CUDA, IEEE)
+
+
+@pytest.mark.parametrize("k", [128, 1000, 4096, 16384, 65536])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(accurate_cuda, family, k):
+    m, n = (300, 200) if k <= 4096 else (130, 70)
+    a, b = FAMILIES[family](np.random.default_rng(k), m, n, k)
+    if family == "exponents_60":  # so that the sum of k products of up to 2^120 stays finite
+        a, b = a * np.float32(2.0**-8), b * np.float32(2.0**-8)
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+
+
+@pytest.mark.parametrize("k", range(1, 301))
+def test_every_k(accurate_cuda, k):
+    rng = np.random.default_rng(k)
+    for family in (uniform, FAMILIES["balanced_grading"]):
+        a, b = family(rng, 140, 150, k)
+        assert_componentwise(accurate_cuda.product(a, b), a, b)
+
+
+@pytest.mark.parametrize("family", [uniform, normal], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("k", [1024, 8192])
+def test_more_accurate_than_plain_float32(driver, family, k):
+    """fp32 on tensor cores is no further from float64 than a float32 sum in order is. (That it is no further than
+    cuBLAS is for the benchmark, which has cuBLAS.)"""
+    a, b = family(np.random.default_rng(k), 512, 512, k)
+    exact = product64(a, b)
+    assert frobenius_error(Engine(CUDA, FP32).product(a, b), exact) <= frobenius_error(IEEE_CUDA.product(a, b), exact)
+
+
+# ---- Special values in every class of position ----------------------------------------------------------------------
+
+M, N, K = 300, 280, 400  # several panels and tiles with edges, several blocks of k with a remainder
+POSITIONS = [(0, 0), (0, K - 1), (M - 1, 0), (M - 1, K - 1), (63, 63), (64, 64), (127, 127), (128, 128), (128, 0), (255, 320), (299, 384),
+             (7, 399), (150, 200)]
+VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "subnormal": np.float32(2.0**-140), "zero": 0.0, "-zero": -0.0,
+          "largest": LARGEST, "-largest": -LARGEST, "tiny": np.float32(2.0**-126)}
+
+
+def small_factors(rng, rows, cols):
+    """Nonzero, below 1, so that the largest float times one of them does not overflow."""
+    return (signed(rng, rows, cols) * np.float32(0.25)).astype(np.float32)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("position", POSITIONS, ids=str)
+def test_one_value(accurate_cuda, rng, position, value):
+    a, b = small_factors(rng, M, K), small_factors(rng, K, N)
+    a[position] = VALUES[value]
+    for x, y in [(a, b), (np.ascontiguousarray(b.T), np.ascontiguousarray(a.T))]:
+        c = accurate_cuda.product(x, y)
+        assert_special_values(c, x, y)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "subnormal", "largest"])
+def test_untouched_elsewhere(fp32_cuda, rng, value):
+    """A value that the split cannot carry changes its own panel's tiles; all other elements keep the bits they had."""
+    a, b = rng.standard_normal((600, 512), np.float32), rng.standard_normal((512, 600), np.float32)
+    before = fp32_cuda.product(a, b)
+    spoiled = a.copy()
+    spoiled[130, 100] = VALUES[value]
+    after = fp32_cuda.product(spoiled, b)
+    rows = np.arange(600)
+    outside = (rows < 128) | (rows >= 256)  # no kernel's panel of rows is larger than 128
+    assert np.array_equal(before[outside], after[outside])
+
+
+def test_marked_tiles_equal_the_ieee_kernel(driver, rng):
+    """Where every row holds something that the split cannot carry, the result is the ieee kernel's to the bit."""
+    a, b = rng.standard_normal((1024, 1024), np.float32), rng.standard_normal((1024, 1024), np.float32)
+    a[:, 17] = np.inf
+    a[:, 18] = 1
+    b[17] = 0
+    context = binding.Context(device=CUDA)
+    fp32 = Engine(CUDA, FP32)
+    c = fp32.product(a, b, context=context)
+    stats = context.stats()
+    if not stats.split_products:
+        pytest.skip("this GPU has no split kernel")
+    assert np.isnan(c).all() and stats.fallback_tiles > 0
+    a[:, 17] = 2.0**-149
+    a[:, 16] = 2.0**100
+    b[16] = 0
+    c = fp32.product(a, b, context=context)
+    ieee = Engine(CUDA, IEEE, "ieee_tile_128x128")
+    whole_k = ieee.new_context(max_workspace=1)  # no room for partial sums, so k is not cut
+    assert np.array_equal(c, ieee.product(a, b, context=whole_k))
+
+
+@pytest.mark.parametrize("alpha, beta", [(1.0, 1.0), (-2.0, 0.5), (0.5, 0.0), (1.0, -1.0)])
+def test_fallback_with_alpha_and_beta(accurate_cuda, rng, alpha, beta):
+    """A tile that is computed again must not add beta*C twice."""
+    a, b, before = integers(rng, M, K), integers(rng, K, N), integers(rng, M, N)
+    a[20, 30], a[200, 40] = np.inf, 2.0**-140
+    b[30] = np.abs(b[30]) + 1
+    for layout in (row_major, stepped):
+        c = filled(layout, before) if beta else layout(M, N)
+        accurate_cuda.multiply(a, b, c, alpha, beta)
+        expected = alpha * product64(a, b) + (beta * before.astype(np.float64) if beta else 0)
+        assert np.isinf(c[20]).all()
+        finite = np.arange(M) != 20
+        assert np.array_equal(c[finite], expected[finite].astype(np.float32))
+        assert_guards(c)
+
+
+# ---- Rows the split finds hard --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [5, 10, 15, 16, 20, 24, 30, 60, 100])
+def test_one_huge_value_in_each_row(accurate_cuda, rng, exponent):
+    """The others of the row are that much smaller than its scale, and still count where the huge one meets a zero."""
+    a, b = normal(rng, 200, 180, 300)
+    where = rng.integers(0, 300, 200)
+    a[np.arange(200), where] = np.ldexp(np.float32(1), exponent)
+    b[where[::2]] = 0
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+    assert_componentwise(accurate_cuda.product(b.T, a.T), b.T, a.T)
+
+
+def test_a_huge_value_wherever_a_sample_may_miss_it(accurate_cuda, rng):
+    """Scales that are guessed from a part of each row must be corrected wherever the largest value is."""
+    k = 2000
+    a, b = normal(rng, 256, 130, k)
+    a[np.arange(256), np.arange(256) * 7 % k] *= np.float32(2.0**20)
+    b[np.arange(130) * 13 % k, np.arange(130)] *= np.float32(2.0**25)
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+    a[:, -1] = 2.0**18
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+
+
+def test_rows_of_zeros(accurate_cuda, rng):
+    a, b = normal(rng, 300, 200, 500)
+    a[::3] = 0
+    a[128:256] = 0
+    b[:, 5:70] = -0.0
+    c = accurate_cuda.product(a, b)
+    assert_componentwise(c, a, b)
+    assert (c[::3] == 0).all() and (c[:, 5:70] == 0).all()
+
+
+def test_values_that_rounding_carries_over(accurate_cuda):
+    """Just below powers of two, where rounding to a piece reaches the next one."""
+    below = np.nextafter(np.ldexp(np.float32(1), np.arange(-20, 20)), np.float32(0), dtype=np.float32)
+    a = np.resize(below, (200, 333)).astype(np.float32)
+    b = np.resize(np.float32(1) - np.float32(2.0**-24) * np.arange(1, 4, dtype=np.float32), (333, 150)).astype(np.float32)
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+
+
+@pytest.mark.parametrize("low, high", [(-149, -120), (-126, -100), (-75, -60), (60, 63), (100, 120)])
+def test_scales_at_the_ends_of_the_range(accurate_cuda, rng, low, high):
+    a = np.ldexp(signed(rng, 150, 256).astype(np.float64), rng.integers(low, high + 1, (150, 1))).astype(np.float32)
+    b = signed(rng, 256, 140)
+    assert_componentwise(accurate_cuda.product(a, b), a, b, underflow=low < -60)
+    assert_componentwise(accurate_cuda.product(b.T, a.T), b.T, a.T, underflow=low < -60)
+
+
+def test_uniform_data_take_the_split_path(driver):
+    """And mark nothing: the fallback is for hard data, not for the benchmark's."""
+    if driver.capability()[0] != 9:
+        pytest.skip("the split kernels are for compute capability 9.0")
+    rng = np.random.default_rng(3)
+    for family in (uniform, normal):
+        context = binding.Context(device=CUDA)
+        a, b = family(rng, 2048, 2048, 2048)
+        Engine(CUDA, FP32).product(a, b, context=context)
+        stats = context.stats()
+        assert (stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 0, 0), family.__name__
+
+
+@pytest.mark.parametrize("limit", [2**20, 2**22, 2**24])
+@pytest.mark.parametrize("m, n, k", [(700, 900, 1100), (2000, 300, 500), (300, 2000, 4000)])
+def test_less_workspace_same_contract(fp32_cuda, rng, m, n, k, limit):
+    """Worked in panels under max_workspace: special values and all."""
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    a[m // 2, k // 3] = np.inf
+    context = fp32_cuda.new_context(max_workspace=limit)
+    try:
+        c = fp32_cuda.product(a, b, context=context)
+    except binding.TesseraError as error:
+        assert error.status == binding.OUT_OF_MEMORY and "max_workspace" in error.message and fp32_cuda.kernel
+        return
+    assert_special_values(c, a, b)
+
+
+# ---- Packed operands ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sides", [(LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=["left", "right", "both"])
+def test_packed_keeps_the_contract(accurate_cuda, rng, sides):
+    for family in FAMILIES.values():
+        a, b = family(rng, 300, 280, 600)
+        c, plain = padded(300, 280), padded(300, 280)
+        with accurate_cuda.resident(a, b, changed=[c]):
+            packed_a = Packed(accurate_cuda.context, LEFT, accurate_cuda.operand(a)) if LEFT in sides else None
+            packed_b = Packed(accurate_cuda.context, RIGHT, accurate_cuda.operand(b)) if RIGHT in sides else None
+            binding.gemm(accurate_cuda.context, accurate_cuda.operand(a, packed_a), accurate_cuda.operand(b, packed_b),
+                         accurate_cuda.result(c))
+        assert_componentwise(c, a, b)
+        assert_guards(c)
+        accurate_cuda.multiply(a, b, plain)
+        assert np.array_equal(c, plain), "packed and unpacked differ"
+
+
+def test_packed_with_a_batch_stride(fp32_cuda, rng):
+    """A packed form of one matrix must not stand for the others of a batch."""
+    a, b, c = integers(rng, 3, 256, 512), integers(rng, 3, 512, 256), row_major(3, 256, 256)
+    with fp32_cuda.resident(a, b, changed=[c]):
+        packed = Packed(fp32_cuda.context, RIGHT, fp32_cuda.operand(b))
+        try:
+            binding.gemm(fp32_cuda.context, fp32_cuda.operand(a), fp32_cuda.operand(b, packed), fp32_cuda.result(c), batch=3)
+        except binding.TesseraError as error:
+            assert error.status == binding.INVALID_ARGUMENT and "b.packed" in error.message
+            return
+    assert np.array_equal(c, a.astype(np.float64) @ b)
+
+
+def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
+    """Packed once on one stream; used from twelve threads, each on a stream of its own that waits for it."""
+    b = integers(rng, 512, 400)
+    jobs = [integers(rng, 100 + 30 * i, 512) for i in range(12)]
+    outputs = [Buffer(driver, 4 * a.shape[0] * 400).put(poisoned(a.shape[0], 400)) for a in jobs]
+    inputs = [Buffer(driver, a.nbytes).put(a) for a in jobs]
+    first, ready = driver.stream(), driver.event()
+    streams = [driver.stream() for _ in jobs]
+    failures = []
+    with Buffer(driver, b.nbytes) as db:
+        db.put(b)
+        operand_b = binding.matrix(Operand, b, db.address)
+        packed = Packed(cuda.context, RIGHT, operand_b, Launch(first))
+        driver.record(ready, first)
+        for stream in streams:
+            driver.stream_wait(stream, ready)
+
+        def work(i):
+            try:
+                for _ in range(5):
+                    binding.gemm(cuda.context, binding.matrix(Operand, jobs[i], inputs[i].address),
+                                 binding.matrix(Operand, b, db.address, packed),
+                                 Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0), launch=Launch(streams[i]))
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        driver.synchronize()
+        del packed
+        assert not failures
+        for a, output, held, stream in zip(jobs, outputs, inputs, streams):
+            assert_exact(output.get().reshape(-1, 400), a, b)
+            output.free(), held.free(), driver.stream_destroy(stream)
+    driver.event_destroy(ready)
+    driver.stream_destroy(first)
+
+
+def test_packed_in_a_graph(fp32_cuda, driver, rng):
+    """Packed before the capture, replayed after."""
+    stream = driver.stream()
+    a, b = integers(rng, 300, 512), integers(rng, 512, 256)
+    with Buffer(driver, a.nbytes) as da, Buffer(driver, b.nbytes) as db, Buffer(driver, 4 * 300 * 256) as dc:
+        da.put(a), db.put(b), dc.put(poisoned(300, 256))
+        packed = Packed(fp32_cuda.context, RIGHT, binding.matrix(Operand, b, db.address), Launch(stream))
+        driver.stream_synchronize(stream)
+        graph = driver.capture(stream, lambda: binding.gemm(
+            fp32_cuda.context, binding.matrix(Operand, a, da.address), binding.matrix(Operand, b, db.address, packed),
+            Result(dc.address, 300, 256, 256, 1, 0), launch=Launch(stream)))
+        for _ in range(3):
+            dc.put(poisoned(300, 256))
+            driver.replay(graph, stream)
+            driver.stream_synchronize(stream)
+            assert_exact(dc.get().reshape(300, 256), a, b)
+        driver.graph_destroy(graph)
+    driver.stream_destroy(stream)
+
+
+# ---- Bits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m, n, k", [(1024, 1024, 1024), (300, 400, 5000), (128, 128, 30000)])
+def test_same_bits_under_load(cuda, driver, rng, m, n, k):
+    """Again and again while other streams keep the GPU busy: no sum may depend on which block came first."""
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    first = cuda.product(a, b)
+    streams = [driver.stream() for _ in range(4)]
+    outputs = [Buffer(driver, first.nbytes) for _ in streams]
+    with Buffer(driver, a.nbytes) as da, Buffer(driver, b.nbytes) as db:
+        da.put(a), db.put(b)
+        for _ in range(5):
+            for stream, output in zip(streams, outputs):
+                binding.gemm(cuda.context, binding.matrix(Operand, a, da.address), binding.matrix(Operand, b, db.address),
+                             Result(output.address, m, n, n, 1, 0), launch=Launch(stream))
+            driver.synchronize()
+            for output in outputs:
+                assert np.array_equal(output.get().reshape(m, n), first)
+    for stream, output in zip(streams, outputs):
+        output.free(), driver.stream_destroy(stream)
+
+
+def test_the_mean_error_has_no_bias(driver):
+    """Tensor cores truncate; promotion into float32 must keep that from adding up: on uniform data the mean signed error is
+    far below the mean size of the error bound."""
+    a, b = uniform(np.random.default_rng(5), 400, 400, 8192)
+    exact = product64(a, b)
+    c = Engine(CUDA, FP32).product(a, b)
+    assert abs(np.mean((c - exact) / exact)) <= 8 * UNIT
+
+
+def test_powers_of_two_are_exact(accurate_cuda, rng):
+    """One nonzero term in each sum: the product of two powers of two, exact at any scale float32 has."""
+    a, b = np.zeros((150, 300), np.float32), np.zeros((300, 140), np.float32)
+    rows = rng.permutation(300)[:150]
+    a[np.arange(150), rows] = powers_of_two(rng, -60, 60, 150)
+    b[rows] = powers_of_two(rng, -60, 60, 150, 140)
+    assert np.array_equal(accurate_cuda.product(a, b), product64(a, b))
