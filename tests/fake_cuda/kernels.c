@@ -184,7 +184,8 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                 }
             }
     }
-    if (blocks != l->grid[0]) return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;
+    if (split ? !l->grid[0] || l->grid[0] > blocks : l->grid[0] != blocks)
+        return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;
     return true;
 }
 
