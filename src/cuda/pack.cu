@@ -17,8 +17,9 @@
  * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first, then operand 1's.
  * A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it splits, so that memory is always
  * busy. In shared memory a unit lies as it does in the matrix, lines of 64 floats along whichever of k and rows is contiguous;
- * threads take four neighbours along k each ("quads"), which is what makes 8 bytes of a tile's row.
- * Limits: 50 KB of shared memory, 128 registers, 4 blocks per SM.
+ * threads take four neighbours along k each ("quads"), which is what makes 8 bytes of a tile's row. Copies are 16 bytes wide for any
+ * contiguous matrix, however its lines are aligned, and 4 bytes for general strides.
+ * Limits: 53 KB of shared memory, 128 registers, 4 blocks per SM.
  */
 #include <cuda_fp16.h>
 
@@ -31,7 +32,7 @@ constexpr int UNIT_ROWS = 64;
 constexpr int QUAD = 4;                             /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
 constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
-constexpr int LINE = 64;                            /* floats of a unit that are neighbours in memory */
+constexpr int LINE = 64, LINE_PITCH = LINE + 4;      /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
 constexpr int STAGES = 3;
 constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
 constexpr int SAMPLE_EXPONENT = 9;                  /* the sample's largest lands in [2^9, 2^10): the row may be 64 times larger */
@@ -114,55 +115,94 @@ __device__ bool split_quad(const float (&x)[QUAD], int e, float tolerance, uint2
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------------- */
 
 struct __align__(16) stage {
-    float lines[LINE][LINE];
+    float lines[LINE][LINE_PITCH]; /* line i begins at its shift (below) */
     int32_t exponents[UNIT_ROWS];
 };
+
+/* Copies `bytes` of 16 and fills the rest with zeros. */
+__device__ void copy_16(void *to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+                 "r"(bytes));
+}
 
 __device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
                  "r"(there ? 4 : 0));
 }
 
-__device__ void copy_16(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
-}
-
 __device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-/* Starts copying a unit: its floats line by line, and its rows' exponents. */
+/* How a unit lies in memory: `lines` lines of `length` floats, the longer side of which is contiguous if anything is. A line is
+ * copied in aligned vectors of four floats, so it begins `shift` floats into the first of them: what is before it there belongs to
+ * a neighbour in the same matrix or allocation and is never looked at. */
+struct unit_view {
+    const float *first;
+    int64_t line_stride, step;
+    int lines, length;
+
+    __device__ unit_view(const pack_args &o, const place &u) {
+        first = o.data + u.batch * o.batch_stride + u.row0 * o.row_stride + (int64_t)u.kb * SPLIT_K * o.k_stride;
+        const int rows = min(UNIT_ROWS, o.rows - u.row0), depth = min(SPLIT_K, o.k - u.kb * SPLIT_K);
+        const bool across = o.row_stride == 1; /* lines run across rows, else along k */
+        line_stride = across ? o.k_stride : o.row_stride;
+        step = across ? 1 : o.k_stride;
+        lines = across ? depth : rows;
+        length = across ? rows : depth;
+    }
+
+    __device__ bool aligned() const { return step != 1 || (line_stride % 4 == 0 && (uintptr_t)first % 16 == 0); }
+    __device__ int shift(int line) const { /* 0 wherever aligned() */
+        return step == 1 ? (int)(((uintptr_t)first / 4 + (unsigned)line * (unsigned)line_stride) % 4) : 0;
+    }
+};
+
+__device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to) {
+    const int shift = view.shift(line), begin = vector * 4 - shift; /* begin: of this vector, within the line */
+    const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
+    const float *from = view.first + (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
+    copy_16(&to.lines[line][vector * 4], from, floats * 4);
+}
+
+/* Starts copying a unit, and its rows' exponents. */
 __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
     const pack_args &o = pair.operand[u.operand];
-    const float *source = o.data + u.batch * o.batch_stride + u.row0 * o.row_stride + (int64_t)u.kb * SPLIT_K * o.k_stride;
-    const int rows = min(UNIT_ROWS, o.rows - u.row0), depth = min(SPLIT_K, o.k - u.kb * SPLIT_K);
-    const bool across = o.row_stride == 1;
-    const int64_t line_stride = across ? o.k_stride : o.row_stride, step = across ? 1 : o.k_stride;
-    const int lines = across ? depth : rows, length = across ? rows : depth;
-
-    if (step == 1 && lines == LINE && length == LINE && line_stride % 4 == 0 && (uintptr_t)source % 16 == 0) {
-        constexpr int VECTORS = LINE / 4, LINES_AT_ONCE = THREADS / VECTORS;
-        const int vector = threadIdx.x % VECTORS * 4, line = threadIdx.x / VECTORS;
-        const float *from = source + line * line_stride + vector;
+    const unit_view view(o, u);
+    if (view.step == 1) {
+        constexpr int VECTORS = LINE / 4;
 #pragma unroll
-        for (int i = 0; i < LINE; i += LINES_AT_ONCE) copy_16(&to.lines[i + line][vector], from + i * line_stride);
+        for (int i = 0; i < LINE * VECTORS / THREADS; i++) {
+            const int index = i * THREADS + threadIdx.x;
+            fetch_vector(view, index / VECTORS, index % VECTORS, to);
+        }
+        if (!view.aligned() && threadIdx.x < LINE) fetch_vector(view, threadIdx.x, VECTORS, to);
     } else {
-        constexpr int LINES_AT_ONCE = THREADS / LINE;
-        const int column = threadIdx.x % LINE, line = threadIdx.x / LINE;
-        const float *from = source + line * line_stride + column * step;
-#pragma unroll 16
-        for (int i = 0; i < LINE; i += LINES_AT_ONCE) {
-            const bool there = column < length && i + line < lines;
-            copy_4(&to.lines[i + line][column], there ? from + i * line_stride : o.data, there);
+        const int column = threadIdx.x % LINE;
+#pragma unroll 8
+        for (int line = threadIdx.x / LINE; line < LINE; line += THREADS / LINE) {
+            const bool there = column < view.length && line < view.lines;
+            copy_4(&to.lines[line][column], there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
     if (threadIdx.x < UNIT_ROWS) {
-        const bool there = threadIdx.x < rows;
+        const bool there = u.row0 + threadIdx.x < o.rows;
         const int32_t *exponents = o.exponents + u.batch * o.exponents_batch_stride;
         copy_4(&to.exponents[threadIdx.x], there ? exponents + u.row0 + threadIdx.x : exponents, there);
     }
 }
 
 /* ---- Splitting a unit ----------------------------------------------------------------------------------------------------- */
+
+/* Four floats of a line from a multiple of four on, as they lie behind the line's shift. */
+__device__ void read_four(const float *at, int shift, bool aligned, float (&x)[4]) {
+    if (aligned) {
+        const float4 v = *(const float4 *)at;
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = at[shift + i];
+    }
+}
 
 /* Splits a unit that has landed into its panel. Every thread of the block calls it; true in each thread whose part fits. */
 template <int PIECES> __device__ bool split(const pack_args &o, const place &u, const stage &from) {
@@ -184,27 +224,35 @@ template <int PIECES> __device__ bool split(const pack_args &o, const place &u, 
         if (PIECES == 2) *(uint2 *)(lo_rows + to) = lo;
     };
 
+    const unit_view view(o, u);
+    const bool aligned = view.aligned();
     if (o.row_stride == 1) {
         /* Lines run across rows. A thread takes 4 rows x 4 k and turns them in registers; eight lanes read a whole run of a line,
          * and four lanes write 32 bytes of a tile's row. */
-        const int quad = threadIdx.x / 8, rows4 = threadIdx.x % 8 * 4;
+        const int quad = threadIdx.x / 8;
 #pragma unroll
         for (int i = 0; i < UNIT_ROWS; i += 32) {
-            float4 across[QUAD];
+            const int row = i + threadIdx.x % 8 * 4;
+            float x[4][QUAD];
 #pragma unroll
-            for (int k = 0; k < QUAD; k++) across[k] = *(const float4 *)&from.lines[quad * QUAD + k][i + rows4];
-            put(i + rows4 + 0, quad, {across[0].x, across[1].x, across[2].x, across[3].x});
-            put(i + rows4 + 1, quad, {across[0].y, across[1].y, across[2].y, across[3].y});
-            put(i + rows4 + 2, quad, {across[0].z, across[1].z, across[2].z, across[3].z});
-            put(i + rows4 + 3, quad, {across[0].w, across[1].w, across[2].w, across[3].w});
+            for (int k = 0; k < QUAD; k++) {
+                const float *four = &from.lines[quad * QUAD + k][row];
+                float v[4];
+                read_four(four, aligned ? 0 : view.shift(quad * QUAD + k), aligned, v);
+#pragma unroll
+                for (int r = 0; r < 4; r++) x[r][k] = v[r];
+            }
+#pragma unroll
+            for (int r = 0; r < 4; r++) put(row + r, quad, x[r]);
         }
     } else {
-        const int quad = threadIdx.x % QUADS_PER_ROW, row = threadIdx.x / QUADS_PER_ROW;
+        const int quad = threadIdx.x % QUADS_PER_ROW;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
-            const int r = i * (THREADS / QUADS_PER_ROW) + row;
-            const float4 x = *(const float4 *)&from.lines[r][quad * QUAD];
-            put(r, quad, {x.x, x.y, x.z, x.w});
+            const int row = i * (THREADS / QUADS_PER_ROW) + threadIdx.x / QUADS_PER_ROW;
+            float x[QUAD];
+            read_four(&from.lines[row][quad * QUAD], aligned ? 0 : view.shift(row), aligned, x);
+            put(row, quad, x);
         }
     }
     return fits;
