@@ -169,27 +169,29 @@ typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 template <int TILE_N> struct output {
     int row0;
     int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    uint32_t marks;                                /* nonzero: a panel of this tile is marked, and C is not ours to write */
+    static constexpr int PANELS = (TILE_N + PANEL_ROWS - 1) / PANEL_ROWS;
+    uint32_t marks[PANELS]; /* of A's panel or one of B's; where not zero, C is not ours to write */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
         exponent_a = lane < OUT_ROWS && row0 + lane < g.m ? g.a.exponents[w.batch * g.a.exponents_batch_stride + row0 + lane] : 0;
-        marks = g.a.marks[w.batch * g.a.marks_batch_stride + w.m0 / PANEL_ROWS];
+        const uint32_t mark_a = g.a.marks[w.batch * g.a.marks_batch_stride + w.m0 / PANEL_ROWS];
 #pragma unroll
         for (int i = 0; i < TILE_N / OUT_COLS; i++) {
             const int col = w.n0 + i * OUT_COLS + lane;
             exponent_b[i] = col < g.n ? g.b.exponents[w.batch * g.b.exponents_batch_stride + col] : 0;
         }
 #pragma unroll
-        for (int n = 0; n < TILE_N; n += PANEL_ROWS)
-            if (w.n0 + n < g.n) marks |= g.b.marks[w.batch * g.b.marks_batch_stride + (w.n0 + n) / PANEL_ROWS];
+        for (int i = 0; i < PANELS; i++) {
+            const int n = w.n0 + i * PANEL_ROWS;
+            marks[i] = mark_a | (n < g.n ? g.b.marks[w.batch * g.b.marks_batch_stride + n / PANEL_ROWS] : 0);
+        }
     }
 
     /* Scales back and writes. v[4j + 2h + i] is row (lane/4 + 8h), column (8j + lane%4*2 + i), as the instruction lays accumulators
      * out; a warp then writes 32 neighbouring columns of a row at once, whatever C's alignment. */
     __device__ void store(const split_args &g, const work &w, const float (&v)[TILE_N / 2], out_buffer &out) const {
-        if (marks) return;
         const int lane = threadIdx.x % 32, rows = min(OUT_ROWS, g.m - row0);
         matrix_out c = g.c;
         float alpha = g.alpha, beta = g.beta;
@@ -202,6 +204,7 @@ template <int TILE_N> struct output {
         const float scale_a = power_of_two(-exponent_a);
 #pragma unroll
         for (int i = 0; i < TILE_N / OUT_COLS; i++) {
+            if (marks[i * OUT_COLS / PANEL_ROWS]) continue;
             __syncwarp();
 #pragma unroll
             for (int j = 0; j < OUT_COLS / 8; j++)
