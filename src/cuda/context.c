@@ -411,17 +411,20 @@ void cuda_info_print(tsr_text *text) {
     }
     tsr_text_add(text, "cuda: driver for CUDA %d.%d, kernels compiled by CUDA %d.%d\n", driver->version / 1000,
                  driver->version % 1000 / 10, CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10);
-    int count = 0;
+    enum { MOST = 64 };
+    cuda_device devices[MOST];
+    int count = 0, described = 0;
     if (driver->cuDeviceGetCount(&count)) count = 0;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count && described < MOST; i++) {
         CUdevice handle;
-        cuda_device device;
+        cuda_device *device = &devices[described];
         size_t bytes = 0;
-        if (driver->cuDeviceGet(&handle, i) || describe_device(driver, handle, &device)) continue;
+        if (driver->cuDeviceGet(&handle, i) || describe_device(driver, handle, device)) continue;
         driver->cuDeviceTotalMem(&bytes, handle);
-        tsr_text_add(text, "cuda gpu %d: %s, compute capability %d.%d, %d multiprocessors, %.1f GiB%s\n", i, device.name,
-                     device.capability / 10, device.capability % 10, device.multiprocessors,
-                     (double)bytes / (1 << 30), device.capability < OLDEST_CAPABILITY ? " (too old: not used)" : "");
-        cuda_kernels_print(&device, text);
+        tsr_text_add(text, "cuda gpu: %d, %s, compute capability %d.%d, %d multiprocessors, %.1f GiB%s\n", device->ordinal,
+                     device->name, device->capability / 10, device->capability % 10, device->multiprocessors,
+                     (double)bytes / (1 << 30), device->capability < OLDEST_CAPABILITY ? ", too old to be used" : "");
+        described++;
     }
+    cuda_kernels_print(devices, described, text);
 }

@@ -8,10 +8,14 @@
 enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 
 /* Shared memory of a block. A tile of the ieee kernels: `stages` slabs of both operands, `slab` terms of k long, each padded
- * by four floats. A split kernel: `stages` blocks of k of both operands' pieces, and two barriers for each. */
+ * by four floats. A split kernel: `stages` blocks of k of both operands' pieces, two barriers for each, and for each of
+ * `warps` that compute a place where its part of C is put in order. */
 #define IEEE_SHARED(stages, slab, tile_m, tile_n) ((stages) * (slab) * ((tile_m) + 4 + (tile_n) + 4) * (int)sizeof(float))
-#define SPLIT_SHARED(stages, tile_m, tile_n, pieces)                                                                   \
-    ((stages) * (((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES + 2 * (int)sizeof(uint64_t)))
+#define SPLIT_SHARED(stages, tile_m, tile_n, pieces, warps)                                                            \
+    ((stages) * (((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES + 2 * (int)sizeof(uint64_t)) + (warps) * 2560)
+
+/* Packing: `stages` units of 64 lines of 64 floats, each padded by four, and the exponents of 64 rows. */
+#define PACK_SHARED(stages) ((stages) * (64 * (64 + 4) + 64) * (int)sizeof(float))
 
 /* clang-format off */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
@@ -31,17 +35,17 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 [IEEE_SCALE] =
   {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  false,    0},
 [PACK_SAMPLE] =
-  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,   0, 128,  0,                             0,  0,  true,     0},
+  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                             0,  0,  true,     0},
 [PACK_SPLIT] =
-  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  0,                             0,  0,  true,     0},
+  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED(3),                4,  0,  true,     0},
 [PACK_RESCALE] =
-  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,   0, 128,  0,                             0,  0,  true,     0},
+  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED(3),                4,  0,  true,     0},
 [SPLIT_FP32_SM90] =
-  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_SHARED(3, 128, 128, 2),  1,  2,  true,   570},
+  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_SHARED(3, 128, 128, 2, 8),  1,  2,  true,   570},
 [SPLIT_FP32_SM90_T128] =
-  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_SHARED(2, 64, 128, 2),   2,  2,  true,   500},
+  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_SHARED(2, 64, 128, 2, 4),   2,  2,  true,   500},
 [SPLIT_TF32_SM90] =
-  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_SHARED(4, 128, 256, 1),  1,  1,  true,  1400},
+  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_SHARED(4, 128, 256, 1, 8),  1,  1,  true,  1400},
 [SPLIT_REDUCE] =
   {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,      0,   0,   0, 128,  0,                             0,  0,  true,     0},
 };
@@ -111,11 +115,17 @@ tsr_status cuda_kernel_find(const char *name, tsr_precision precision, const cud
     return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is no CUDA kernel's name: tsr_info_print lists them", name);
 }
 
-void cuda_kernels_print(const cuda_device *device, tsr_text *text) {
+void cuda_kernels_print(const cuda_device *devices, int count, tsr_text *text) {
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *row = &cuda_kernels[i];
-        if (row->family == FAMILY_SUPPORT || !cuda_kernel_runs_on(row, device)) continue;
-        tsr_text_add(text, "cuda gpu %d kernel: %s (tile %dx%dx%d, %d threads)\n", device->ordinal, row->name, row->tile_m,
-                     row->tile_n, row->tile_k, row->threads);
+        if (row->family == FAMILY_SUPPORT) continue;
+        bool runs = false;
+        for (int d = 0; d < count && !runs; d++) runs = cuda_kernel_runs_on(row, &devices[d]);
+        tsr_text_add(text, "cuda kernel: %s, tile %d x %d, %d threads, ", row->name, row->tile_m, row->tile_n, row->threads);
+        if (runs)
+            tsr_text_add(text, "runs here\n");
+        else
+            tsr_text_add(text, "does not run here: it needs compute capability %d.%d%s\n", row->oldest / 10, row->oldest % 10,
+                         row->newest == ANY_NEWER ? " or newer" : "");
     }
 }

@@ -81,8 +81,8 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device);
 tsr_status cuda_kernel_find(const char *name, tsr_precision precision, const cuda_device *device,
                             const cuda_kernel **kernel);
 
-/* The multiply kernels the GPU can run, one line each. */
-void cuda_kernels_print(const cuda_device *device, tsr_text *text);
+/* The multiply kernels, one line each, and whether one of the GPUs can run them. */
+void cuda_kernels_print(const cuda_device *devices, int count, tsr_text *text);
 
 /* The name of a module, and the fatbin to load for a GPU. */
 const char *cuda_module_name(cuda_module module);

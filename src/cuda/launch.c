@@ -212,16 +212,19 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
     if (first) pair.operand[0] = pack_args_of(first);
     if (second) pair.operand[1] = pack_args_of(second);
-    int64_t row_groups = 0, units = 0;
+    const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
+    const cuda_kernel *rescale = &cuda_kernels[PACK_RESCALE];
+    int64_t samples = 0, splits = 0, rescales = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
-        const int64_t groups = o->batch * divide_up(o->rows, cuda_kernels[PACK_SPLIT].tile_m);
-        row_groups += groups;
-        units += groups * o->k_blocks;
+        samples += o->batch * divide_up(o->rows, sample->tile_m);
+        splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
+        rescales += o->batch * divide_up(o->rows, rescale->tile_m);
     }
-    tsr_status status = launch(q, &cuda_kernels[PACK_SAMPLE], (grid){row_groups, 1, 1}, &pair);
-    if (!status) status = launch(q, &cuda_kernels[PACK_SPLIT], (grid){units, 1, 1}, &pair);
-    if (!status) status = launch(q, &cuda_kernels[PACK_RESCALE], (grid){row_groups, 1, 1}, &pair);
+    splits = least(splits, (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
+    tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
+    if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
+    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
     return status;
 }
 
@@ -290,42 +293,41 @@ static tsr_problem part_of(const tsr_problem *p, const chunk *at) {
     return part;
 }
 
-static split_source source_of(const tsr_operand *whole, const float *data, int64_t rows, int64_t row_stride, int64_t k_stride,
-                              int64_t whole_rows, int64_t first_row, const chunk *at, int pieces, char *memory) {
-    const bool packed = whole->packed && whole->packed->panels;
+/* Rows first_row.. of one side of the problem, `o` seen with k along its rows: where they are, and where packed. */
+static split_source source_of(const tsr_problem *p, const tsr_operand *o, const float *data, int64_t rows, int64_t first_row,
+                              const chunk *at, int pieces, char *memory) {
+    char *packed = cuda_packed_panels(o, p->batch);
     return (split_source){
         .data = data,
         .rows = rows,
         .k = at->k,
-        .row_stride = row_stride,
-        .k_stride = k_stride,
-        .batch_stride = whole->batch_stride,
-        .batch = whole->batch_stride && !packed ? at->batch : 1,
+        .row_stride = o->row_stride,
+        .k_stride = o->col_stride,
+        .batch_stride = o->batch_stride,
+        .batch = o->batch_stride && !packed ? at->batch : 1,
         .pieces = pieces,
-        .memory = packed ? whole->packed->panels : memory,
-        .packed_rows = packed ? whole_rows : rows,
+        .memory = packed ? packed : memory,
+        .packed_rows = packed ? o->rows : rows,
         .first_row = packed ? first_row : 0,
     };
 }
-
-static bool is_packed(const tsr_operand *o) { return o->packed && o->packed->panels; }
 
 /* One chunk by the split path. A chunk of B serves all chunks of m that follow; a chunk of A that is the whole of m serves
  * all chunks of n. */
 static tsr_status execute_split(queue *q, const cuda_plan *plan, const tsr_problem *p, const chunk *at, char *workspace) {
     const int pieces = plan->multiply->pieces;
     const tsr_problem part = part_of(p, at);
-    split_source a = source_of(&p->a, part.a.data, at->m, p->a.row_stride, p->a.col_stride, p->m, at->m0, at, pieces, workspace);
-    char *after_a = workspace;
-    if (!is_packed(&p->a)) after_a += panels_layout_of(plan->chunk_m, plan->chunk_k, a.batch, pieces).bytes;
-    split_source b = source_of(&p->b, part.b.data, at->n, p->b.col_stride, p->b.row_stride, p->n, at->n0, at, pieces, after_a);
-    char *after_b = after_a;
-    if (!is_packed(&p->b)) after_b += panels_layout_of(plan->chunk_n, plan->chunk_k, b.batch, pieces).bytes;
+    const tsr_operand b_rows = cuda_transposed(&p->b);
+    const bool a_packed = cuda_packed_panels(&p->a, p->batch), b_packed = cuda_packed_panels(&p->b, p->batch);
+    const split_source a = source_of(p, &p->a, part.a.data, at->m, at->m0, at, pieces, workspace);
+    if (!a_packed) workspace += panels_layout_of(plan->chunk_m, plan->chunk_k, a.batch, pieces).bytes;
+    const split_source b = source_of(p, &b_rows, part.b.data, at->n, at->n0, at, pieces, workspace);
+    if (!b_packed) workspace += panels_layout_of(plan->chunk_n, plan->chunk_k, b.batch, pieces).bytes;
 
-    const bool a_is_new = !is_packed(&p->a) && (at->n0 == 0 || plan->chunk_m < p->m);
-    const bool b_is_new = !is_packed(&p->b) && at->m0 == 0;
+    const bool a_is_new = !a_packed && (at->n0 == 0 || plan->chunk_m < p->m);
+    const bool b_is_new = !b_packed && at->m0 == 0;
     tsr_status status = pack(q, a_is_new ? &a : NULL, b_is_new ? &b : NULL);
-    return status ? status : multiply_split(q, plan, &part, &a, &b, after_b);
+    return status ? status : multiply_split(q, plan, &part, &a, &b, workspace);
 }
 
 static tsr_status execute_chunk(queue *q, const cuda_plan *plan, const tsr_problem *p, const chunk *at, char *workspace) {
@@ -402,14 +404,13 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
 
 static tsr_status pack_in_context(tsr_packed *packed, int pieces, CUstream stream) {
     const struct cuda_context *cuda = packed->context->cuda;
-    const tsr_operand *o = &packed->source;
-    const bool left = packed->side == TSR_LEFT;
+    const tsr_operand o = packed->side == TSR_LEFT ? packed->source : cuda_transposed(&packed->source);
     split_source source = {
-        .data = o->data,
-        .rows = left ? o->rows : o->cols,
-        .k = left ? o->cols : o->rows,
-        .row_stride = left ? o->row_stride : o->col_stride,
-        .k_stride = left ? o->col_stride : o->row_stride,
+        .data = o.data,
+        .rows = o.rows,
+        .k = o.cols,
+        .row_stride = o.row_stride,
+        .k_stride = o.col_stride,
         .batch = 1,
         .pieces = pieces,
     };

@@ -16,12 +16,13 @@ static const double LAUNCH_CYCLES = 3000;  /* from one kernel's end to the next 
 static const double START_K = 64;          /* filling a block's pipeline and writing its tile, in terms of k */
 static const double LONE_BLOCK_RATE = 0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
 
+enum { SPLIT_LAUNCHES = 4 };     /* beside the multiplication: three to pack, one to recompute what is marked */
 enum { LEAST_SLICE = 256 };      /* terms of k below which another slice costs more than it brings */
 enum { LEAST_THIN_SLICE = 512 }; /* the same for thin kernels */
 enum { THIN = 8 };               /* C with as few columns or rows is for the thin kernels */
 
 /* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. */
-enum { LEAST_SPLIT_K = 64 };
+enum { LEAST_SPLIT_K = 128 };
 
 /* Kernels index with 32 bits: larger extents are computed in parts. And a grid has at most so many blocks along z. */
 enum { LARGEST_EXTENT = 1 << 30, LARGEST_BATCH = 65535 };
@@ -34,7 +35,7 @@ static int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * s
 
 /* ---- Shapes and layouts --------------------------------------------------------------------------------------------------- */
 
-static tsr_operand transpose(const tsr_operand *o) {
+tsr_operand cuda_transposed(const tsr_operand *o) {
     tsr_operand t = *o;
     t.rows = o->cols, t.cols = o->rows;
     t.row_stride = o->col_stride, t.col_stride = o->row_stride;
@@ -45,7 +46,7 @@ tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed) {
     tsr_problem p = *problem;
     if (!transposed) return p;
     p.m = problem->n, p.n = problem->m;
-    p.a = transpose(&problem->b), p.b = transpose(&problem->a);
+    p.a = cuda_transposed(&problem->b), p.b = cuda_transposed(&problem->a);
     p.c.rows = problem->c.cols, p.c.cols = problem->c.rows;
     p.c.row_stride = problem->c.col_stride, p.c.col_stride = problem->c.row_stride;
     return p;
@@ -164,19 +165,19 @@ const cuda_kernel *cuda_split_kernel(const tsr_context *context) {
     return NULL;
 }
 
-static const tsr_packed *packed_panels(const tsr_operand *o) { return o->packed && o->packed->panels ? o->packed : NULL; }
-
 static int64_t operand_batch(const tsr_operand *o, int64_t batch) { return o->batch_stride ? batch : 1; }
 
-static size_t panels_bytes(const tsr_operand *o, int64_t rows, int64_t k, int64_t batch, int pieces) {
-    return packed_panels(o) ? 0 : panels_layout_of(rows, k, operand_batch(o, batch), pieces).bytes;
+/* Bytes to pack `rows` rows of length plan->chunk_k of an operand, of each product of a chunk. */
+static size_t panels_bytes(const cuda_plan *plan, const tsr_problem *p, const tsr_operand *o, int64_t rows, int pieces) {
+    if (cuda_packed_panels(o, p->batch)) return 0;
+    return panels_layout_of(rows, plan->chunk_k, operand_batch(o, plan->chunk_batch), pieces).bytes;
 }
 
 /* Sets the chunks so that what they pack fits into max_workspace beside the way's partial sums; false where nothing does. */
 static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, size_t partial_bytes, size_t max_workspace) {
     for (;;) {
-        size_t a = panels_bytes(&p->a, plan->chunk_m, plan->chunk_k, plan->chunk_batch, pieces);
-        size_t b = panels_bytes(&p->b, plan->chunk_n, plan->chunk_k, plan->chunk_batch, pieces);
+        size_t a = panels_bytes(plan, p, &p->a, plan->chunk_m, pieces);
+        size_t b = panels_bytes(plan, p, &p->b, plan->chunk_n, pieces);
         plan->workspace = a + b + partial_bytes;
         if (!max_workspace || plan->workspace <= max_workspace) return true;
         if (plan->slices > 1) { /* partial sums are for small products: the caller's limit forbids these first */
@@ -196,13 +197,15 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
     }
 }
 
+/* Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it would change
+ * the bits of the result. */
 static way split_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     way best = {0};
     consider(&best, device, kernel, p, 0);
-    const double packed = (packed_panels(&p->a) ? 0 : (double)operand_batch(&p->a, p->batch) * (double)p->m * (double)p->k) +
-                          (packed_panels(&p->b) ? 0 : (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k);
-    const double bytes = packed * 2 * sizeof(float); /* read once, written once */
-    best.cycles += bytes / (BYTES_PER_CYCLE * device->multiprocessors) + (packed > 0 ? 4 : 1) * LAUNCH_CYCLES;
+    const double elements = (double)operand_batch(&p->a, p->batch) * (double)p->m * (double)p->k +
+                            (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k;
+    const double bytes = elements * 2 * sizeof(float); /* read once, written once */
+    best.cycles += bytes / (BYTES_PER_CYCLE * device->multiprocessors) + SPLIT_LAUNCHES * LAUNCH_CYCLES;
     return best;
 }
 
@@ -326,11 +329,9 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
         tsr_text_add(text, "\n");
     }
     if (plan->split) {
-        tsr_text_add(text, "packing: %s into %d fp16 piece%s\n",
-                     packed_panels(&p.a) && packed_panels(&p.b) ? "both operands were packed beforehand"
-                     : packed_panels(&p.a) || packed_panels(&p.b) ? "one operand, the other was packed beforehand,"
-                                                                  : "both operands",
-                     kernel->pieces, kernel->pieces == 1 ? "" : "s");
+        const int beforehand = !!cuda_packed_panels(&p.a, p.batch) + !!cuda_packed_panels(&p.b, p.batch);
+        tsr_text_add(text, "packing: into %d fp16 piece%s, %d of 2 operands beforehand\n", kernel->pieces,
+                     kernel->pieces == 1 ? "" : "s", beforehand);
         tsr_text_add(text, "fallback: %s, where a panel cannot be split\n", cuda_kernels[IEEE_TILE_128X128].name);
     }
     if (plan->chunk_m < p.m || plan->chunk_n < p.n || plan->chunk_k < p.k || plan->chunk_batch < p.batch)

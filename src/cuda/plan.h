@@ -8,11 +8,19 @@
 
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+tsr_operand cuda_transposed(const tsr_operand *operand);
+
 /* The problem as it is computed: C^T = B^T A^T where `transposed`. */
 tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed);
 
 /* The kernel by which this context would multiply split operands; NULL where it cannot or may not split. */
 const cuda_kernel *cuda_split_kernel(const tsr_context *context);
+
+/* The panels an operand was packed into beforehand; NULL where there are none, or where they are of the first matrix of a
+ * batch alone. */
+static inline char *cuda_packed_panels(const tsr_operand *o, int64_t batch) {
+    return o->packed && (batch == 1 || !o->batch_stride) ? o->packed->panels : NULL;
+}
 
 /* Blocks a multiply kernel is launched with. Of an ieee kernel, for each product: one for each of its full tiles and for
  * each slice of the others. A split kernel's blocks stay, and share all tiles and slices of all products. */

@@ -94,6 +94,17 @@ def problem(request):
     made.free()
 
 
+@pytest.fixture
+def own_context():
+    """A CUcontext of the test's own, current, in which nothing has been loaded yet."""
+    made = DRIVER.new_context()
+    DRIVER.use(made)
+    yield made
+    DRIVER.free_kept()
+    DRIVER.use(DRIVER.context)
+    DRIVER.context_destroy(made)
+
+
 def refused(status, expected, *words):
     message = lib.tsr_last_error().decode()
     assert status == expected, (status, message)
@@ -220,17 +231,13 @@ def test_every_kernel_forced(kernel, shape):
 # ---- Contexts -------------------------------------------------------------------------------------------------------
 
 
-def test_the_callers_context_is_used_and_left_alone(problem):
-    own = DRIVER.new_context()
-    DRIVER.use(own)
+def test_the_callers_context_is_used_and_left_alone(problem, own_context):
     context = Context(CUDA, IEEE)
     DRIVER.use(None)
     assert problem.run(context) == 0  # memory of the same GPU, whatever context is current
     DRIVER.use(DRIVER.context)
     assert problem.run(context) == 0
     problem.check()
-    del context
-    DRIVER.context_destroy(own)
 
 
 def test_without_a_current_context_the_primary_one_is_taken(problem):
@@ -259,9 +266,12 @@ def test_memory_of_another_gpu(problem):
 
 def test_a_context_that_was_reset():
     """As by cudaDeviceReset: the same CUcontext address, another context."""
-    old, context = Problem(50, 60, 70), Context(CUDA, FP32)
-    assert old.run(context) == 0
-    DRIVER.call("cuDevicePrimaryCtxReset_v2", DRIVER.device)
+    primary = c_void_p()
+    DRIVER.call("cuDevicePrimaryCtxRetain", byref(primary), c_int(1))
+    DRIVER.use(primary)
+    problem, context = Problem(50, 60, 70), Context(CUDA, FP32)
+    assert problem.run(context) == 0
+    DRIVER.call("cuDevicePrimaryCtxReset_v2", c_int(1))
     problem = Problem(50, 60, 70)
     refused(problem.run(context), binding.DEVICE_ERROR, "destroyed or reset", "make another tsr_context")
     refused(lib.tsr_stats_read(context.handle, byref(binding.Stats())), binding.DEVICE_ERROR, "destroyed or reset")
@@ -270,6 +280,9 @@ def test_a_context_that_was_reset():
     problem.check()
     del context, again
     problem.free()
+    DRIVER.free_kept()
+    DRIVER.call("cuDevicePrimaryCtxRelease_v2", c_int(1))
+    DRIVER.use(DRIVER.context)
 
 
 def test_a_context_that_was_destroyed(problem):
@@ -281,7 +294,7 @@ def test_a_context_that_was_destroyed(problem):
     refused(problem.run(context), binding.DEVICE_ERROR, "destroyed or reset")
 
 
-def test_modules_are_loaded_once_for_a_context(problem):
+def test_modules_are_loaded_once_for_a_context(problem, own_context):
     first = Context(CUDA, FP32, "split_fp32_sm90")
     assert problem.run(first) == 0
     loaded = fake.fake_modules_loaded()
@@ -293,7 +306,7 @@ def test_modules_are_loaded_once_for_a_context(problem):
     assert fake.fake_modules_loaded() > loaded
 
 
-def test_threads_load_modules_once():
+def test_threads_load_modules_once(own_context):
     problem = Problem(40, 50, 60)
     context, before, failures = Context(CUDA, IEEE), fake.fake_modules_loaded(), []
 
@@ -330,7 +343,7 @@ def test_streams(problem):
 @pytest.mark.parametrize("mode", [CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED])
 @pytest.mark.parametrize("kernel", ["split_fp32_sm90", "ieee_tile_64x64"])
 @pytest.mark.parametrize("problem", [(100, 100, 3000)], indirect=True)
-def test_capture(problem, mode, kernel):
+def test_capture(problem, own_context, mode, kernel):
     """Even the first call, which loads modules, even making a context."""
     stream = DRIVER.stream()
     graph, executable = c_void_p(), c_void_p()
@@ -487,7 +500,7 @@ def test_a_launch_that_fails(problem, kernel, first):
     problem.check()
 
 
-def test_a_module_that_does_not_load(problem):
+def test_a_module_that_does_not_load(problem, own_context):
     context = Context(CUDA, IEEE, "ieee_tile_64x64")
     fake.fake_break(b"cuModuleLoadData", 304)
     refused(problem.run(context), binding.DEVICE_ERROR, "loading the ieee_tile_64x64 kernels")
