@@ -33,6 +33,7 @@ constexpr int QUAD = 4;                             /* neighbours along k that a
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
 constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
 constexpr int LINE = 64, LINE_PITCH = LINE + 4;      /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
+constexpr int VECTORS = LINE / 4;                   /* of a line; one more where it is not aligned */
 constexpr int STAGES = 3;
 constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
 constexpr int SAMPLE_EXPONENT = 9;                  /* the sample's largest lands in [2^9, 2^10): the row may be 64 times larger */
@@ -114,9 +115,16 @@ __device__ bool split_quad(const float (&x)[QUAD], int e, float tolerance, uint2
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------------- */
 
+/* A unit on its way. A line's vectors of four floats lie exchanged, vector v of line i at v ^ (i/4 % 8), so that both reading along
+ * a line and reading across four times sixteen lines (a quad of each of 16) finds its floats in different banks. */
 struct __align__(16) stage {
-    float lines[LINE][LINE_PITCH]; /* line i begins at its shift (below) */
+    float lines[LINE][LINE_PITCH];
     int32_t exponents[UNIT_ROWS];
+
+    __device__ static int place_of(int line, int vector) { return vector < VECTORS ? (vector ^ line / 4 % 8) * 4 : vector * 4; }
+    __device__ float *vector(int line, int v) { return &lines[line][place_of(line, v)]; }
+    __device__ float4 four(int line, int v) const { return *(const float4 *)&lines[line][place_of(line, v)]; }
+    __device__ float one(int line, int i) const { return lines[line][place_of(line, i / 4) + i % 4]; }
 };
 
 /* Copies `bytes` of 16 and fills the rest with zeros. */
@@ -161,7 +169,7 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
     const int shift = view.shift(line), begin = vector * 4 - shift; /* begin: of this vector, within the line */
     const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
     const float *from = view.first + (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
-    copy_16(&to.lines[line][vector * 4], from, floats * 4);
+    copy_16(to.vector(line, vector), from, floats * 4);
 }
 
 /* Starts copying a unit, and its rows' exponents. */
@@ -169,7 +177,6 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
     const pack_args &o = pair.operand[u.operand];
     const unit_view view(o, u);
     if (view.step == 1) {
-        constexpr int VECTORS = LINE / 4;
 #pragma unroll
         for (int i = 0; i < LINE * VECTORS / THREADS; i++) {
             const int index = i * THREADS + threadIdx.x;
@@ -181,7 +188,7 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
 #pragma unroll 8
         for (int line = threadIdx.x / LINE; line < LINE; line += THREADS / LINE) {
             const bool there = column < view.length && line < view.lines;
-            copy_4(&to.lines[line][column], there ? view.first + line * view.line_stride + column * view.step : o.data, there);
+            copy_4(to.vector(line, column / 4) + column % 4, there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
     if (threadIdx.x < UNIT_ROWS) {
@@ -192,17 +199,6 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
 }
 
 /* ---- Splitting a unit ----------------------------------------------------------------------------------------------------- */
-
-/* Four floats of a line from a multiple of four on, as they lie behind the line's shift. */
-__device__ void read_four(const float *at, int shift, bool aligned, float (&x)[4]) {
-    if (aligned) {
-        const float4 v = *(const float4 *)at;
-        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = at[shift + i];
-    }
-}
 
 /* Splits a unit that has landed into its panel. Every thread of the block calls it; true in each thread whose part fits. */
 template <int PIECES> __device__ bool split(const pack_args &o, const place &u, const stage &from) {
@@ -225,35 +221,27 @@ template <int PIECES> __device__ bool split(const pack_args &o, const place &u, 
     };
 
     const unit_view view(o, u);
-    const bool aligned = view.aligned();
-    if (o.row_stride == 1) {
-        /* Lines run across rows. A thread takes 4 rows x 4 k and turns them in registers; eight lanes read a whole run of a line,
-         * and four lanes write 32 bytes of a tile's row. */
-        const int quad = threadIdx.x / 8;
+    const bool across = o.row_stride == 1, aligned = view.aligned();
+    const int quad = threadIdx.x % QUADS_PER_ROW;
+    int shifts[QUAD]; /* of the four lines that hold this thread's quads, where lines run across rows */
 #pragma unroll
-        for (int i = 0; i < UNIT_ROWS; i += 32) {
-            const int row = i + threadIdx.x % 8 * 4;
-            float x[4][QUAD];
+    for (int k = 0; k < QUAD; k++) shifts[k] = view.shift(quad * QUAD + k);
 #pragma unroll
-            for (int k = 0; k < QUAD; k++) {
-                const float *four = &from.lines[quad * QUAD + k][row];
-                float v[4];
-                read_four(four, aligned ? 0 : view.shift(quad * QUAD + k), aligned, v);
+    for (int i = 0; i < QUADS; i++) {
+        const int row = i * (THREADS / QUADS_PER_ROW) + threadIdx.x / QUADS_PER_ROW;
+        float x[QUAD];
+        if (across) {
 #pragma unroll
-                for (int r = 0; r < 4; r++) x[r][k] = v[r];
-            }
+            for (int k = 0; k < QUAD; k++) x[k] = from.one(quad * QUAD + k, shifts[k] + row);
+        } else if (aligned) {
+            const float4 v = from.four(row, quad);
+            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+        } else {
+            const int shift = view.shift(row);
 #pragma unroll
-            for (int r = 0; r < 4; r++) put(row + r, quad, x[r]);
+            for (int k = 0; k < QUAD; k++) x[k] = from.one(row, shift + quad * QUAD + k);
         }
-    } else {
-        const int quad = threadIdx.x % QUADS_PER_ROW;
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            const int row = i * (THREADS / QUADS_PER_ROW) + threadIdx.x / QUADS_PER_ROW;
-            float x[QUAD];
-            read_four(&from.lines[row][quad * QUAD], aligned ? 0 : view.shift(row), aligned, x);
-            put(row, quad, x);
-        }
+        put(row, quad, x);
     }
     return fits;
 }
@@ -283,10 +271,16 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
     }
 }
 
-/* Lets a kernel queued behind this one start its own prologue, and waits for those before it (no-ops before Hopper). */
+/* Kernels are queued so that one may begin while the one before it ends (no-ops before Hopper): each waits here before it touches
+ * memory, and lets the next one come when it has nothing left to launch. */
 __device__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ void let_next_kernel_come() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -300,6 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
     wait_for_previous_kernel();
+    let_next_kernel_come();
     place at;
     if (!place_at(pair, blockIdx.x, SAMPLE_ROWS, false, &at)) return;
     const pack_args &o = pair.operand[at.operand];
@@ -365,12 +360,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         return there;
     };
     split_units(pair, stages, next, [&](const place &u) { pair.operand[u.operand].suspects[panel_of(pair, u)] = 1; });
+    let_next_kernel_come();
 }
 
 /* Grid: for each operand batch * ceil(rows / UNIT_ROWS) blocks. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
     wait_for_previous_kernel();
+    let_next_kernel_come();
     place at;
     if (!place_at(pair, blockIdx.x, UNIT_ROWS, false, &at)) return;
     const pack_args &o = pair.operand[at.operand];

@@ -228,10 +228,7 @@ template <int TILE_N> struct output {
     }
 };
 
-__device__ void wait_for_previous_kernel() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
+__device__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /* Everything a block shares. WARPS: those that compute. */
 template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
