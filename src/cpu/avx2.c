@@ -31,7 +31,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     float *const c = t->c;
     const __m256i mask0 = mask_of(t->n), mask1 = mask_of(t->n - LANES);
     __m256 sum[MR][2];
-#pragma GCC unroll 6
+    CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         sum[i][0] = sum[i][1] = _mm256_setzero_ps();
         /* The tile of C arrives while the sums are made. */
@@ -44,7 +44,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     for (int64_t p = 0; p < k; p++) {
         const __m256 row0 = whole ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, mask0);
         const __m256 row1 = whole ? _mm256_loadu_ps(b + LANES) : _mm256_maskload_ps(b + LANES, mask1);
-#pragma GCC unroll 6
+        CPU_UNROLL
         for (int i = 0; i < rows; i++) {
             const __m256 x = _mm256_broadcast_ss(group[i / 3] + i % 3 * a_row);
             sum[i][0] = _mm256_fmadd_ps(x, row0, sum[i][0]);
@@ -57,7 +57,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
 
     const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);
     const bool reads_c = t->beta != 0;
-#pragma GCC unroll 6
+    CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         float *const at = c + i * c_row;
         __m256 result0, result1;

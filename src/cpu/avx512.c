@@ -17,7 +17,7 @@
 
 #include "kernel.h"
 
-enum { MR = 12, NR = 32, MC = 336, NC = 4096, KC = 384, LANES = 16 };
+enum { MR = 12, NR = 32, MC = 240, NC = 4096, KC = 640, LANES = 16 };
 
 static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
 static_assert(MR * 2 + 3 <= 32, "the sums, the row of B and the broadcast are in registers");
@@ -32,9 +32,9 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     const int64_t k = t->k, a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
     float *const c = t->c;
     __m512 sum[MR][2];
-#pragma GCC unroll 12
+    CPU_UNROLL
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
+        CPU_UNROLL
         for (int v = 0; v < vectors; v++) {
             sum[i][v] = _mm512_setzero_ps();
             /* The tile of C arrives while the sums are made. */
@@ -43,30 +43,30 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
 
     /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
     const float *group[MR / 3], *b = t->b;
-#pragma GCC unroll 4
+    CPU_UNROLL
     for (int g = 0; g < MR / 3; g++) group[g] = t->a + 3 * g * a_row;
 
     for (int64_t p = 0; p < k; p++) {
         __m512 row[2];
-#pragma GCC unroll 2
+        CPU_UNROLL
         for (int v = 0; v < vectors; v++)
             row[v] = v + 1 < vectors ? _mm512_loadu_ps(b + v * LANES) : _mm512_maskz_loadu_ps(last, b + v * LANES);
-#pragma GCC unroll 12
+        CPU_UNROLL
         for (int i = 0; i < rows; i++) {
             const __m512 x = _mm512_set1_ps(group[i / 3][i % 3 * a_row]);
-#pragma GCC unroll 2
+            CPU_UNROLL
             for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_fmadd_ps(x, row[v], sum[i][v]);
         }
-#pragma GCC unroll 4
+        CPU_UNROLL
         for (int g = 0; g < MR / 3; g++) group[g] += a_step;
         b += b_step;
     }
 
     const __m512 alpha = _mm512_set1_ps(t->alpha), beta = _mm512_set1_ps(t->beta);
     if (t->beta != 0) {
-#pragma GCC unroll 12
+        CPU_UNROLL
         for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
+            CPU_UNROLL
             for (int v = 0; v < vectors; v++) {
                 const __mmask16 mask = v + 1 < vectors ? 0xffff : last;
                 float *const at = c + i * c_row + v * LANES;
@@ -74,9 +74,9 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
                 _mm512_mask_storeu_ps(at, mask, _mm512_fmadd_ps(alpha, sum[i][v], old));
             }
     } else {
-#pragma GCC unroll 12
+        CPU_UNROLL
         for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
+            CPU_UNROLL
             for (int v = 0; v < vectors; v++)
                 _mm512_mask_storeu_ps(c + i * c_row + v * LANES, v + 1 < vectors ? 0xffff : last,
                                       _mm512_mul_ps(alpha, sum[i][v]));

@@ -28,7 +28,7 @@
 #include "workspace.h"
 
 /* Work, in multiply-adds, below which another thread costs more than it brings. */
-static const double work_per_thread = 1e6;
+static const double work_per_thread = 3e6;
 
 /* An operand is packed where this many tiles reuse what one packing read. */
 enum { REUSE_WORTH_PACKING = 6 };
@@ -180,7 +180,8 @@ struct member {
     struct team *team;
     float *block_a;    /* its own block of A */
     float *panel_b[2]; /* the team's panels of B, which take turns; the same where one is enough */
-    unsigned turn;
+    unsigned met;      /* meetings of the team, one for each panel, before it joined */
+    unsigned panel;    /* the number of the panel it is at */
 };
 
 /* One depth of one panel: rows of A and columns of B from where the kernel reads them. */
@@ -286,20 +287,21 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
     const float *packed = packed_form(&p->b, p->batch);
     for (int64_t j = 0; j < p->n; j += plan->nc)
         for (int64_t first = 0; first < p->k; first += plan->kc) {
+            const unsigned number = self->panel++;
+            if (number + 1 < self->met) continue; /* done before this member joined */
             struct panel s = {plan, p, j, least(plan->nc, p->n - j), first, least(plan->kc, p->k - first), NULL, nr, 0};
             s.b_panel = nr * s.depth;
             if (packed)
                 s.b = packed + first * round_up(p->n, nr) + j * s.depth;
             else if (plan->packs_b) {
-                float *panel = self->panel_b[self->turn++ % 2];
-                pack_panel(&s, panel, self);
-                s.b = panel;
+                s.b = self->panel_b[number % 2];
+                if (number >= self->met) pack_panel(&s, self->panel_b[number % 2], self);
             } else {
                 s.b = p->b.data + first * p->b.row_stride + j;
                 s.b_step = p->b.row_stride;
                 s.b_panel = nr;
             }
-            meet(self->team);
+            if (number >= self->met) meet(self->team);
             multiply_panel(&s, self);
         }
 }
@@ -322,7 +324,7 @@ static tsr_problem product_of_batch(const tsr_problem *p, int64_t item) {
     return one;
 }
 
-static void work_on_batch(int index, void *argument) {
+static void work_on_batch(int index, unsigned met, void *argument) {
     struct job *job = argument;
     const cpu_plan *plan = job->plan;
     const int64_t batch = job->problem->batch;
@@ -335,6 +337,7 @@ static void work_on_batch(int index, void *argument) {
 #endif
     if (plan->shares_products) {
         self.team = &job->team;
+        self.met = met;
         self.panel_b[0] = job->panels_b;
         self.panel_b[1] = job->panels_b + (panels_b(plan) - 1) * panel_floats_b(plan);
         for (int64_t item = 0; item < batch; item++) {

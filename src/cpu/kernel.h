@@ -41,12 +41,19 @@ struct cpu_kernel {
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;
 
+/* Before a loop over a constant number of rows or vectors: unrolled whole, so that an array indexed by it is registers. */
+#ifdef __clang__
+#define CPU_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define CPU_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 /* What every row must satisfy, for a static assert beside its numbers. A block of A (mc x kc) and the panel of B in use
- * (kc x nr) live in the second-level cache, so together they stay under 768 KiB; two panels of B (kc x nc, one being
- * multiplied while the next is packed) and a block of A stay under the 16 MiB that a thread may take. Blocks are whole
- * tiles so that only the last panel of a matrix is padded. */
+ * (kc x nr) live in the second-level cache, so together they stay under 768 KiB; a panel of B (kc x nc) and a block of A
+ * stay under the 16 MiB that a thread may take (threads that share a product share its two panels of B). Blocks are
+ * whole tiles so that only the last panel of a matrix is padded. */
 #define CPU_BLOCKS_ARE_WHOLE_TILES(mr, nr, mc, nc) ((mc) % (mr) == 0 && (nc) % (nr) == 0)
 #define CPU_BLOCKS_FIT_CACHES(nr, mc, nc, kc)                                                                         \
-    (4LL * (kc) * ((mc) + (nr)) <= 768 * 1024 && 4LL * (kc) * (2 * (nc) + (mc)) <= 16 * 1024 * 1024)
+    (4LL * (kc) * ((mc) + (nr)) <= 768 * 1024 && 4LL * (kc) * ((nc) + (mc)) <= 16 * 1024 * 1024)
 
 #endif

@@ -10,9 +10,12 @@
 #include <xmmintrin.h>
 #endif
 
-/* Depth that is transposed at a time: whole cache lines of the source, read once although 32 lanes of a matrix with a
- * large power of two for a stride compete for the same few places of the cache. */
-enum { STRIP = 64 };
+/* Lanes that are transposed side by side: as many streams through memory as processors follow, and prefetch, well. */
+enum { LANES_AT_ONCE = 12 };
+
+/* Depth that is transposed at a time: one cache line of each lane, read whole before the next, because lanes a large
+ * power of two apart compete for the same few places of the cache. */
+enum { STRIP = 16 };
 
 static void gather(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride,
                    int64_t depth_stride, int width) {
@@ -21,8 +24,28 @@ static void gather(float *panel, const float *source, int lanes, int64_t depth, 
             panel[p * width + lane] = source[lane * lane_stride + p * depth_stride];
 }
 
-static void copy_rows(float *panel, const float *source, int lanes, int64_t depth, int64_t depth_stride, int width) {
-    for (int64_t p = 0; p < depth; p++) memcpy(panel + p * width, source + p * depth_stride, (size_t)lanes * sizeof *panel);
+/* Rows that are asked for before they are copied: memory is far, and rows of a matrix are too far apart for the
+ * processor to guess the next. */
+enum { ROWS_AHEAD = 16 };
+
+/* Panels that are filled side by side from rows in memory: longer reads, yet few enough writes to one place of the cache
+ * at a time, for panels tend to lie powers of two apart. */
+enum { PANELS_AT_ONCE = 4 };
+
+static inline void copy_lanes(float *to, const float *from, int lanes) {
+    int lane = 0;
+    for (; lane + 4 <= lanes; lane += 4) memcpy(to + lane, from + lane, 4 * sizeof *to);
+    for (; lane < lanes; lane++) to[lane] = from[lane];
+}
+
+static void copy_rows(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t depth_stride, int width) {
+    for (int64_t p = 0; p < depth; p++) {
+        const float *row = source + p * depth_stride;
+        if (p + ROWS_AHEAD < depth)
+            for (int64_t lane = 0; lane < lanes; lane += 16) __builtin_prefetch(row + ROWS_AHEAD * depth_stride + lane);
+        for (int64_t first = 0; first < lanes; first += width)
+            copy_lanes(panels + first * depth + p * width, row + first, lanes - first < width ? (int)(lanes - first) : width);
+    }
 }
 
 #ifdef __SSE__
@@ -37,7 +60,7 @@ static void transpose_4x4(float *panel, const float *source, int64_t lane_stride
     _mm_storeu_ps(panel + 3 * width, x3);
 }
 
-static void transpose(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
+static void transpose_lanes(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
     for (int64_t begin = 0; begin < depth; begin += STRIP) {
         const int64_t end = begin + STRIP < depth ? begin + STRIP : depth;
         int lane = 0;
@@ -52,12 +75,18 @@ static void transpose(float *panel, const float *source, int lanes, int64_t dept
     }
 }
 #else
-static void transpose(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
+static void transpose_lanes(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
     for (int64_t begin = 0; begin < depth; begin += STRIP)
         gather(panel + begin * width, source + begin, lanes, begin + STRIP < depth ? STRIP : depth - begin, lane_stride, 1,
                width);
 }
 #endif
+
+static void transpose(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
+    for (int lane = 0; lane < lanes; lane += LANES_AT_ONCE)
+        transpose_lanes(panel + lane, source + lane * lane_stride, lanes - lane < LANES_AT_ONCE ? lanes - lane : LANES_AT_ONCE,
+                        depth, lane_stride, width);
+}
 
 static void zero_lanes(float *panel, int first, int64_t depth, int width) {
     for (int64_t p = 0; p < depth; p++)
@@ -66,16 +95,18 @@ static void zero_lanes(float *panel, int first, int64_t depth, int width) {
 
 void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
                      int64_t depth_stride, int width) {
-    for (int64_t first = 0; first < lanes; first += width) {
-        const int used = lanes - first < width ? (int)(lanes - first) : width;
+    const int64_t step = lane_stride == 1 ? PANELS_AT_ONCE * width : width;
+    for (int64_t first = 0; first < lanes; first += step) {
+        const int64_t used = lanes - first < step ? lanes - first : step;
         float *panel = panels + first * depth;
         const float *from = source + first * lane_stride;
         if (lane_stride == 1)
             copy_rows(panel, from, used, depth, depth_stride, width);
         else if (depth_stride == 1)
-            transpose(panel, from, used, depth, lane_stride, width);
+            transpose(panel, from, (int)used, depth, lane_stride, width);
         else
-            gather(panel, from, used, depth, lane_stride, depth_stride, width);
-        if (used < width) zero_lanes(panel, used, depth, width);
+            gather(panel, from, (int)used, depth, lane_stride, depth_stride, width);
     }
+    const int in_last = (int)(lanes % width);
+    if (in_last) zero_lanes(panels + (lanes - in_last) * depth, in_last, depth, width);
 }

@@ -44,31 +44,54 @@ static void wake_all(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PR
 
 /* ---- Gangs ------------------------------------------------------------------------------------------------------------ */
 
+/* gang->state in one word, so that joining and meeting cannot cross: meetings << 32 | members << 16 | arrived. */
+enum { ARRIVED = 0xffff };
+static const uint64_t one_member = 1u << 16, one_meeting = 1ull << 32;
+
+static unsigned arrived_in(uint64_t state) { return (unsigned)(state & ARRIVED); }
+static unsigned members_in(uint64_t state) { return (unsigned)(state >> 16 & ARRIVED); }
+static unsigned meetings_in(uint64_t state) { return (unsigned)(state >> 32); }
+
+/* Becomes a member, except between the last one's arrival and the release. Returns the meetings held until then. */
+static unsigned join(struct cpu_gang *gang) {
+    uint64_t state = atomic_load(&gang->state);
+    for (;;) {
+        if (arrived_in(state) == members_in(state)) {
+            sched_yield();
+            state = atomic_load(&gang->state);
+        } else if (atomic_compare_exchange_weak(&gang->state, &state, state + one_member))
+            return meetings_in(state);
+    }
+}
+
 bool cpu_gang_arrive(struct cpu_gang *gang) {
     if (gang->size == 1) return true;
-    const unsigned meeting = atomic_load_explicit(&gang->meetings, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&gang->arrived, 1, memory_order_acq_rel) + 1 == gang->size) return true;
-    wait_while(&gang->meetings, meeting);
+    const uint64_t state = atomic_fetch_add(&gang->state, 1) + 1;
+    if (arrived_in(state) == members_in(state)) return true;
+    /* gang->met may lag behind the state, but cannot pass the meeting that waits for this member. */
+    for (unsigned met; (met = atomic_load_explicit(&gang->met, memory_order_acquire)) != meetings_in(state) + 1;)
+        wait_while(&gang->met, met);
     return false;
 }
 
 void cpu_gang_release(struct cpu_gang *gang) {
     if (gang->size == 1) return;
-    atomic_store_explicit(&gang->arrived, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&gang->meetings, 1, memory_order_release);
-    wake_all(&gang->meetings);
+    const uint64_t state = atomic_load(&gang->state); /* nobody else changes it now */
+    atomic_store(&gang->state, state - arrived_in(state) + one_meeting);
+    atomic_store_explicit(&gang->met, meetings_in(state) + 1, memory_order_release);
+    if (members_in(state) > 1) wake_all(&gang->met);
 }
 
 /* ---- The pool ---------------------------------------------------------------------------------------------------------- */
 
 struct worker {
     pthread_t thread;
-    struct worker *next;      /* of all workers */
+    struct worker *next; /* of all workers */
     struct worker *next_idle;
-    struct cpu_gang *gang;    /* what it was called for; NULL: nothing */
+    struct cpu_gang *_Atomic gang; /* what it was called for, until it takes the call or is sent back; NULL: nothing */
     int member;
-    atomic_bool leave;        /* end when there is nothing left to do */
-    atomic_uint calls;        /* changes when gang or leave has been set; waited on */
+    atomic_bool leave;   /* end when there is nothing left to do */
+    atomic_uint calls;   /* changes when gang or leave has been set; waited on */
 };
 
 static struct {
@@ -84,10 +107,9 @@ static void *worker_main(void *argument) {
     for (unsigned seen = 0;;) {
         wait_while(&self->calls, seen);
         seen = atomic_load_explicit(&self->calls, memory_order_acquire);
-        struct cpu_gang *gang = self->gang;
+        struct cpu_gang *gang = atomic_exchange(&self->gang, NULL);
         if (gang) {
-            self->gang = NULL;
-            gang->work(self->member, gang->argument);
+            gang->work(self->member, join(gang), gang->argument);
             /* Idle before the caller hears of it, so that its next product finds this worker. */
             pthread_mutex_lock(&pool.lock);
             self->next_idle = pool.idle;
@@ -158,26 +180,33 @@ static void call(struct worker *worker) {
 
 void cpu_gang_run(struct cpu_gang *gang, int size) {
     gang->size = 1;
-    atomic_init(&gang->arrived, 0);
-    atomic_init(&gang->meetings, 0);
-    struct worker *called = NULL;
-    if (size > 1) {
-        pthread_mutex_lock(&pool.lock);
-        for (struct worker *worker; gang->size < size && (worker = take_worker(size - 1)); called = worker) {
-            worker->next_idle = called;
-            worker->member = gang->size++;
-            worker->gang = gang;
-        }
-        atomic_init(&gang->running, (unsigned)gang->size - 1);
-        while (called) {
-            struct worker *worker = called;
-            called = worker->next_idle; /* the worker's own as soon as it is called */
-            call(worker);
-        }
-        pthread_mutex_unlock(&pool.lock);
+    if (size < 2) {
+        gang->work(0, 0, gang->argument);
+        return;
     }
-    gang->work(0, gang->argument);
-    if (gang->size == 1) return;
+    struct worker *called[size - 1];
+    pthread_mutex_lock(&pool.lock);
+    while (gang->size < size && (called[gang->size - 1] = take_worker(size - 1))) gang->size++;
+    pthread_mutex_unlock(&pool.lock);
+    atomic_init(&gang->state, one_member);
+    atomic_init(&gang->met, 0);
+    atomic_init(&gang->running, (unsigned)gang->size - 1);
+    for (int i = 1; i < gang->size; i++) {
+        called[i - 1]->member = i;
+        atomic_store(&called[i - 1]->gang, gang);
+        call(called[i - 1]);
+    }
+    gang->work(0, 0, gang->argument);
+
+    for (int i = 1; i < gang->size; i++) {
+        struct cpu_gang *mine = gang;
+        if (!atomic_compare_exchange_strong(&called[i - 1]->gang, &mine, NULL)) continue;
+        pthread_mutex_lock(&pool.lock);
+        called[i - 1]->next_idle = pool.idle;
+        pool.idle = called[i - 1];
+        pthread_mutex_unlock(&pool.lock);
+        atomic_fetch_sub(&gang->running, 1);
+    }
     for (unsigned left; (left = atomic_load_explicit(&gang->running, memory_order_acquire));)
         wait_while(&gang->running, left);
 }

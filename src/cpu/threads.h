@@ -1,25 +1,29 @@
 /* threads.h: the pool, as gemm.c sees it.
  *
  * A gang is the caller and some workers of the pool running one function together. The pool gives what workers are idle,
- * so a gang may be smaller than asked for, down to the caller alone; what the members compute must not depend on how many
- * they are. They share work by taking numbers from counters and meet in cpu_gang_arrive.
+ * and nobody waits for one to wake up: the caller begins at once, a worker joins when it gets there, and one that has not
+ * by the end is sent back. So a gang may be smaller than asked for, down to the caller alone; what the members compute must
+ * not depend on how many they are. They share work by taking numbers from counters, and meet in cpu_gang_arrive.
  */
 #ifndef TESSERA_CPU_THREADS_H
 #define TESSERA_CPU_THREADS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 struct cpu_gang {
-    void (*work)(int member, void *argument);
+    /* member: 0 is the caller, workers have numbers below `size`. met: how many meetings took place before it joined. The
+     * work between the last of them and the next is still open to it; all that came before is done. */
+    void (*work)(int member, unsigned met, void *argument);
     void *argument;
-    int size;             /* members, numbered from 0; 0 is the caller */
-    atomic_int arrived;   /* members waiting in cpu_gang_arrive */
-    atomic_uint meetings; /* counts releases; waited on */
-    atomic_uint running;  /* workers that have not finished; waited on */
+    int size;               /* the most it can have */
+    _Atomic uint64_t state; /* meetings held, members, and how many of those have arrived: see threads.c */
+    atomic_uint met;        /* meetings held; waited on */
+    atomic_uint running;    /* workers called that have neither finished nor been sent back; waited on */
 };
 
-/* Runs work(member, argument) on a gang of at most `size`; returns when every member has. */
+/* Runs work(member, met, argument) on a gang of at most `size`; returns when every member has. */
 void cpu_gang_run(struct cpu_gang *gang, int size);
 
 /* Waits until every member is here. Returns true to the last, which alone may then change what the members share, and
