@@ -92,7 +92,7 @@ static int launch_count;
 static char broken_rule[160];
 static char broken_call[64];
 static int broken_error;
-static int calls_of_load;
+static _Atomic int calls_of_load;
 
 static _Thread_local CUcontext stack[16];
 static _Thread_local int depth;
@@ -529,7 +529,7 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute att
     return pool->kind == POOL && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int trims;
+static _Atomic int trims;
 EXPORT int fake_trims(void) { return trims; }
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     trims += pool->kind == POOL && !keep;
@@ -654,7 +654,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
     return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
-static int synchronizations;
+static _Atomic int synchronizations;
 EXPORT int fake_synchronizations(void) { return synchronizations; }
 EXPORT CUresult cuCtxSynchronize(void) {
     synchronizations++;
