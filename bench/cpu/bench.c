@@ -1,10 +1,10 @@
 /* bench.c: Tessera's CPU engine beside OpenBLAS, BLIS and oneDNN, interleaved in one run.
  *
  * Each library lives in a process of its own, because they export the same names and read their settings from the
- * environment when loaded. The processes take turns: all but one are stopped (SIGSTOP), so that no library's idle threads
- * spin on the cores another is being timed on. For each problem a process makes fresh matrices, several sets of them,
- * together twice the last-level cache, and goes round the sets, so that every call finds its operands in memory. Sampled
- * elements of each result are checked against float64 before anything is timed.
+ * environment when loaded. The processes take turns: all but one are stopped (SIGSTOP), so that no library's idle
+ * threads spin on the cores another is being timed on. For each problem a process makes fresh matrices, several sets of
+ * them, together twice the last-level cache, and goes round the sets, so that every call finds its operands in memory.
+ * Sampled elements of each result are checked against float64 before anything is timed.
  *
  * Debian's OpenBLAS and BLIS do not know newer chips and fall back to kernels several times slower, so where there is
  * AVX-512 they are told which to take.
@@ -44,12 +44,12 @@ static void die(const char *what) {
     exit(1);
 }
 
-/* ---- The libraries: each multiplies row-major matrices --------------------------------------------------------------- */
+/* ---- The libraries: each multiplies row-major matrices ----------------------------------------------------------- */
 
-typedef void cblas_function(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a,
-                            int lda, const float *b, int ldb, float beta, float *c, int ldc);
-typedef int dnnl_function(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-                          int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+typedef void cblas_function(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                            const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
+typedef int dnnl_function(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
+                          const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
 static tsr_context *tessera;
 static cblas_function *cblas;
@@ -75,7 +75,8 @@ static void multiply_cblas(const struct problem *p, const float *a, const float 
 
 static void multiply_dnnl(const struct problem *p, const float *a, const float *b, float *c) {
     const bool ta = p->layout & 1, tb = p->layout & 2;
-    if (dnnl(ta ? 'T' : 'N', tb ? 'T' : 'N', p->m, p->n, p->k, 1, a, ta ? p->m : p->k, b, tb ? p->k : p->n, 0, c, p->n)) {
+    if (dnnl(ta ? 'T' : 'N', tb ? 'T' : 'N', p->m, p->n, p->k, 1, a, ta ? p->m : p->k, b, tb ? p->k : p->n, 0, c,
+             p->n)) {
         fprintf(stderr, "bench-cpu: dnnl_sgemm failed\n");
         exit(1);
     }
@@ -133,7 +134,7 @@ static const struct library {
     {"onednn", open_dnnl, multiply_dnnl},
 };
 
-/* ---- A library's process --------------------------------------------------------------------------------------------- */
+/* ---- A library's process ----------------------------------------------------------------------------------------- */
 
 /* The matrices of one problem, several times over. */
 struct ring {
@@ -174,7 +175,8 @@ static bool result_is_right(const struct problem *p, const struct ring *ring) {
         const int64_t i = (int64_t)sample * 7919 % p->m, j = (int64_t)sample * 104729 % p->n;
         double sum = 0;
         for (int64_t q = 0; q < p->k; q++)
-            sum += (double)a[p->layout & 1 ? q * p->m + i : i * p->k + q] * b[p->layout & 2 ? j * p->k + q : q * p->n + j];
+            sum += (double)a[p->layout & 1 ? q * p->m + i : i * p->k + q] *
+                   b[p->layout & 2 ? j * p->k + q : q * p->n + j];
         if (!(fabs(c[i * p->n + j] - sum) <= (p->k + 2) * 0x1p-24 * sum)) return false;
     }
     return true;
@@ -223,7 +225,7 @@ static void serve(const struct library *library, int threads, int requests, int 
     exit(0);
 }
 
-/* ---- The parent: turns, samples, records --------------------------------------------------------------------------------- */
+/* ---- The parent: turns, samples, records ------------------------------------------------------------------------- */
 
 struct process {
     pid_t pid;
@@ -269,7 +271,8 @@ static double request(struct process *process, const struct problem *p, const ch
     if (!read_all(process->replies, &seconds, sizeof seconds)) die(name);
     kill(process->pid, SIGSTOP);
     if (seconds == 0) {
-        fprintf(stderr, "bench-cpu: %s: wrong result at %d x %d x %d %s\n", name, p->m, p->n, p->k, layout_names[p->layout]);
+        fprintf(stderr, "bench-cpu: %s: wrong result at %d x %d x %d %s\n", name, p->m, p->n, p->k,
+                layout_names[p->layout]);
         exit(1);
     }
     return seconds;
@@ -343,11 +346,11 @@ static void measure(struct run *run, struct process processes[], const struct pr
         fprintf(run->json,
                 "%s\n  {\"library\": \"%s\", \"m\": %d, \"n\": %d, \"k\": %d, \"layout\": \"%s\", \"threads\": %d, "
                 "\"gflops_best\": %.2f, \"gflops_median\": %.2f, \"samples\": %d, ",
-                run->records++ ? "," : "", libraries[l].name, p->m, p->n, p->k, layout_names[p->layout], p->threads, best[l],
-                median[l], count);
+                run->records++ ? "," : "", libraries[l].name, p->m, p->n, p->k, layout_names[p->layout], p->threads,
+                best[l], median[l], count);
         if (l == 0 && best_peer > 0) fprintf(run->json, "\"ratio_to_best_peer\": %.3f, ", best[l] / best_peer);
-        fprintf(run->json, "\"machine\": \"%s\", \"commit\": \"%s\", \"date\": \"%s\", \"compiler\": \"%s\"}", run->machine,
-                run->commit, run->date, COMPILER);
+        fprintf(run->json, "\"machine\": \"%s\", \"commit\": \"%s\", \"date\": \"%s\", \"compiler\": \"%s\"}",
+                run->machine, run->commit, run->date, COMPILER);
     }
     if (best_peer > 0) printf("  %5.3f", best[0] / best_peer);
     printf("\n");
@@ -405,7 +408,8 @@ int main(int argc, char **argv) {
     if (!run.json) die(unfinished);
     fputs("[", run.json);
     printf("%s, commit %s, %s\nGFLOP/s, best (median)\n", run.machine, run.commit, run.date);
-    printf("threads      m     n     k  ab       tessera       openblas           blis         onednn  ratio to best peer\n");
+    printf("threads      m     n     k  ab       tessera       openblas           blis         onednn  ratio to best "
+           "peer\n");
     for (int t = 0; t < thread_count; t++) {
         struct process processes[MAX_LIBRARIES];
         for (int l = 0; l < MAX_LIBRARIES; l++) {

@@ -1,7 +1,8 @@
 /* avx2.c: the AVX2 and FMA microkernel.
  *
- * Tile 6 x 16: 6 rows of A against two vectors of 8 columns of B. Of the 16 vector registers 12 hold sums, two the row of
- * B and one the element of A being broadcast. The 12 chains cover two multiply-add units of at most five cycles' latency.
+ * Tile 6 x 16: 6 rows of A against two vectors of 8 columns of B. Of the 16 vector registers 12 hold sums, two the row
+ * of B and one the element of A being broadcast. The 12 chains cover two multiply-add units of at most five cycles'
+ * latency.
  *
  * Edges: one body per number of rows; a tile of fewer than 16 columns loads and stores them under a mask.
  */
@@ -15,6 +16,7 @@ enum { MR = 6, NR = 16, MC = 336, NC = 4096, KC = 384, LANES = 8 };
 static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
 static_assert(MR * 2 + 3 <= 16, "the sums, the row of B and the broadcast are in registers");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
 

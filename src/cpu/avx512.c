@@ -1,14 +1,14 @@
 /* avx512.c: the AVX-512 microkernel.
  *
  * Tile 12 x 32: 12 rows of A against two vectors of 16 columns of B. Of the 32 vector registers 24 hold sums, two hold
- * the row of B, and one the element of A being broadcast. A step of K is 24 multiply-adds on 14 loads, so the multiply
- * units stay the limit even where they outnumber the load ports' half. The 24 chains cover the units' latency (at most
- * two units of four cycles: eight chains).
+ * the row of B, and one the element of A being broadcast. A step of K is 24 multiply-adds on 14 loads: at two of each a
+ * cycle, the most any chip does, the multiply-adds are the limit, and 24 chains are three times what covers their
+ * latency.
  *
- *     b[0..15]  b[16..31]
- *  a0  sum[0][0] sum[0][1]
- *  ..     ..        ..
- *  a11 sum[11][0] sum[11][1]
+ *             b[0..15]    b[16..31]
+ *     a[0]    sum[0][0]   sum[0][1]
+ *      ..        ..          ..
+ *     a[11]   sum[11][0]  sum[11][1]
  *
  * Edges: one body per number of rows, compiled for one and for two vectors, the last one masked.
  */
@@ -22,24 +22,26 @@ enum { MR = 12, NR = 32, MC = 240, NC = 4096, KC = 640, LANES = 16 };
 static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
 static_assert(MR * 2 + 3 <= 32, "the sums, the row of B and the broadcast are in registers");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
 
-/* rows and vectors are constants wherever this is inlined, so that the loops over them unroll and the sums are registers.
- * `last` masks the last vector. */
+/* rows and vectors are constants wherever this is inlined, so that the loops over them unroll and the sums are
+ * registers. `last` masks the last vector. */
 static inline __attribute__((always_inline)) void multiply_tile(const struct cpu_tile *t, const int rows,
                                                                 const int vectors, const __mmask16 last) {
     const int64_t k = t->k, a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
     float *const c = t->c;
     __m512 sum[MR][2];
     CPU_UNROLL
-    for (int i = 0; i < rows; i++)
+    for (int i = 0; i < rows; i++) {
         CPU_UNROLL
         for (int v = 0; v < vectors; v++) {
             sum[i][v] = _mm512_setzero_ps();
             /* The tile of C arrives while the sums are made. */
             _mm_prefetch((const char *)(c + i * c_row + v * LANES), _MM_HINT_T0);
         }
+    }
 
     /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
     const float *group[MR / 3], *b = t->b;
@@ -63,23 +65,20 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     }
 
     const __m512 alpha = _mm512_set1_ps(t->alpha), beta = _mm512_set1_ps(t->beta);
-    if (t->beta != 0) {
+    const bool reads_c = t->beta != 0;
+    CPU_UNROLL
+    for (int i = 0; i < rows; i++) {
         CPU_UNROLL
-        for (int i = 0; i < rows; i++)
-            CPU_UNROLL
-            for (int v = 0; v < vectors; v++) {
-                const __mmask16 mask = v + 1 < vectors ? 0xffff : last;
-                float *const at = c + i * c_row + v * LANES;
-                const __m512 old = _mm512_mul_ps(beta, _mm512_maskz_loadu_ps(mask, at));
-                _mm512_mask_storeu_ps(at, mask, _mm512_fmadd_ps(alpha, sum[i][v], old));
-            }
-    } else {
-        CPU_UNROLL
-        for (int i = 0; i < rows; i++)
-            CPU_UNROLL
-            for (int v = 0; v < vectors; v++)
-                _mm512_mask_storeu_ps(c + i * c_row + v * LANES, v + 1 < vectors ? 0xffff : last,
-                                      _mm512_mul_ps(alpha, sum[i][v]));
+        for (int v = 0; v < vectors; v++) {
+            const __mmask16 mask = v + 1 < vectors ? 0xffff : last;
+            float *const at = c + i * c_row + v * LANES;
+            __m512 result;
+            if (reads_c)
+                result = _mm512_fmadd_ps(alpha, sum[i][v], _mm512_mul_ps(beta, _mm512_maskz_loadu_ps(mask, at)));
+            else
+                result = _mm512_mul_ps(alpha, sum[i][v]);
+            _mm512_mask_storeu_ps(at, mask, result);
+        }
     }
 }
 

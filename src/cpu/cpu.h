@@ -9,13 +9,13 @@ struct cpu_kernel; /* cpu/kernel.h */
 /* How one product is computed: which microkernel, how the loops are blocked, how threads share the work. Pure data. */
 typedef struct cpu_plan {
     const struct cpu_kernel *kernel;
-    bool swapped;             /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
-    bool packs_a, packs_b;    /* false: kernels read the operand, or its packed form, where it lies */
-    int64_t mc, nc, kc;       /* cache blocks: rows of A, columns of B, depth */
-    int64_t piece_n;          /* a piece of work is mc x piece_n of C over a depth of kc */
-    int threads;              /* how many work, at most context->options.threads */
-    bool shares_products;     /* true: all threads on each product; false: each takes whole products of the batch */
-    size_t workspace;         /* bytes for packed panels */
+    bool swapped;          /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
+    bool packs_a, packs_b; /* false: kernels read the operand, or its packed form, where it lies */
+    int64_t mc, nc, kc;    /* cache blocks: rows of A, columns of B, depth */
+    int64_t piece_n;       /* a piece of work is mc x piece_n of C over a depth of kc */
+    int threads;           /* how many work, at most context->options.threads */
+    bool shares_products;  /* true: all threads on each product; false: each takes whole products of the batch */
+    size_t workspace;      /* bytes for packed panels */
 } cpu_plan;
 
 /* threads = 0 resolved to the cores this process may run on. */
@@ -27,8 +27,8 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
 /* workspace: plan->workspace bytes, 64-byte aligned, or NULL to have the engine take its own. */
 tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace);
 
-/* A kernel by its name, among those this machine can run. NULL or "": the one that TESSERA_CPU_KERNEL in the environment
- * names, else the best. NULL is returned, with a tsr_fail message, where there is none. */
+/* A kernel by its name, among those this machine can run. NULL or "": the one that TESSERA_CPU_KERNEL in the
+ * environment names, else the best. NULL is returned, with a tsr_fail message, where there is none. */
 const struct cpu_kernel *cpu_kernel_find(const char *name);
 void cpu_info_print(tsr_text *text);
 

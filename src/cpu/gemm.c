@@ -4,18 +4,17 @@
  *
  *     for each nc columns of C and B            a panel of B (kc x nc) is packed by all threads together,
  *       for each kc of depth                    into the third-level cache
- *         for each mc rows of C and A           a block of A (mc x kc) is packed by one thread, into its second-level cache
- *           for each nr columns                 kc x nr of B stay in the first-level cache
+ *         for each mc rows of C and A           one thread packs a block of A (mc x kc), into its second-level cache
+ *           for each nr columns                 kc x nr of B come nearer, and stay for all of A's block
  *             for each mr rows                  the microkernel
  *
- * A piece of work is a block of A against piece_n columns of the panel. Threads take pieces from a counter and meet once
- * per panel. Two panels take turns: while the last threads multiply with one, the first pack the other.
+ * A piece of work is a block of A against piece_n columns of the panel. Threads take pieces from a counter and meet
+ * once per panel. Two panels take turns: while the last threads multiply with one, the first pack the other.
  *
- * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing or
- * the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in C:
- * alpha scales each on its way (one fma, as many roundings as without alpha), beta only the first.
+ * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
+ * or the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in
+ * C: alpha scales each on its way (one fma, as many roundings as without alpha), beta only the first.
  */
-#include <assert.h>
 #include <stdlib.h>
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -46,7 +45,7 @@ static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
     return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
 }
 
-/* ---- Which way round ---------------------------------------------------------------------------------------------------- */
+/* ---- Which way round --------------------------------------------------------------------------------------------- */
 
 /* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
 static const float *packed_form(const tsr_operand *o, int64_t batch) {
@@ -75,7 +74,7 @@ static tsr_problem oriented(const tsr_problem *p, bool swapped) {
     return q;
 }
 
-/* ---- Plan ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
 static int64_t block_floats_a(const cpu_plan *plan) { return plan->packs_a ? round_up(plan->mc * plan->kc, 16) : 0; }
 static int64_t panel_floats_b(const cpu_plan *plan) { return plan->packs_b ? round_up(plan->nc * plan->kc, 16) : 0; }
@@ -87,7 +86,8 @@ static size_t workspace_bytes(const cpu_plan *plan) {
     return (size_t)(plan->threads * block_floats_a(plan) + panels_b(plan) * panel_floats_b(plan)) * sizeof(float);
 }
 
-/* Cuts C into pieces so that threads sharing a product have equal numbers of them, or enough that it does not matter. */
+/* Cuts C into pieces so that threads sharing a product have equal numbers of them, or enough that it does not matter.
+ */
 static void cut_pieces(cpu_plan *plan, const tsr_problem *p) {
     const struct cpu_kernel *kernel = plan->kernel;
     plan->mc = even_block(p->m, kernel->mc, kernel->mr);
@@ -157,8 +157,8 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
     tsr_text_add(text, "computes: %s\n", plan->swapped ? "C^T = B^T A^T" : "C = A B");
     tsr_text_add(text, "blocks: %lld x %lld x %lld (mc, nc, kc)\n", (long long)plan->mc, (long long)plan->nc,
                  (long long)plan->kc);
-    tsr_text_add(text, "packs: %s\n", plan->packs_a ? plan->packs_b ? "left and right" : "left"
-                                                    : plan->packs_b ? "right" : "nothing");
+    static const char *const packs[2][2] = {{"nothing", "right"}, {"left", "left and right"}};
+    tsr_text_add(text, "packs: %s\n", packs[plan->packs_a][plan->packs_b]);
     if (plan->shares_products)
         tsr_text_add(text, "threads: %d, on %lld x %lld pieces of %lld x %lld\n", plan->threads,
                      (long long)ceil_div(p.m, plan->mc), (long long)ceil_div(p.n, plan->piece_n), (long long)plan->mc,
@@ -167,7 +167,7 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
         tsr_text_add(text, "threads: %d, each on products of its own\n", plan->threads);
 }
 
-/* ---- One product --------------------------------------------------------------------------------------------------------- */
+/* ---- One product ------------------------------------------------------------------------------------------------- */
 
 /* Those who compute one product together, and the counters they take their work from. */
 struct team {
@@ -204,12 +204,9 @@ static void meet(struct team *team) {
     cpu_gang_release(team->gang);
 }
 
-/* The largest tile of any kernel, in floats. */
-enum { LARGEST_TILE = 512 };
-
 /* A tile whose columns are not contiguous in C is made in a buffer. */
 static void multiply_through_buffer(const struct cpu_kernel *kernel, struct cpu_tile tile, int64_t c_col) {
-    float buffer[LARGEST_TILE];
+    float buffer[CPU_TILE_FLOATS];
     float *const c = tile.c;
     const int64_t c_row = tile.c_row;
     if (tile.beta != 0)
@@ -222,19 +219,30 @@ static void multiply_through_buffer(const struct cpu_kernel *kernel, struct cpu_
         for (int j = 0; j < tile.n; j++) c[i * c_row + j * c_col] = buffer[i * tile.n + j];
 }
 
-/* Rows i.. of A, from `a` on, against columns j_first..j_end of the panel. */
-static void multiply_piece(const struct panel *s, const float *a, int64_t a_row, int64_t a_step, int64_t a_panel,
-                           int64_t i_first, int64_t i_end, int64_t j_first, int64_t j_end) {
+/* Rows of A as the kernel reads them: from one row, one depth and one mr rows to the next. */
+struct block {
+    const float *a;
+    int64_t row, step, panel;
+};
+
+/* Rows i_first..i_end of C, made of the rows in `block`, and columns j_first..j_end of the panel. */
+static void multiply_piece(const struct panel *s, const struct block *block, int64_t i_first, int64_t i_end,
+                           int64_t j_first, int64_t j_end) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     const tsr_result *c = &s->p->c;
-    struct cpu_tile tile = {.k = s->depth, .a_row = a_row, .a_step = a_step, .b_step = s->b_step, .c_row = c->row_stride,
-                            .alpha = s->p->alpha, .beta = s->depth_first ? 1 : s->p->beta};
+    struct cpu_tile tile = {.k = s->depth,
+                            .a_row = block->row,
+                            .a_step = block->step,
+                            .b_step = s->b_step,
+                            .c_row = c->row_stride,
+                            .alpha = s->p->alpha,
+                            .beta = s->depth_first ? 1 : s->p->beta};
     const bool contiguous = c->col_stride == 1 || s->p->n == 1;
     for (int64_t j = j_first; j < j_end; j += kernel->nr) {
         tile.n = (int)least(kernel->nr, j_end - j);
         tile.b = s->b + j / kernel->nr * s->b_panel;
-        tile.a = a;
-        for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += a_panel) {
+        tile.a = block->a;
+        for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += block->panel) {
             tile.m = (int)least(kernel->mr, i_end - i);
             tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
             if (contiguous)
@@ -257,20 +265,17 @@ static void multiply_panel(const struct panel *s, struct member *self) {
         const int64_t i = piece / cuts * plan->mc, i_end = least(i + plan->mc, p->m);
         const int64_t j = piece % cuts * plan->piece_n, j_end = least(j + plan->piece_n, s->columns);
         const float *a = p->a.data + i * p->a.row_stride + s->depth_first * p->a.col_stride;
-        int64_t a_row = 1, a_step = kernel->mr, a_panel = kernel->mr * s->depth;
+        struct block block = {NULL, 1, kernel->mr, kernel->mr * s->depth};
         if (packed)
-            a = packed + s->depth_first * round_up(p->m, kernel->mr) + i * s->depth;
+            block.a = packed + s->depth_first * round_up(p->m, kernel->mr) + i * s->depth;
         else if (plan->packs_a) {
             if (in_block != i)
                 cpu_pack_panels(self->block_a, a, i_end - i, s->depth, p->a.row_stride, p->a.col_stride, kernel->mr);
             in_block = i;
-            a = self->block_a;
-        } else {
-            a_row = p->a.row_stride;
-            a_step = p->a.col_stride;
-            a_panel = kernel->mr * a_row;
-        }
-        multiply_piece(s, a, a_row, a_step, a_panel, i, i_end, j, j_end);
+            block.a = self->block_a;
+        } else
+            block = (struct block){a, p->a.row_stride, p->a.col_stride, kernel->mr * p->a.row_stride};
+        multiply_piece(s, &block, i, i_end, j, j_end);
     }
 }
 
@@ -306,7 +311,7 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
         }
 }
 
-/* ---- A batch --------------------------------------------------------------------------------------------------------------- */
+/* ---- A batch ----------------------------------------------------------------------------------------------------- */
 
 struct job {
     const cpu_plan *plan;
@@ -330,8 +335,8 @@ static void work_on_batch(int index, unsigned met, void *argument) {
     const int64_t batch = job->problem->batch;
     struct member self = {.block_a = job->blocks_a + index * block_floats_a(plan)};
 #ifdef __SSE__
-    /* Subnormals are kept and rounding is to nearest whatever the calling thread, or the one that started this worker, has
-     * set for itself. */
+    /* Subnormals are kept and rounding is to nearest whatever the calling thread, or the one that started this worker,
+     * has set for itself. */
     const unsigned int mode = _mm_getcsr();
     _mm_setcsr(0x1f80);
 #endif
@@ -378,7 +383,6 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
         scale(&p);
         return TSR_OK;
     }
-    assert(plan->kernel->mr * plan->kernel->nr <= LARGEST_TILE);
     struct cpu_workspace *own = NULL;
     if (!workspace && plan->workspace) {
         own = cpu_workspace_take(plan->workspace);
@@ -394,7 +398,7 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
     return TSR_OK;
 }
 
-/* ---- Packed operands ------------------------------------------------------------------------------------------------------- */
+/* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
 /* The whole operand, one depth of kc after the other, each as the panels that multiply_product reads. */
 tsr_status cpu_pack(tsr_packed *packed) {
@@ -412,8 +416,8 @@ tsr_status cpu_pack(tsr_packed *packed) {
     if (!panels) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for %zu bytes of packed operand", packed->bytes);
     const int64_t kc = even_block(k, kernel->kc, 1);
     for (int64_t first = 0; first < k; first += kc)
-        cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes, least(kc, k - first),
-                        lane_stride, k_stride, width);
+        cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes,
+                        least(kc, k - first), lane_stride, k_stride, width);
     packed->panels = panels;
     return TSR_OK;
 }

@@ -17,31 +17,35 @@
 #include <stdint.h>
 
 struct cpu_tile {
-    int m, n;                /* 1..mr rows, 1..nr columns; nothing outside them is read or written */
-    int64_t k;               /* at least 1 */
+    int m, n;  /* 1..mr rows, 1..nr columns; nothing outside them is read or written */
+    int64_t k; /* at least 1 */
     const float *a;
-    int64_t a_row, a_step;   /* in floats, as all strides */
+    int64_t a_row, a_step; /* in floats, as all strides */
     const float *b;
     int64_t b_step;
     float *c;
     int64_t c_row;
-    float alpha, beta;       /* beta = 0: c is not read */
+    float alpha, beta; /* beta = 0: c is not read */
 };
+
+/* The most that a tile may hold. */
+enum { CPU_TILE_FLOATS = 512 };
 
 /* Bits of struct cpu_kernel.needs. */
 enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4 };
 
 struct cpu_kernel {
     const char *name;
-    unsigned needs;       /* instruction sets, of the bits above */
-    int mr, nr;           /* the tile */
-    int64_t mc, nc, kc;   /* the most a cache block holds: rows of A, columns of B, depth of both */
+    unsigned needs;     /* instruction sets, of the bits above */
+    int mr, nr;         /* the tile */
+    int64_t mc, nc, kc; /* the most a cache block holds: rows of A, columns of B, depth of both */
     void (*multiply)(const struct cpu_tile *tile);
 };
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;
 
-/* Before a loop over a constant number of rows or vectors: unrolled whole, so that an array indexed by it is registers. */
+/* Before a loop over a constant number of rows or vectors: unrolled whole, so that an array indexed by it is registers.
+ */
 #ifdef __clang__
 #define CPU_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -49,11 +53,11 @@ extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_po
 #endif
 
 /* What every row must satisfy, for a static assert beside its numbers. A block of A (mc x kc) and the panel of B in use
- * (kc x nr) live in the second-level cache, so together they stay under 768 KiB; a panel of B (kc x nc) and a block of A
- * stay under the 16 MiB that a thread may take (threads that share a product share its two panels of B). Blocks are
+ * (kc x nr) live in the second-level cache, so together they stay under 768 KiB; a panel of B (kc x nc) and a block of
+ * A stay under the 16 MiB that a thread may take (threads that share a product share its two panels of B). Blocks are
  * whole tiles so that only the last panel of a matrix is padded. */
 #define CPU_BLOCKS_ARE_WHOLE_TILES(mr, nr, mc, nc) ((mc) % (mr) == 0 && (nc) % (nr) == 0)
-#define CPU_BLOCKS_FIT_CACHES(nr, mc, nc, kc)                                                                         \
+#define CPU_BLOCKS_FIT_CACHES(nr, mc, nc, kc) \
     (4LL * (kc) * ((mc) + (nr)) <= 768 * 1024 && 4LL * (kc) * ((nc) + (mc)) <= 16 * 1024 * 1024)
 
 #endif

@@ -16,8 +16,8 @@ static const struct cpu_kernel *const kernels[] = {
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-/* Instruction sets that both the processor and the operating system support (__builtin_cpu_supports looks at xgetbv, too:
- * a chip's registers are of no use where the system does not save them). */
+/* Instruction sets that both the processor and the operating system support (__builtin_cpu_supports looks at xgetbv,
+ * too: a chip's registers are of no use where the system does not save them). */
 static unsigned features_here(void) {
     unsigned features = 0;
 #ifdef __x86_64__
@@ -52,8 +52,8 @@ const struct cpu_kernel *cpu_kernel_find(const char *name) {
     for (int i = 0; i < KERNELS; i++) {
         if (strcmp(kernels[i]->name, name)) continue;
         if (runs_here(kernels[i])) return kernels[i];
-        tsr_fail(TSR_INVALID_ARGUMENT, "%s is \"%s\", a kernel that this machine cannot run: tsr_info_print says what it needs",
-                 from, name);
+        tsr_fail(TSR_INVALID_ARGUMENT,
+                 "%s is \"%s\", a kernel that this machine cannot run: tsr_info_print says what it needs", from, name);
         return NULL;
     }
     tsr_fail(TSR_INVALID_ARGUMENT, "%s is \"%.80s\", which is no CPU kernel: tsr_info_print lists them", from, name);

@@ -28,8 +28,8 @@ static void gather(float *panel, const float *source, int lanes, int64_t depth, 
  * processor to guess the next. */
 enum { ROWS_AHEAD = 16 };
 
-/* Panels that are filled side by side from rows in memory: longer reads, yet few enough writes to one place of the cache
- * at a time, for panels tend to lie powers of two apart. */
+/* Panels that are filled side by side from rows in memory: longer reads, yet few enough writes to one place of the
+ * cache at a time, for panels tend to lie powers of two apart. */
 enum { PANELS_AT_ONCE = 4 };
 
 static inline void copy_lanes(float *to, const float *from, int lanes) {
@@ -38,13 +38,15 @@ static inline void copy_lanes(float *to, const float *from, int lanes) {
     for (; lane < lanes; lane++) to[lane] = from[lane];
 }
 
-static void copy_rows(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t depth_stride, int width) {
+static void copy_rows(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t depth_stride,
+                      int width) {
     for (int64_t p = 0; p < depth; p++) {
         const float *row = source + p * depth_stride;
         if (p + ROWS_AHEAD < depth)
             for (int64_t lane = 0; lane < lanes; lane += 16) __builtin_prefetch(row + ROWS_AHEAD * depth_stride + lane);
         for (int64_t first = 0; first < lanes; first += width)
-            copy_lanes(panels + first * depth + p * width, row + first, lanes - first < width ? (int)(lanes - first) : width);
+            copy_lanes(panels + first * depth + p * width, row + first,
+                       lanes - first < width ? (int)(lanes - first) : width);
     }
 }
 
@@ -60,7 +62,8 @@ static void transpose_4x4(float *panel, const float *source, int64_t lane_stride
     _mm_storeu_ps(panel + 3 * width, x3);
 }
 
-static void transpose_lanes(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
+static void transpose_lanes(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride,
+                            int width) {
     for (int64_t begin = 0; begin < depth; begin += STRIP) {
         const int64_t end = begin + STRIP < depth ? begin + STRIP : depth;
         int lane = 0;
@@ -70,27 +73,27 @@ static void transpose_lanes(float *panel, const float *source, int lanes, int64_
                 transpose_4x4(panel + p * width + lane, source + lane * lane_stride + p, lane_stride, width);
             gather(panel + p * width + lane, source + lane * lane_stride + p, 4, end - p, lane_stride, 1, width);
         }
-        gather(panel + begin * width + lane, source + lane * lane_stride + begin, lanes - lane, end - begin, lane_stride,
-               1, width);
+        gather(panel + begin * width + lane, source + lane * lane_stride + begin, lanes - lane, end - begin,
+               lane_stride, 1, width);
     }
 }
 #else
-static void transpose_lanes(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
+static void transpose_lanes(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride,
+                            int width) {
     for (int64_t begin = 0; begin < depth; begin += STRIP)
-        gather(panel + begin * width, source + begin, lanes, begin + STRIP < depth ? STRIP : depth - begin, lane_stride, 1,
-               width);
+        gather(panel + begin * width, source + begin, lanes, begin + STRIP < depth ? STRIP : depth - begin, lane_stride,
+               1, width);
 }
 #endif
 
 static void transpose(float *panel, const float *source, int lanes, int64_t depth, int64_t lane_stride, int width) {
     for (int lane = 0; lane < lanes; lane += LANES_AT_ONCE)
-        transpose_lanes(panel + lane, source + lane * lane_stride, lanes - lane < LANES_AT_ONCE ? lanes - lane : LANES_AT_ONCE,
-                        depth, lane_stride, width);
+        transpose_lanes(panel + lane, source + lane * lane_stride,
+                        lanes - lane < LANES_AT_ONCE ? lanes - lane : LANES_AT_ONCE, depth, lane_stride, width);
 }
 
 static void zero_lanes(float *panel, int first, int64_t depth, int width) {
-    for (int64_t p = 0; p < depth; p++)
-        memset(panel + p * width + first, 0, (size_t)(width - first) * sizeof *panel);
+    for (int64_t p = 0; p < depth; p++) memset(panel + p * width + first, 0, (size_t)(width - first) * sizeof *panel);
 }
 
 void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,

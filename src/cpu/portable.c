@@ -1,8 +1,9 @@
 /* portable.c: the microkernel in plain C, for machines without a kernel of their own and as the oracle of the tests.
  *
  * Tile 4 x 8, small enough that a compiler keeps the sums in sixteen registers of four lanes. Where the target has no
- * fused multiply-add, a term is a product rounded and a sum rounded: one rounding more for each term than the contract's
- * chain, which its bound of K + 2 still covers (a term passes one product and at most K sums; docs/numerics.md).
+ * fused multiply-add, a term is a product rounded and a sum rounded: one rounding more for each term than the
+ * contract's chain, which its bound of K + 2 still covers (a term passes one product and at most K sums;
+ * docs/numerics.md).
  */
 #include <assert.h>
 #include <math.h>
@@ -11,7 +12,9 @@
 
 enum { MR = 4, NR = 8, MC = 256, NC = 4096, KC = 384 };
 
-static_assert(MR * NR / 4 + NR / 4 + 1 <= 16, "the sums, the row of B and the broadcast are in registers of four lanes");
+static_assert(MR * NR / 4 + NR / 4 + 1 <= 16,
+              "the sums, the row of B and the broadcast are in registers of four lanes");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
 

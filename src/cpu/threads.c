@@ -1,9 +1,9 @@
 /* threads.c: a pool of worker threads.
  *
  * Workers are started when first wanted, up to the most that one call ever asked for, and then wait on a futex of their
- * own: after a short spin, because the next product often follows at once, they sleep. A caller takes idle workers from a
- * list and never waits for one, so any number of application threads may multiply at once. A forked child starts with an
- * empty pool; when the library is unloaded or the process exits, the workers are joined.
+ * own: after a short spin, because the next product often follows at once, they sleep. A caller takes idle workers from
+ * a list and never waits for one, so any number of application threads may multiply at once. A forked child starts with
+ * an empty pool; when the library is unloaded or the process exits, the workers are joined.
  */
 #include "threads.h"
 
@@ -18,7 +18,7 @@
 
 #include "cpu.h"
 
-/* ---- Waiting for a word to change ------------------------------------------------------------------------------------ */
+/* ---- Waiting for a word to change -------------------------------------------------------------------------------- */
 
 /* About 30 microseconds, less than putting a thread to sleep and waking it costs. */
 enum { SPINS = 1000 };
@@ -42,7 +42,7 @@ static void wait_while(atomic_uint *word, unsigned value) {
 
 static void wake_all(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
 
-/* ---- Gangs ------------------------------------------------------------------------------------------------------------ */
+/* ---- Gangs ------------------------------------------------------------------------------------------------------- */
 
 /* gang->state in one word, so that joining and meeting cannot cross: meetings << 32 | members << 16 | arrived. */
 enum { ARRIVED = 0xffff };
@@ -82,7 +82,7 @@ void cpu_gang_release(struct cpu_gang *gang) {
     if (members_in(state) > 1) wake_all(&gang->met);
 }
 
-/* ---- The pool ---------------------------------------------------------------------------------------------------------- */
+/* ---- The pool ---------------------------------------------------------------------------------------------------- */
 
 struct worker {
     pthread_t thread;
@@ -90,15 +90,15 @@ struct worker {
     struct worker *next_idle;
     struct cpu_gang *_Atomic gang; /* what it was called for, until it takes the call or is sent back; NULL: nothing */
     int member;
-    atomic_bool leave;   /* end when there is nothing left to do */
-    atomic_uint calls;   /* changes when gang or leave has been set; waited on */
+    atomic_bool leave; /* end when there is nothing left to do */
+    atomic_uint calls; /* changes when gang or leave has been set; waited on */
 };
 
 static struct {
     pthread_mutex_t lock; /* of everything here */
     struct worker *all, *idle;
     int count;
-    bool closed;          /* the library is going away: callers work alone */
+    bool closed; /* the library is going away: callers work alone */
     bool fork_is_handled;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -176,7 +176,7 @@ static void call(struct worker *worker) {
     wake_all(&worker->calls);
 }
 
-/* ---- Entry points ------------------------------------------------------------------------------------------------------ */
+/* ---- Entry points ------------------------------------------------------------------------------------------------ */
 
 void cpu_gang_run(struct cpu_gang *gang, int size) {
     gang->size = 1;

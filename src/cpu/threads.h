@@ -1,9 +1,10 @@
 /* threads.h: the pool, as gemm.c sees it.
  *
- * A gang is the caller and some workers of the pool running one function together. The pool gives what workers are idle,
- * and nobody waits for one to wake up: the caller begins at once, a worker joins when it gets there, and one that has not
- * by the end is sent back. So a gang may be smaller than asked for, down to the caller alone; what the members compute must
- * not depend on how many they are. They share work by taking numbers from counters, and meet in cpu_gang_arrive.
+ * A gang is the caller and some workers of the pool running one function together. The pool gives what workers are
+ * idle, and nobody waits for one to wake up: the caller begins at once, a worker joins when it gets there, and one that
+ * has not by the end is sent back. So a gang may be smaller than asked for, down to the caller alone; what the members
+ * compute must not depend on how many they are. They share work by taking numbers from counters, and meet in
+ * cpu_gang_arrive.
  */
 #ifndef TESSERA_CPU_THREADS_H
 #define TESSERA_CPU_THREADS_H
@@ -13,8 +14,8 @@
 #include <stdint.h>
 
 struct cpu_gang {
-    /* member: 0 is the caller, workers have numbers below `size`. met: how many meetings took place before it joined. The
-     * work between the last of them and the next is still open to it; all that came before is done. */
+    /* member: 0 is the caller, workers have numbers below `size`. met: how many meetings took place before it joined.
+     * The work between the last of them and the next is still open to it; all that came before is done. */
     void (*work)(int member, unsigned met, void *argument);
     void *argument;
     int size;               /* the most it can have */
