@@ -14,6 +14,8 @@ enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 #define SPLIT_SHARED(stages, tile_m, tile_n, pieces, warps)                                                            \
     ((stages) * (((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES + 2 * (int)sizeof(uint64_t)) + (warps) * 2560)
 
+/* The same for mma: a stage is half a block of k, and nothing else. */
+#define MMA_SHARED(stages, tile_m, tile_n, pieces) ((stages) * ((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES / 2)
 /* Packing: `stages` units of 64 lines of 64 floats, each padded by four, and the exponents of 64 rows. */
 #define PACK_SHARED(stages) ((stages) * (64 * (64 + 4) + 64) * (int)sizeof(float))
 
@@ -46,6 +48,10 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
   {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_SHARED(2, 64, 128, 2, 4),   2,  2,  true,   500},
 [SPLIT_TF32_SM90] =
   {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_SHARED(4, 128, 256, 1, 8),  1,  1,  true,  1400},
+[SPLIT_FP32_MMA_SM80] =
+  {"split_fp32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 128,  64, 256,  MMA_SHARED(3, 128, 128, 2),    1,  2,  true,   250},
+[SPLIT_TF32_MMA_SM80] =
+  {"split_tf32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 256,  64, 256,  MMA_SHARED(3, 128, 256, 1),    1,  1,  true,   650},
 [SPLIT_REDUCE] =
   {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,      0,   0,   0, 128,  0,                             0,  0,  true,     0},
 };
@@ -63,6 +69,7 @@ extern const unsigned char cuda_image_ieee_reduce[], cuda_image_ieee_reduce_comp
 extern const unsigned char cuda_image_ieee_scale[], cuda_image_ieee_scale_compute_75[];
 extern const unsigned char cuda_image_pack[];
 extern const unsigned char cuda_image_split_wgmma_sm90[];
+extern const unsigned char cuda_image_split_mma_sm80[];
 
 /* `portable` is the same as PTX of compute capability 7.5 alone. */
 static const struct {
@@ -78,6 +85,7 @@ static const struct {
     [MODULE_IEEE_SCALE] = {"ieee_scale", cuda_image_ieee_scale, cuda_image_ieee_scale_compute_75},
     [MODULE_PACK] = {"pack", cuda_image_pack, NULL},
     [MODULE_SPLIT_WGMMA_SM90] = {"split_wgmma_sm90", cuda_image_split_wgmma_sm90, NULL},
+    [MODULE_SPLIT_MMA_SM80] = {"split_mma_sm80", cuda_image_split_mma_sm80, NULL},
 };
 
 const char *cuda_module_name(cuda_module module) { return modules[module].name; }
@@ -92,6 +100,14 @@ const unsigned char *cuda_module_image(cuda_module module, const cuda_device *de
 bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
     return device->planned_capability >= kernel->oldest && device->planned_capability <= kernel->newest &&
            kernel->shared_bytes <= device->shared_per_block && cuda_module_image(kernel->module, device);
+}
+
+double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
+    const int capability = device->planned_capability;
+    const bool few_float32_units = capability <= 80;                                /* 64 of them */
+    const bool for_graphics = capability / 10 == 12 || (capability > 80 && capability < 90); /* a quarter of mma's rate */
+    if (kernel->family != FAMILY_SPLIT) return few_float32_units ? kernel->rate / 2 : kernel->rate;
+    return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? kernel->rate / 4 : kernel->rate;
 }
 
 static bool keeps(const cuda_kernel *kernel, tsr_precision precision) {

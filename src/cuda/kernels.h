@@ -15,6 +15,7 @@ typedef enum cuda_module {
     MODULE_IEEE_SCALE,
     MODULE_PACK,
     MODULE_SPLIT_WGMMA_SM90,
+    MODULE_SPLIT_MMA_SM80,
     CUDA_MODULES
 } cuda_module;
 
@@ -32,6 +33,8 @@ typedef enum cuda_kernel_id {
     SPLIT_FP32_SM90,
     SPLIT_FP32_SM90_T128,
     SPLIT_TF32_SM90,
+    SPLIT_FP32_MMA_SM80,
+    SPLIT_TF32_MMA_SM80,
     SPLIT_REDUCE,
     CUDA_KERNELS
 } cuda_kernel_id;
@@ -54,9 +57,11 @@ typedef struct cuda_kernel {
     int blocks;              /* resident on a multiprocessor */
     int pieces;              /* split: of each operand; 2 keeps TSR_FP32's promise, 1 TSR_TF32's */
     bool waits;              /* it waits by itself for the kernel before it, so it may be launched early */
-    double rate;             /* multiply-adds per multiprocessor and cycle, all multiprocessors full; guides the plan */
+    double rate;             /* multiply-adds per multiprocessor and cycle, all multiprocessors full; guides the plan. On GPUs
+                              * with 128 float32 units and 1024 of mma's fp16 multiply-adds: see cuda_kernel_rate */
 } cuda_kernel;
 
+/* Of kernels that could do the same on a GPU the plan takes the first, unless it can tell which is quicker. */
 extern const cuda_kernel cuda_kernels[CUDA_KERNELS];
 
 /* What a plan knows of a GPU: pure data. */
@@ -75,6 +80,9 @@ static inline int cuda_kernel_index(const cuda_kernel *kernel) { return (int)(ke
 
 /* Whether the GPU can run it and this build has it. */
 bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device);
+
+/* The kernel's rate on a GPU. */
+double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device);
 
 /* The multiply kernel of that name, for options.kernel: refused where there is none, where this GPU cannot run it, or where
  * it does not keep the precision's promise. */

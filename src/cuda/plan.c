@@ -12,12 +12,13 @@
 /* ---- The numbers of the estimate ---------------------------------------------------------------------------------------- */
 
 static const double BYTES_PER_CYCLE = 16;  /* of device memory, for each multiprocessor */
-static const double LAUNCH_CYCLES = 3000;  /* from one kernel's end to the next one's work */
+static const double LAUNCH_CYCLES = 4000;  /* from one kernel's end to the next one's work */
 static const double START_K = 64;          /* filling a block's pipeline and writing its tile, in terms of k */
 static const double LONE_BLOCK_RATE = 0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
 
+enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
 enum { SPLIT_LAUNCHES = 4 };     /* beside the multiplication: three to pack, one to recompute what is marked */
-enum { LEAST_SLICE = 256 };      /* terms of k below which another slice costs more than it brings */
+enum { LEAST_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slice costs more than it brings */
 enum { LEAST_THIN_SLICE = 512 }; /* the same for thin kernels */
 enum { THIN = 8 };               /* C with as few columns or rows is for the thin kernels */
 
@@ -92,7 +93,7 @@ static way way_of(const cuda_device *device, const cuda_kernel *kernel, const ts
     const int64_t whole = w.full_tiles * p->batch, cut = (tiles - w.full_tiles) * w.slices * p->batch;
     const int64_t busiest = divide_up(whole + cut, device->multiprocessors);
     const double crowd = busiest < kernel->blocks ? (double)busiest / kernel->blocks : 1;
-    const double rate = kernel->rate * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
+    const double rate = cuda_kernel_rate(kernel, device) * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
     w.cycles += (double)area / rate *
                 ((double)divide_up(whole, device->multiprocessors) * ((double)p->k + START_K) +
                  (double)divide_up(cut, device->multiprocessors) * ((double)w.k_per_slice + START_K));
@@ -115,17 +116,19 @@ static void consider(way *best, const cuda_device *device, const cuda_kernel *ke
                      size_t max_workspace) {
     const int64_t tiles = divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
     const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
+    const int64_t most_slices = p->k / (LEAST_SLICE_STEPS * kernel->tile_k);
     way w = way_of(device, kernel, p, 1, tiles);
     keep_quicker(best, &w, max_workspace);
+    if (!cuda_kernel_runs_on(&cuda_kernels[kernel->family == FAMILY_SPLIT ? SPLIT_REDUCE : IEEE_REDUCE], device)) return;
     for (int rounds = 1; rounds <= 3; rounds++) {
-        int64_t slices = least(rounds * slots / (tiles * p->batch), p->k / LEAST_SLICE);
+        int64_t slices = least(rounds * slots / (tiles * p->batch), most_slices);
         if (slices < 2) continue;
         w = way_of(device, kernel, p, slices, 0);
         keep_quicker(best, &w, max_workspace);
     }
     int64_t tail = tiles % slots;
     if (kernel->family != FAMILY_IEEE_TILE || p->batch > 1 || tail == tiles || tail == 0) return;
-    int64_t slices = least(slots / tail, p->k / LEAST_SLICE);
+    int64_t slices = least(slots / tail, most_slices);
     if (slices < 2) return;
     w = way_of(device, kernel, p, slices, tiles - tail);
     keep_quicker(best, &w, max_workspace);
@@ -200,12 +203,12 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
 /* Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it would change
  * the bits of the result. */
 static way split_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
-    way best = {0};
-    consider(&best, device, kernel, p, 0);
     const double elements = (double)operand_batch(&p->a, p->batch) * (double)p->m * (double)p->k +
                             (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k;
-    const double bytes = elements * 2 * sizeof(float); /* read once, written once */
-    best.cycles += bytes / (BYTES_PER_CYCLE * device->multiprocessors) + SPLIT_LAUNCHES * LAUNCH_CYCLES;
+    const double bytes = elements * sizeof(float);
+    way best = {0};
+    consider(&best, device, kernel, p, bytes / 16 > SMALL_WORKSPACE ? (size_t)(bytes / 16) : SMALL_WORKSPACE);
+    best.cycles += 2 * bytes / (BYTES_PER_CYCLE * device->multiprocessors) + SPLIT_LAUNCHES * LAUNCH_CYCLES;
     return best;
 }
 

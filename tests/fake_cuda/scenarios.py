@@ -130,7 +130,7 @@ def test_an_ieee_product_is_one_launch(problem):
 def test_few_tiles_and_long_k_are_cut(problem):
     assert problem.run(Context(CUDA, IEEE)) == 0
     assert len(names()) == 2 and names()[1] == "ieee_reduce"
-    assert launches()[0].grid[0] >= 132
+    assert launches()[0].grid[0] > 100
     problem.check()
 
 
