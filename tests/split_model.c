@@ -412,6 +412,12 @@ static void one_huge_value(operands *o) {
     }
 }
 
+/* Each row has a value far above the others where no sample looks, beyond what the sample's scale leaves room for. */
+static void unsampled_outliers(operands *o) {
+    fill(o, random_normal);
+    for (int row = 0; row < ROWS; row++) *element_a(o, row, 40) = 200;
+}
+
 static void zero_rows(operands *o) {
     fill(o, random_normal);
     for (int i = 0; i < 3 * o->k; i++) o->a[i] = 0, o->b[i] = -0.0f;
@@ -472,6 +478,7 @@ static const family families[] = {
     {"cancellation", cancellation, ALL_SPLIT},
     {"large low parts", large_low_parts, ALL_SPLIT},
     {"one huge value per row", one_huge_value, AS_IT_COMES},
+    {"outliers not sampled", unsampled_outliers, ALL_SPLIT},
     {"rows of zeros", zero_rows, ALL_SPLIT},
     {"subnormals", subnormals, NONE_SPLIT},
     {"Inf, NaN, largest", special_values, NONE_SPLIT},
