@@ -295,6 +295,7 @@ static void first_line(const char *command, char *line, int size) {
 struct run {
     char machine[128], commit[64], date[32], file[160];
     double seconds; /* to spend on samples of one problem, by all libraries */
+    int least;      /* samples, however long they take */
     FILE *json;
     int records;
 };
@@ -322,7 +323,7 @@ static void measure(struct run *run, struct process processes[], const struct pr
     for (int l = 0; l < MAX_LIBRARIES; l++)
         if (processes[l].present) round += request(&processes[l], p, libraries[l].name);
     int count = (int)(run->seconds / (round > 2e-3 * MAX_LIBRARIES ? round : 2e-3 * MAX_LIBRARIES));
-    count = count < 3 ? 3 : count > MAX_SAMPLES ? MAX_SAMPLES : count;
+    count = count < run->least ? run->least : count > MAX_SAMPLES ? MAX_SAMPLES : count;
     for (int s = 0; s < count; s++)
         for (int l = 0; l < MAX_LIBRARIES; l++)
             if (processes[l].present) samples[l][s] = request(&processes[l], p, libraries[l].name);
@@ -363,7 +364,7 @@ static const char help[] =
     "  --quick        under a minute: fewer samples, the largest problem untransposed only\n"
     "  --shape M,N,K  this problem instead of the four of the standing comparison\n"
     "  --threads N    with N threads; instead of 1 and 2\n"
-    "  --seconds S    time for the samples of one problem (default 4; at least three samples are taken)\n"
+    "  --seconds S    time for the samples of one problem (default 3; but no fewer than three samples)\n"
     "  --output FILE  where to save the records; default bench/results/cpu-<machine>.json, /dev/null for --quick\n";
 
 int main(int argc, char **argv) {
@@ -372,13 +373,14 @@ int main(int argc, char **argv) {
     int shapes[MAX_SHAPES][3] = {{1024, 1024, 1024}, {1031, 743, 517}, {2048, 2048, 2048}, {2048, 4096, 8192}};
     int shape_count = 4, own_shapes = 0, threads[MAX_SHAPES] = {1, 2}, thread_count = 2, own_threads = 0;
     bool quick = false;
-    struct run run = {.seconds = 4};
+    struct run run = {.seconds = 3, .least = 3};
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         int *shape = shapes[own_shapes];
         if (!strcmp(argv[i], "--quick")) {
             quick = true;
             run.seconds = 0.4;
+            run.least = 2;
             if (!run.file[0]) snprintf(run.file, sizeof run.file, "/dev/null");
         } else if (!strcmp(argv[i], "--shape") && own_shapes < MAX_SHAPES - 1 &&
                    sscanf(value, "%d,%d,%d", &shape[0], &shape[1], &shape[2]) == 3 && shape[0] > 0 && shape[1] > 0 &&

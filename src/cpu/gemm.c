@@ -45,6 +45,11 @@ static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
     return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
 }
 
+/* Where the part with this number begins, of `whole` cut at multiples of `unit` into parts as equal as that allows. */
+static int64_t part_begin(int64_t part, int64_t parts, int64_t whole, int64_t unit) {
+    return least(ceil_div(whole, unit) * part / parts * unit, whole);
+}
+
 /* ---- Which way round --------------------------------------------------------------------------------------------- */
 
 /* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
@@ -259,11 +264,13 @@ static void multiply_panel(const struct panel *s, struct member *self) {
     const struct cpu_kernel *kernel = plan->kernel;
     const tsr_problem *p = s->p;
     const float *packed = packed_form(&p->a, p->batch);
-    const int64_t cuts = ceil_div(s->columns, plan->piece_n), pieces = ceil_div(p->m, plan->mc) * cuts;
+    const int64_t blocks = ceil_div(p->m, plan->mc), cuts = ceil_div(s->columns, plan->piece_n);
     int64_t in_block = -1; /* which rows block_a holds */
-    for (int64_t piece; (piece = take(&self->team->next_piece)) < pieces;) {
-        const int64_t i = piece / cuts * plan->mc, i_end = least(i + plan->mc, p->m);
-        const int64_t j = piece % cuts * plan->piece_n, j_end = least(j + plan->piece_n, s->columns);
+    for (int64_t piece; (piece = take(&self->team->next_piece)) < blocks * cuts;) {
+        const int64_t i = part_begin(piece / cuts, blocks, p->m, kernel->mr);
+        const int64_t i_end = part_begin(piece / cuts + 1, blocks, p->m, kernel->mr);
+        const int64_t j = part_begin(piece % cuts, cuts, s->columns, kernel->nr);
+        const int64_t j_end = part_begin(piece % cuts + 1, cuts, s->columns, kernel->nr);
         const float *a = p->a.data + i * p->a.row_stride + s->depth_first * p->a.col_stride;
         struct block block = {NULL, 1, kernel->mr, kernel->mr * s->depth};
         if (packed)
