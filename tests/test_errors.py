@@ -162,7 +162,8 @@ def test_c_on_top_of_an_operand(product):
     for name in ("a", "b"):
         operand = getattr(product, name)
         kept = operand.data
-        for shift in (0, 4, -4, 4 * 11, -4 * 11):
+        last_of_c, last_of_operand = 14, operand.rows * operand.cols - 1
+        for shift in (0, 4, -4, 4 * last_of_c, -4 * last_of_operand):
             operand.data = product.c.data + shift
             product.refused_pointer(f"c overlaps {name}")
         operand.data = kept
