@@ -12,7 +12,6 @@ typedef struct cpu_plan {
     bool swapped;          /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
     bool packs_a, packs_b; /* false: kernels read the operand, or its packed form, where it lies */
     int64_t mc, nc, kc;    /* cache blocks: rows of A, columns of B, depth */
-    int64_t piece_n;       /* a piece of work is at most mc x piece_n of C, over a depth of kc */
     int threads;           /* how many work, at most context->options.threads */
     bool shares_products;  /* true: all threads on each product; false: each takes whole products of the batch */
     size_t workspace;      /* bytes for packed panels */

@@ -8,8 +8,8 @@
  *           for each nr columns                 kc x nr of B come nearer, and stay for all of A's block
  *             for each mr rows                  the microkernel
  *
- * A piece of work is a block of A against piece_n columns of the panel. Threads take pieces from a counter and meet
- * once per panel. Two panels take turns: while the last threads multiply with one, the first pack the other.
+ * Threads take blocks of A from a counter and meet once per panel; one that finds no block left helps another with its
+ * block, nr columns at a time. Two panels take turns: while the last threads multiply with one, the first pack the other.
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
  * or the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in
@@ -91,19 +91,13 @@ static size_t workspace_bytes(const cpu_plan *plan) {
     return (size_t)(plan->threads * block_floats_a(plan) + panels_b(plan) * panel_floats_b(plan)) * sizeof(float);
 }
 
-/* Cuts C into pieces so that threads sharing a product have equal numbers of them, or enough that it does not matter.
- */
-static void cut_pieces(cpu_plan *plan, const tsr_problem *p) {
+/* Threads that share a product begin with equal numbers of blocks of rows, where there are enough rows. */
+static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const struct cpu_kernel *kernel = plan->kernel;
     plan->mc = even_block(p->m, kernel->mc, kernel->mr);
-    plan->piece_n = plan->nc;
     if (plan->threads == 1 || !plan->shares_products) return;
     const int64_t blocks = round_up(ceil_div(p->m, plan->mc), plan->threads);
-    plan->mc = even_block(p->m, round_up(ceil_div(p->m, blocks), kernel->mr), kernel->mr);
-    const int64_t blocks_m = ceil_div(p->m, plan->mc), panels = plan->nc / kernel->nr;
-    int64_t cuts = 1;
-    while (cuts < panels && blocks_m * cuts % plan->threads && blocks_m * cuts < 4 * plan->threads) cuts++;
-    plan->piece_n = round_up(ceil_div(plan->nc, cuts), kernel->nr);
+    plan->mc = round_up(ceil_div(p->m, blocks), kernel->mr);
 }
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
@@ -111,17 +105,16 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
     const double useful = product * (double)p->batch / work_per_thread;
     plan->threads = useful < 1 ? 1 : useful < most ? (int)useful : most;
     plan->shares_products = p->batch < plan->threads;
-    cut_pieces(plan, p);
+    cut_blocks(plan, p);
 }
 
 /* Smaller blocks, then fewer threads, then less packing until the workspace fits. False where none of it helps. */
 static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
     const struct cpu_kernel *kernel = plan->kernel;
     while (workspace_bytes(plan) > limit) {
-        if (plan->packs_b && plan->nc > kernel->nr) {
+        if (plan->packs_b && plan->nc > kernel->nr)
             plan->nc = round_up(plan->nc / 2, kernel->nr);
-            plan->piece_n = least(plan->piece_n, plan->nc);
-        } else if (plan->packs_a && plan->mc > kernel->mr)
+        else if (plan->packs_a && plan->mc > kernel->mr)
             plan->mc = round_up(plan->mc / 2, kernel->mr);
         else if (plan->threads > 1)
             plan->threads /= 2;
@@ -165,24 +158,30 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
     static const char *const packs[2][2] = {{"nothing", "right"}, {"left", "left and right"}};
     tsr_text_add(text, "packs: %s\n", packs[plan->packs_a][plan->packs_b]);
     if (plan->shares_products)
-        tsr_text_add(text, "threads: %d, on %lld x %lld pieces of %lld x %lld\n", plan->threads,
-                     (long long)ceil_div(p.m, plan->mc), (long long)ceil_div(p.n, plan->piece_n), (long long)plan->mc,
-                     (long long)plan->piece_n);
+        tsr_text_add(text, "threads: %d, sharing %lld blocks of at most %lld rows\n", plan->threads,
+                     (long long)ceil_div(p.m, plan->mc), (long long)plan->mc);
     else
         tsr_text_add(text, "threads: %d, each on products of its own\n", plan->threads);
 }
 
 /* ---- One product ------------------------------------------------------------------------------------------------- */
 
-/* Those who compute one product together, and the counters they take their work from. */
+/* A member's place in its block of rows: block * ONE_BLOCK + the next nr columns of the panel. In one word, so that others
+ * can help with the block: whoever adds one has taken the piece that was there. */
+enum { ONE_BLOCK = 1 << 20, NO_PIECE = ONE_BLOCK / 2 };
+
+/* Those who compute one product together, and what they take their work from. */
 struct team {
     struct cpu_gang *gang;
-    _Atomic int64_t next_pack, next_piece;
+    int size;                /* the most members it can have */
+    _Atomic int64_t *places; /* of each */
+    _Atomic int64_t next_pack, next_block;
 };
 
 /* One of them. */
 struct member {
     struct team *team;
+    int index;
     float *block_a;    /* its own block of A */
     float *panel_b[2]; /* the team's panels of B, which take turns; the same where one is enough */
     unsigned met;      /* meetings of the team, one for each panel, before it joined */
@@ -201,11 +200,16 @@ struct panel {
 
 static int64_t take(_Atomic int64_t *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
 
+static void start_counters(struct team *team) {
+    atomic_store_explicit(&team->next_pack, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->next_block, 0, memory_order_relaxed);
+    for (int i = 0; i < team->size; i++) atomic_store_explicit(&team->places[i], NO_PIECE, memory_order_relaxed);
+}
+
 /* After the last of the team is here, and before the first goes on, the counters start again. */
 static void meet(struct team *team) {
     if (!cpu_gang_arrive(team->gang)) return;
-    atomic_store_explicit(&team->next_pack, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->next_piece, 0, memory_order_relaxed);
+    start_counters(team);
     cpu_gang_release(team->gang);
 }
 
@@ -230,32 +234,50 @@ struct block {
     int64_t row, step, panel;
 };
 
-/* Rows i_first..i_end of C, made of the rows in `block`, and columns j_first..j_end of the panel. */
+/* A piece of work: the rows of C from i_first to i_end, made of those in `block`, and nr columns from j of the panel. */
 static void multiply_piece(const struct panel *s, const struct block *block, int64_t i_first, int64_t i_end,
-                           int64_t j_first, int64_t j_end) {
+                           int64_t j) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     const tsr_result *c = &s->p->c;
-    struct cpu_tile tile = {.k = s->depth,
+    struct cpu_tile tile = {.n = (int)least(kernel->nr, s->columns - j),
+                            .k = s->depth,
+                            .a = block->a,
                             .a_row = block->row,
                             .a_step = block->step,
+                            .b = s->b + j / kernel->nr * s->b_panel,
                             .b_step = s->b_step,
                             .c_row = c->row_stride,
                             .alpha = s->p->alpha,
                             .beta = s->depth_first ? 1 : s->p->beta};
     const bool contiguous = c->col_stride == 1 || s->p->n == 1;
-    for (int64_t j = j_first; j < j_end; j += kernel->nr) {
-        tile.n = (int)least(kernel->nr, j_end - j);
-        tile.b = s->b + j / kernel->nr * s->b_panel;
-        tile.a = block->a;
-        for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += block->panel) {
-            tile.m = (int)least(kernel->mr, i_end - i);
-            tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
-            if (contiguous)
-                kernel->multiply(&tile);
-            else
-                multiply_through_buffer(kernel, tile, c->col_stride);
-        }
+    for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += block->panel) {
+        tile.m = (int)least(kernel->mr, i_end - i);
+        tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
+        if (contiguous)
+            kernel->multiply(&tile);
+        else
+            multiply_through_buffer(kernel, tile, c->col_stride);
     }
+}
+
+/* The next piece, as block * ONE_BLOCK + which nr columns: of the member's own block, else of a new one, else of one that
+ * another member is not about to finish. -1: there is none. */
+static int64_t take_piece(struct member *self, int64_t blocks, int64_t pieces) {
+    struct team *team = self->team;
+    int64_t piece = take(&team->places[self->index]);
+    if (piece % ONE_BLOCK < pieces) return piece;
+    const int64_t block = take(&team->next_block);
+    if (block < blocks) {
+        atomic_store_explicit(&team->places[self->index], block * ONE_BLOCK + 1, memory_order_relaxed);
+        return block * ONE_BLOCK;
+    }
+    for (int i = 1; i < team->size; i++) {
+        _Atomic int64_t *place = &team->places[(self->index + i) % team->size];
+        if (atomic_load_explicit(place, memory_order_relaxed) % ONE_BLOCK + 1 >= pieces) continue;
+        piece = take(place);
+        if (piece % ONE_BLOCK < pieces) return piece;
+    }
+    return -1;
 }
 
 /* The team's share of one panel: pieces until none is left. */
@@ -264,13 +286,11 @@ static void multiply_panel(const struct panel *s, struct member *self) {
     const struct cpu_kernel *kernel = plan->kernel;
     const tsr_problem *p = s->p;
     const float *packed = packed_form(&p->a, p->batch);
-    const int64_t blocks = ceil_div(p->m, plan->mc), cuts = ceil_div(s->columns, plan->piece_n);
+    const int64_t blocks = ceil_div(p->m, plan->mc), pieces = ceil_div(s->columns, kernel->nr);
     int64_t in_block = -1; /* which rows block_a holds */
-    for (int64_t piece; (piece = take(&self->team->next_piece)) < blocks * cuts;) {
-        const int64_t i = part_begin(piece / cuts, blocks, p->m, kernel->mr);
-        const int64_t i_end = part_begin(piece / cuts + 1, blocks, p->m, kernel->mr);
-        const int64_t j = part_begin(piece % cuts, cuts, s->columns, kernel->nr);
-        const int64_t j_end = part_begin(piece % cuts + 1, cuts, s->columns, kernel->nr);
+    for (int64_t piece; (piece = take_piece(self, blocks, pieces)) >= 0;) {
+        const int64_t i = part_begin(piece / ONE_BLOCK, blocks, p->m, kernel->mr);
+        const int64_t i_end = part_begin(piece / ONE_BLOCK + 1, blocks, p->m, kernel->mr);
         const float *a = p->a.data + i * p->a.row_stride + s->depth_first * p->a.col_stride;
         struct block block = {NULL, 1, kernel->mr, kernel->mr * s->depth};
         if (packed)
@@ -282,7 +302,7 @@ static void multiply_panel(const struct panel *s, struct member *self) {
             block.a = self->block_a;
         } else
             block = (struct block){a, p->a.row_stride, p->a.col_stride, kernel->mr * p->a.row_stride};
-        multiply_piece(s, &block, i, i_end, j, j_end);
+        multiply_piece(s, &block, i, i_end, piece % ONE_BLOCK * kernel->nr);
     }
 }
 
@@ -340,7 +360,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
     struct job *job = argument;
     const cpu_plan *plan = job->plan;
     const int64_t batch = job->problem->batch;
-    struct member self = {.block_a = job->blocks_a + index * block_floats_a(plan)};
+    struct member self = {.index = index, .block_a = job->blocks_a + index * block_floats_a(plan)};
 #ifdef __SSE__
     /* Subnormals are kept and rounding is to nearest whatever the calling thread, or the one that started this worker,
      * has set for itself. */
@@ -358,8 +378,11 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         }
     } else {
         struct cpu_gang alone = {.size = 1};
-        struct team team = {.gang = &alone};
+        _Atomic int64_t place;
+        struct team team = {.gang = &alone, .size = 1, .places = &place};
+        start_counters(&team);
         self.team = &team;
+        self.index = 0;
         self.panel_b[0] = self.panel_b[1] = job->panels_b + index * panel_floats_b(plan);
         for (int64_t item; (item = take(&job->next_product)) < batch;) {
             const tsr_problem one = product_of_batch(job->problem, item);
@@ -399,7 +422,9 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
     struct job job = {.plan = plan, .problem = &p, .blocks_a = workspace};
     job.panels_b = job.blocks_a + plan->threads * block_floats_a(plan);
     struct cpu_gang gang = {.work = work_on_batch, .argument = &job};
-    job.team.gang = &gang;
+    _Atomic int64_t places[plan->threads];
+    job.team = (struct team){.gang = &gang, .size = plan->threads, .places = places};
+    start_counters(&job.team);
     cpu_gang_run(&gang, plan->threads);
     if (own) cpu_workspace_return(own);
     return TSR_OK;
