@@ -22,20 +22,28 @@
 
 /* ---- Copies from global to shared memory ----------------------------------------------------------------------------- */
 
-/* Shared memory is addressed by its 32-bit byte address, as these instructions take it. */
-static __device__ __forceinline__ void copy_16_bytes(uint32_t shared, const char *global) {
+/* Shared memory is addressed by its 32-bit byte address, as these instructions take it. `wanted` becomes a predicate of
+ * the copy, not a branch around it, so that copies can stand between the multiplications. */
+static __device__ __forceinline__ void copy_16_bytes(uint32_t shared, const char *global, int wanted) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(shared),
+                 "l"(global), "r"(wanted)
+                 : "memory");
 #else
+    if (!wanted) return;
     const float4 v = *(const float4 *)global;
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
 #endif
 }
 
-static __device__ __forceinline__ void copy_4_bytes(uint32_t shared, const char *global) {
+static __device__ __forceinline__ void copy_4_bytes(uint32_t shared, const char *global, int wanted) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(shared),
+                 "l"(global), "r"(wanted)
+                 : "memory");
 #else
+    if (!wanted) return;
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(*(const float *)global) : "memory");
 #endif
 }
@@ -59,46 +67,40 @@ template <int OPEN> static __device__ __forceinline__ void wait_for_copy_groups(
 
 /* ---- One operand ------------------------------------------------------------------------------------------------------- */
 
-/* How an operand is read. The branch on it is the same for all threads and stays outside the multiplication. */
+/* How an operand is read. */
 enum reading {
     READ_VECTORS, /* lines are contiguous and 16-byte aligned: four lines at a time */
-    READ_LINES,   /* lines are contiguous: neighbouring threads take neighbouring lines */
     READ_TERMS,   /* terms of k are contiguous: eight neighbouring threads take eight terms of one line */
-    READ_STRIDED  /* anything else */
+    READ_LINES,   /* lines are contiguous: neighbouring threads take neighbouring lines */
+    READ_SINGLES  /* anything else, and what is contiguous in a tile at the matrix's edge */
 };
 
-/* What one thread copies of one operand's part of a tile: LINES lines of it. Offsets and strides are in bytes. */
+/* Of one operand in one tile: LINES lines, as one thread copies them. Strides are in bytes. */
 template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
     static constexpr int PITCH = LINES + 4;
     static constexpr int LANE_TERMS = 8; /* READ_TERMS: 8 threads along k, the others along lines */
 
-    const char *data; /* line 0, term 0 of the tile */
-    int64_t line_stride, k_stride;
-    int lines_left; /* lines of the matrix from the tile's first on: beyond them nothing is read */
-    reading how;
+    const char *next;       /* what this thread copies next */
+    int64_t pass_stride;    /* from one pass of the block's threads over the slab to the next */
+    int64_t slab_stride;    /* what remains to the next slab after the last pass */
+    uint32_t shared_offset; /* where its first element goes in a slab */
+    uint32_t to;            /* where its next element goes */
+    int wanted;             /* READ_SINGLES: whether this thread's line exists */
 
-    const char *next;          /* what this thread copies next */
-    int64_t pass_stride;       /* from one pass of the block's threads over the slab to the next */
-    int64_t slab_stride;       /* what remains to the next slab after the last pass */
-    int first_line;            /* this thread's, in the first pass */
-    uint32_t shared_offset;    /* where its first element goes in a slab */
-    uint32_t part_stride;      /* from one part of a slab to the next in shared memory */
+    static __device__ __forceinline__ reading choose(const float *first, int64_t line_stride, int64_t k_stride, int lines) {
+        if (line_stride == 1 && k_stride % 4 == 0 && lines % 4 == 0 && (uintptr_t)first % 16 == 0) return READ_VECTORS;
+        if (lines < LINES) return READ_SINGLES;
+        return line_stride == 1 ? READ_LINES : k_stride == 1 ? READ_TERMS : READ_SINGLES;
+    }
 
-    __device__ __forceinline__ void begin(const float *first, int64_t line_step, int64_t k_step, int lines) {
+    /* Prepares to copy whole slabs from `first`, the tile's line 0 and the first slab's term 0. */
+    __device__ __forceinline__ void begin(reading how, const float *first, int64_t line_stride, int64_t k_stride, int lines) {
         const int thread = threadIdx.x;
-        data = (const char *)first;
-        line_stride = line_step * 4;
-        k_stride = k_step * 4;
-        lines_left = lines;
-        const bool vectors = line_step == 1 && k_step % 4 == 0 && lines % 4 == 0 && (uintptr_t)first % 16 == 0;
-        /* Opaque to the compiler, which would otherwise work this out again in every step. */
-        int kind = vectors ? READ_VECTORS : line_step == 1 ? READ_LINES : k_step == 1 ? READ_TERMS : READ_STRIDED;
-        asm("" : "+r"(kind));
-        how = (reading)kind;
-
         int line, term;
+        line_stride *= 4;
+        k_stride *= 4;
         slab_stride = 0;
-        part_stride = SLAB / PARTS * PITCH * 4;
+        wanted = 1;
         if (how == READ_VECTORS) {
             line = thread % (LINES / 4) * 4;
             term = thread / (LINES / 4);
@@ -107,68 +109,89 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
             line = thread % 32;
             term = thread / 32;
             pass_stride = k_stride * (THREADS / 32);
-        } else {
+        } else if (how == READ_TERMS) {
             line = thread / LANE_TERMS;
             term = thread % LANE_TERMS;
             pass_stride = line_stride * (THREADS / LANE_TERMS);
             slab_stride = SLAB * k_stride - LINES * line_stride;
-            part_stride = LINES / PARTS * 4;
+        } else {
+            line = thread % LINES;
+            term = thread / LINES;
+            pass_stride = k_stride * (THREADS / LINES);
+            wanted = line < lines;
         }
-        first_line = line;
         shared_offset = (term * PITCH + line) * 4;
-        next = data + line * line_stride + term * k_stride;
+        /* Vectors past the matrix's edge repeat its last one: they reach only results that are never stored. */
+        if (how == READ_VECTORS) line = min(line, lines - 4);
+        next = (const char *)first + line * line_stride + term * k_stride;
     }
 
-    /* Copies part `part` of PARTS of a whole slab whose memory starts at `slab`; parts and slabs are asked for in order.
-     * Lines beyond the matrix are skipped: what stands in their place reaches only results that are never stored.
+    __device__ __forceinline__ void begin_slab(uint32_t slab) { to = slab + shared_offset; }
+    __device__ __forceinline__ void finish_slab(void) { next += slab_stride; }
+
+    /* Copies one of PARTS parts of a slab, if `more`; parts and slabs come in order.
      * Shared-memory banks: neighbouring lines lie in neighbouring banks; with READ_TERMS a warp writes 8 terms of 4
      * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
-    __device__ __forceinline__ void copy_part(uint32_t slab, int k0, int part) {
-        const uint32_t to = slab + shared_offset + part * part_stride;
-        if (how == READ_VECTORS) {
+    template <reading HOW> __device__ __forceinline__ void copy_part(int more) {
+        if constexpr (HOW == READ_VECTORS) {
             constexpr int TERMS = THREADS * 4 / LINES, PASSES = SLAB / TERMS / PARTS;
             static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
 #pragma unroll
             for (int pass = 0; pass < PASSES; ++pass, next += pass_stride)
-                if (first_line < lines_left) copy_16_bytes(to + pass * TERMS * PITCH * 4, next);
-        } else if (how == READ_TERMS) {
+                copy_16_bytes(to + pass * TERMS * PITCH * 4, next, more);
+            to += PASSES * TERMS * PITCH * 4;
+        } else if constexpr (HOW == READ_TERMS) {
             constexpr int PASS_LINES = THREADS / LANE_TERMS, PASSES = LINES / PASS_LINES / PARTS;
             static_assert(LINES % (PASS_LINES * PARTS) == 0, "every part has whole passes");
-            const int left = lines_left - first_line - part * (PASSES * PASS_LINES);
 #pragma unroll
             for (int pass = 0; pass < PASSES; ++pass, next += pass_stride)
-                if (pass * PASS_LINES < left) {
 #pragma unroll
-                    for (int term = 0; term < SLAB; term += LANE_TERMS)
-                        copy_4_bytes(to + (pass * PASS_LINES + term * PITCH) * 4, next + term * 4);
-                }
-        } else if (how == READ_LINES) {
+                for (int term = 0; term < SLAB; term += LANE_TERMS)
+                    copy_4_bytes(to + (pass * PASS_LINES + term * PITCH) * 4, next + term * 4, more);
+            to += PASSES * PASS_LINES * 4;
+        } else if constexpr (HOW == READ_LINES) {
             constexpr int TERMS = THREADS / 32, PASSES = SLAB / TERMS / PARTS;
             static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
 #pragma unroll
             for (int pass = 0; pass < PASSES; ++pass, next += pass_stride)
 #pragma unroll
                 for (int line = 0; line < LINES; line += 32)
-                    if (first_line + line < lines_left)
-                        copy_4_bytes(to + (pass * TERMS * PITCH + line) * 4, next + line * 4);
-        } else if (part == 0) {
-            copy_guarded(slab, k0, SLAB);
+                    copy_4_bytes(to + (pass * TERMS * PITCH + line) * 4, next + line * 4, more);
+            to += PASSES * TERMS * PITCH * 4;
+        } else {
+            constexpr int TERMS = THREADS / LINES, PASSES = SLAB / TERMS / PARTS;
+            static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
+#pragma unroll 4
+            for (int pass = 0; pass < PASSES; ++pass, next += pass_stride)
+                copy_4_bytes(to + pass * TERMS * PITCH * 4, next, more & wanted);
+            to += PASSES * TERMS * PITCH * 4;
         }
     }
 
-    __device__ __forceinline__ void finish_slab(void) { next += slab_stride; }
+    __device__ __forceinline__ void copy_part(reading how, int more) {
+        if (how == READ_VECTORS)
+            copy_part<READ_VECTORS>(more);
+        else if (how == READ_TERMS)
+            copy_part<READ_TERMS>(more);
+        else if (how == READ_LINES)
+            copy_part<READ_LINES>(more);
+        else
+            copy_part<READ_SINGLES>(more);
+    }
 
-    /* Copies `terms` terms from k0 on of lines that exist, and sets the rest of the slab to zero: terms beyond the end
-     * meet each other in both operands, and add 0*0. */
-    __device__ __forceinline__ void copy_guarded(uint32_t slab, int k0, int terms) const {
+    /* Copies a slab of only `terms` terms to the end of its memory and sets the rest to zero, in both operands: what is
+     * added for it is 0*0. Strides in floats. */
+    static __device__ __forceinline__ void copy_ragged_slab(uint32_t slab, const float *first, int64_t line_stride,
+                                                            int64_t k_stride, int lines, int terms) {
         const int line = threadIdx.x % LINES;
 #pragma unroll 1
-        for (int term = threadIdx.x / LINES; term < SLAB; term += THREADS / LINES) {
-            const uint32_t to = slab + (term * PITCH + line) * 4;
-            if (line < lines_left && term < terms)
-                copy_4_bytes(to, data + line * line_stride + (k0 + term) * k_stride);
-            else
-                set_to_zero(to);
+        for (int row = threadIdx.x / LINES; row < SLAB; row += THREADS / LINES) {
+            const uint32_t at = slab + (row * PITCH + line) * 4;
+            const int term = row - (SLAB - terms);
+            if (term < 0)
+                set_to_zero(at);
+            else if (line < lines)
+                copy_4_bytes(at, (const char *)(first + line * line_stride + term * k_stride), 1);
         }
     }
 };
@@ -183,7 +206,8 @@ static __device__ __forceinline__ bool any_mark(const ieee_args &args, const uin
     return __syncthreads_or(seen != 0);
 }
 
-template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int ROWS, int COLS, int SLAB, int STEP, int STAGES>
+template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int ROWS, int COLS, int SLAB, int STEP, int STAGES,
+          bool SPECIAL>
 struct ieee_tile {
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
@@ -210,15 +234,60 @@ struct ieee_tile {
             *(float4 *)&b[group * 4] = *(const float4 *)(b_from + group * 4 * LANES_N);
     }
 
-    /* Starts the copies of part `part` of slab `slab`, if there is such a slab. */
-    static __device__ __forceinline__ void copy_part(a_tile &a, b_tile &b, uint32_t to, int slab, int part, int whole_slabs,
-                                                     int terms) {
-        if (slab < whole_slabs) {
-            a.copy_part(to, slab * SLAB, part);
-            b.copy_part(to + A_SLAB * 4, slab * SLAB, part);
-        } else if (part == 0 && slab * SLAB < terms) {
-            a.copy_guarded(to, slab * SLAB, terms - slab * SLAB);
-            b.copy_guarded(to + A_SLAB * 4, slab * SLAB, terms - slab * SLAB);
+    /* The main loop, once for each pair of ways to read the operands. */
+    template <reading A, reading B, bool CHOSEN>
+    static __device__ __forceinline__ void multiply(float (&sum)[ROWS][COLS], float *shared, a_tile &a, b_tile &b, reading a_how,
+                                                    reading b_how, int a_offset, int b_offset, int part, int slabs) {
+        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+        const float *a_from = shared + a_offset + part * STEP * a_tile::PITCH;
+        const float *b_from = shared + b_offset + part * STEP * b_tile::PITCH;
+        float a_values[2][ROWS], b_values[2][COLS];
+        load_values(a_values[0], b_values[0], a_from, b_from);
+
+        int stage = 0, coming = STAGES - 1;
+        int more = coming < slabs;
+#pragma unroll 1
+        for (int steps = slabs * PARTS - part; steps > 0; --steps) {
+            if constexpr (CHOSEN) {
+                a.template copy_part<A>(more);
+                b.template copy_part<B>(more);
+            } else {
+                a.copy_part(a_how, more);
+                b.copy_part(b_how, more);
+            }
+            ++part;
+#pragma unroll
+            for (int term = 0; term < STEP; ++term) {
+                if (term + 1 < STEP) {
+                    load_values(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * a_tile::PITCH,
+                                b_from + (term + 1) * b_tile::PITCH);
+                } else {
+                    a_from += STEP * a_tile::PITCH;
+                    b_from += STEP * b_tile::PITCH;
+                    if (part == PARTS) { /* the slab's last values are in registers: on to the next slab */
+                        close_copy_group();
+                        wait_for_copy_groups<STAGES - 2>();
+                        __syncthreads();
+                        part = 0;
+                        more = ++coming < slabs;
+                        a.finish_slab();
+                        b.finish_slab();
+                        a.begin_slab(memory + stage * (STAGE * 4)); /* the slab just used up makes room */
+                        b.begin_slab(memory + stage * (STAGE * 4) + A_SLAB * 4);
+                        stage = stage + 1 == STAGES ? 0 : stage + 1;
+                        a_from = shared + stage * STAGE + a_offset;
+                        b_from = shared + stage * STAGE + b_offset;
+                    }
+                    load_values(a_values[0], b_values[0], a_from, b_from);
+                }
+#pragma unroll
+                for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+                    for (int i = 0; i < COLS; ++i) {
+                        const int col = row % 2 ? COLS - 1 - i : i;
+                        sum[row][col] = fmaf(a_values[term % 2][row], b_values[term % 2][col], sum[row][col]);
+                    }
+            }
         }
     }
 
@@ -254,12 +323,14 @@ struct ieee_tile {
 
             const int k_begin = slice * args.k_per_slice;
             const int terms = whole ? args.k : min(args.k_per_slice, args.k - k_begin);
-            a_tile a;
-            b_tile b;
-            a.begin(args.a.data + batch * args.a.batch_stride + m0 * args.a.row_stride + k_begin * args.a.col_stride,
-                    args.a.row_stride, args.a.col_stride, args.m - m0);
-            b.begin(args.b.data + batch * args.b.batch_stride + n0 * args.b.col_stride + k_begin * args.b.row_stride,
-                    args.b.col_stride, args.b.row_stride, args.n - n0);
+            const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
+            const int64_t b_line = args.b.col_stride, b_k = args.b.row_stride;
+            const float *a_first = args.a.data + batch * args.a.batch_stride + m0 * a_line + k_begin * a_k;
+            const float *b_first = args.b.data + batch * args.b.batch_stride + n0 * b_line + k_begin * b_k;
+            reading a_how = a_tile::choose(a_first, a_line, a_k, args.m - m0);
+            reading b_how = b_tile::choose(b_first, b_line, b_k, args.n - n0);
+            if (a_how == READ_VECTORS && b_how == READ_LINES) a_how = args.m - m0 < TILE_M ? READ_VECTORS : READ_LINES;
+            if (b_how == READ_VECTORS && a_how == READ_LINES) b_how = args.n - n0 < TILE_N ? READ_VECTORS : READ_LINES;
 
             float sum[ROWS][COLS];
 #pragma unroll
@@ -267,65 +338,58 @@ struct ieee_tile {
 #pragma unroll
                 for (int col = 0; col < COLS; ++col) sum[row][col] = 0.0f;
 
-            const int whole_slabs = terms / SLAB;
+            /* What k leaves over after whole slabs comes first, so that the main loop has whole slabs to copy only. */
+            const int slabs = (terms + SLAB - 1) / SLAB, ragged = terms % SLAB;
             const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
-            int coming = 0, part = 0; /* the slab and part of it to be copied next */
-            uint32_t to = memory;
+            a_tile a;
+            b_tile b;
+            a.begin(a_how, a_first + ragged * a_k, a_line, a_k, args.m - m0);
+            b.begin(b_how, b_first + ragged * b_k, b_line, b_k, args.n - n0);
+            int part = 0; /* of the first slab, to start with */
+            if (ragged) {
+                a_tile::copy_ragged_slab(memory, a_first, a_line, a_k, args.m - m0, ragged);
+                b_tile::copy_ragged_slab(memory + A_SLAB * 4, b_first, b_line, b_k, args.n - n0, ragged);
+                close_copy_group();
+                part = (SLAB - ragged) / STEP;
+            }
 #pragma unroll 1
-            for (int k = 0; k < (STAGES - 1) * SLAB; k += STEP) {
-                copy_part(a, b, to, coming, part, whole_slabs, terms);
-                if (++part == PARTS) {
-                    close_copy_group();
-                    a.finish_slab();
-                    b.finish_slab();
-                    part = 0;
-                    ++coming;
-                    to += STAGE * 4;
+            for (int slab = ragged ? 1 : 0; slab < STAGES; ++slab) {
+                a.begin_slab(memory + slab * STAGE * 4);
+                b.begin_slab(memory + slab * STAGE * 4 + A_SLAB * 4);
+                const int parts = slab < STAGES - 1 ? PARTS : part; /* the main loop copies the rest */
+#pragma unroll 1
+                for (int i = 0; i < parts; ++i) {
+                    a.copy_part(a_how, slab < slabs);
+                    b.copy_part(b_how, slab < slabs);
                 }
+                if (slab == STAGES - 1) break;
+                close_copy_group();
+                a.finish_slab();
+                b.finish_slab();
             }
             wait_for_copy_groups<STAGES - 2>();
             __syncthreads();
 
             const int a_offset = warp_m + lane_m * 4, b_offset = A_SLAB + warp_n + lane_n * 4;
-            const float *a_from = shared + a_offset, *b_from = shared + b_offset;
-            float a_values[2][ROWS], b_values[2][COLS];
-            load_values(a_values[0], b_values[0], a_from, b_from);
-
-            int stage = 0;
-#pragma unroll 1
-            for (int k = 0; k < terms; k += STEP) {
-                copy_part(a, b, to, coming, part, whole_slabs, terms);
-                ++part;
-#pragma unroll
-                for (int term = 0; term < STEP; ++term) {
-                    if (term + 1 < STEP) {
-                        load_values(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * a_tile::PITCH,
-                                    b_from + (term + 1) * b_tile::PITCH);
-                    } else {
-                        a_from += STEP * a_tile::PITCH;
-                        b_from += STEP * b_tile::PITCH;
-                        if (part == PARTS) { /* the slab's last values are in registers: on to the next slab */
-                            close_copy_group();
-                            wait_for_copy_groups<STAGES - 2>();
-                            __syncthreads();
-                            a.finish_slab();
-                            b.finish_slab();
-                            part = 0;
-                            ++coming;
-                            to = memory + stage * (STAGE * 4); /* the slab just used up makes room */
-                            stage = stage + 1 == STAGES ? 0 : stage + 1;
-                            a_from = shared + stage * STAGE + a_offset;
-                            b_from = shared + stage * STAGE + b_offset;
-                        }
-                        load_values(a_values[0], b_values[0], a_from, b_from);
-                    }
-#pragma unroll
-                    for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-                        for (int col = 0; col < COLS; ++col)
-                            sum[row][col] = fmaf(a_values[term % 2][row], b_values[term % 2][col], sum[row][col]);
-                }
-            }
+#define WITH(A, B, CHOSEN) \
+    multiply<A, B, CHOSEN>(sum, shared, a, b, a_how, b_how, a_offset, b_offset, part, slabs)
+            if (SPECIAL && a_how == READ_VECTORS && b_how == READ_VECTORS)
+                WITH(READ_VECTORS, READ_VECTORS, true);
+            else if (SPECIAL && a_how == READ_TERMS && b_how == READ_VECTORS)
+                WITH(READ_TERMS, READ_VECTORS, true);
+            else if (SPECIAL && a_how == READ_VECTORS && b_how == READ_TERMS)
+                WITH(READ_VECTORS, READ_TERMS, true);
+            else if (SPECIAL && a_how == READ_TERMS && b_how == READ_TERMS)
+                WITH(READ_TERMS, READ_TERMS, true);
+            else if (SPECIAL && a_how == READ_TERMS && b_how == READ_LINES)
+                WITH(READ_TERMS, READ_LINES, true);
+            else if (SPECIAL && a_how == READ_LINES && b_how == READ_TERMS)
+                WITH(READ_LINES, READ_TERMS, true);
+            else if (SPECIAL && a_how == READ_LINES && b_how == READ_LINES)
+                WITH(READ_LINES, READ_LINES, true);
+            else
+                WITH(READ_SINGLES, READ_SINGLES, false);
+#undef WITH
             wait_for_copy_groups<0>();
             __syncthreads();
 
@@ -362,8 +426,8 @@ struct ieee_tile {
             __syncwarp();
 #pragma unroll
             for (int group = 0; group < COLS / 4; ++group)
-                *(float4 *)(staging + lane_m * RESULT_PITCH + group * 4 * LANES_N + lane_n * 4) =
-                    *(const float4 *)&sum[row][group * 4];
+                *(float4 *)(staging + lane_m * RESULT_PITCH + group * 4 * LANES_N + lane_n * 4) = make_float4(
+                    sum[row][group * 4 + 1], sum[row][group * 4], sum[row][group * 4 + 3], sum[row][group * 4 + 2]);
             __syncwarp();
             const int first_row = row / 4 * 4 * LANES_M + row % 4;
 #pragma unroll 4
@@ -371,7 +435,7 @@ struct ieee_tile {
                 const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
                 if (out_row < rows_left && col < cols_left) {
                     float *at = out + out_row * row_stride + col * col_stride;
-                    const float value = staging[line * RESULT_PITCH + col];
+                    const float value = staging[line * RESULT_PITCH + (col ^ 1)];
                     *at = beta == 0.0f ? alpha * value : fmaf(alpha, value, beta * *at);
                 }
             }
