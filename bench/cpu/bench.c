@@ -27,6 +27,9 @@
 
 enum { MAX_LIBRARIES = 4, MAX_SHAPES = 32, MAX_SAMPLES = 64, LAYOUTS = 4 };
 
+/* A sample lasts at least this long, so that it shows a library at work and not its threads being woken. */
+static const double sample_seconds = 0.02;
+
 static const char *const layout_names[LAYOUTS] = {"nn", "tn", "nt", "tt"}; /* bit 0: A transposed; bit 1: B */
 
 struct problem {
@@ -196,7 +199,7 @@ static void write_all(int to, const void *data, size_t size) {
 }
 
 /* Answers each request with seconds: a problem it has not just had is set up and checked (0: the result is wrong), the
- * same one again is timed, over enough calls to last two milliseconds. */
+ * same one again is timed, over enough calls to last sample_seconds. */
 static void serve(const struct library *library, int threads, int requests, int replies) {
     const bool open = library->open(threads);
     write_all(replies, &open, sizeof open);
@@ -214,7 +217,7 @@ static void serve(const struct library *library, int threads, int requests, int 
             const double begin = now();
             multiply_next(library, &p, &ring);
             seconds = right ? now() - begin : 0;
-            calls = seconds > 0 && seconds < 2e-3 ? (int)(2e-3 / seconds) + 1 : 1;
+            calls = seconds > 0 && seconds < sample_seconds ? (int)(sample_seconds / seconds) + 1 : 1;
         } else {
             const double begin = now();
             for (int i = 0; i < calls; i++) multiply_next(library, &p, &ring);
@@ -322,7 +325,7 @@ static void measure(struct run *run, struct process processes[], const struct pr
     double round = 0;
     for (int l = 0; l < MAX_LIBRARIES; l++)
         if (processes[l].present) round += request(&processes[l], p, libraries[l].name);
-    int count = (int)(run->seconds / (round > 2e-3 * MAX_LIBRARIES ? round : 2e-3 * MAX_LIBRARIES));
+    int count = (int)(run->seconds / (round > sample_seconds * MAX_LIBRARIES ? round : sample_seconds * MAX_LIBRARIES));
     count = count < run->least ? run->least : count > MAX_SAMPLES ? MAX_SAMPLES : count;
     for (int s = 0; s < count; s++)
         for (int l = 0; l < MAX_LIBRARIES; l++)
