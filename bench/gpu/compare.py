@@ -1,9 +1,10 @@
 """Tessera beside torch.matmul on one GPU, interleaved in one process.
 
 For each problem, layout and precision both libraries multiply the same matrices in turn; the time is the median of CUDA
-event pairs, everything included (packing, scales, marking, unscaling; torch's own overheads). Matrices are fresh for each problem, and
-problems are larger than the L2 cache except where they cannot be. Short products are timed several to a pair of events, so
-that the queue and not the host is measured; host time per call has records of its own. Errors are against float64.
+event pairs, everything included (packing, scales, marking, unscaling; torch's own overheads). Matrices are fresh for each
+problem, and problems are larger than the L2 cache except where they cannot be. Short products are timed several to a pair of
+events, from a CUDA graph, so that the GPU and not the host is measured, in both libraries; host time per call has records of its
+own. Errors are against float64.
 
 The records are written as a JSON list, one record a measurement; see --help.
 """
@@ -48,39 +49,52 @@ def make(m, n, k, layout, data):
 
 
 class Tessera:
-    """A product planned once, as the operator of a framework would do it, on torch's current stream and workspace of our own."""
+    """A product as the operator of a framework calls it: on torch's current stream, with workspace from torch's allocator."""
 
     def __init__(self, context, a, b, c, pack_side=None):
-        self.launch = binding.Launch(torch.cuda.current_stream().cuda_stream, None, 0)
         self.context, self.tensors = context, (a, b, c)
         self.a, self.b, self.c = operand(binding.Operand, a), operand(binding.Operand, b), operand(binding.Result, c)
+        self.launch = binding.Launch(torch.cuda.current_stream().cuda_stream, None, 0)
         if pack_side is not None:
             chosen = (self.a, self.b)[pack_side]
             self.packed = binding.Packed(context, pack_side, chosen, self.launch)
             chosen.packed = self.packed.handle
+        plan = binding.Plan(context, self.a, self.b, self.c)
+        self.kernel = dict(line.split(": ", 1) for line in plan.text().splitlines() if ": " in line).get("kernel", "")
+        self.workspace = torch.empty(max(1, plan.workspace()), dtype=torch.uint8, device="cuda")
+        self.launch.workspace, self.launch.workspace_size = self.workspace.data_ptr(), self.workspace.numel()
 
     def __call__(self):
+        self.launch.stream = torch.cuda.current_stream().cuda_stream
         binding.gemm(self.context, self.a, self.b, self.c, launch=self.launch)
 
-    def kernel(self):
-        text = binding.Plan(self.context, self.a, self.b, self.c).text()
-        return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line).get("kernel", "")
+
+def replay(function, repeats):
+    """A function that does `repeats` calls of this one from a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            function()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay
 
 
 def interleaved(functions, seconds, flops):
-    """Median milliseconds of each function, called in turn; and the relative spread (quartiles) of the first."""
+    """Median milliseconds of each function, called in turn."""
+    repeats = max(1, min(50, round(1e10 / flops)))  # products to a pair of events
     for function in functions:
         function()
     torch.cuda.synchronize()
-    repeats = max(1, min(50, round(2e9 / flops)))  # products to a pair of events
+    if repeats > 1:
+        functions = [replay(function, repeats) for function in functions]
     begin, samples = time.monotonic(), [[] for _ in functions]
     while time.monotonic() - begin < seconds or len(samples[0]) < 7:
         pairs = []
         for function in functions:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            for _ in range(repeats):
-                function()
+            function()
             end.record()
             pairs.append((start, end))
         torch.cuda.synchronize()
@@ -148,7 +162,7 @@ def measure(options, jobs):
             "tessera_ms": round(tessera_ms, 5), "peer_ms": round(peer_ms, 5), "speedup": round(peer_ms / tessera_ms, 3),
             "tflops": round(flops / tessera_ms / 1e9, 2), "peer_tflops": round(flops / peer_ms / 1e9, 2),
             "error": float(f"{error:.3e}"), "peer_error": float(f"{peer_error:.3e}"),
-            "worst_units": round(worst, 2), "peer_worst_units": round(peer_worst, 2), "kernel": tessera.kernel(), **about})
+            "worst_units": round(worst, 2), "peer_worst_units": round(peer_worst, 2), "kernel": tessera.kernel, **about})
         r = records[-1]
         left = (time.monotonic() - begin) / (index + 1) * (len(jobs) - index - 1)
         print(f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout} {data:5s} {precision}{' packed' if packed else '':7s} "
