@@ -20,12 +20,15 @@ typedef struct matrix_out {
 } matrix_out;
 
 /* C = alpha*A*B + beta*C in IEEE float32, operands read in place with any strides (ieee_*.cu).
- * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole; each of
- * the others (the tail) in `slices` slices of k, k_per_slice long, whose plain sums go to
- * partial[batch][tile - full_tiles][slice][tile_m][tile_n]; ieee_reduce, given the same arguments, adds them up in order
- * and applies alpha and beta.
- * marks: NULL, or one word per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile is computed only
- * where one of its two marks is not zero. A batch stride of 0 of the marks shares them between products. */
+ * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole, by one
+ * block each. The rest, the tail, is shared evenly by tail_units blocks: all its terms of k, tile after tile, are cut into
+ * tail_units stretches of whole runs of IEEE_RUN terms. What a stretch covers of a tile is a piece. A tile in more than
+ * one piece has their plain sums in partial[batch][tile - full_tiles][piece][tile_m][tile_n], where there is room for
+ * `pieces` (at least ieee_pieces); ieee_reduce, given the same arguments, adds them up in order and applies alpha and beta.
+ * marks: NULL, or one number per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile is computed only
+ * where the product of its two marks exceeds mark_limit. A batch stride of 0 of the marks shares them between products. */
+enum { IEEE_RUN = 32 };
+
 typedef struct ieee_args {
     matrix_in a, b;
     matrix_out c;
@@ -34,12 +37,19 @@ typedef struct ieee_args {
     int32_t tile_m, tile_n;
     int32_t tiles_m, tiles_n;
     int32_t full_tiles;
-    int32_t slices, k_per_slice;
+    int32_t tail_units, pieces;
     float *partial;
-    const uint32_t *marks_a, *marks_b;
+    const float *marks_a, *marks_b;
+    float mark_limit;
     int64_t marks_a_batch_stride, marks_b_batch_stride;
     unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
 } ieee_args;
+
+/* The most pieces a tile of the tail can fall into. No more units than the tail has runs. */
+static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_units) {
+    const int64_t runs = (k + IEEE_RUN - 1) / IEEE_RUN, shortest = tail_tiles * runs / tail_units;
+    return tail_units % tail_tiles == 0 ? tail_units / tail_tiles : (runs + shortest - 1) / shortest + 1;
+}
 
 /* ---- Split operands ---------------------------------------------------------------------------------------------------
  * An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row of both.
@@ -53,13 +63,17 @@ typedef struct ieee_args {
  *   panel p starts at    p * k_blocks * pieces * PANEL_ROWS * 128
  *   block kb of it at  + kb * pieces * stored_rows(p) * 128
  *   its lo tile at     + stored_rows(p) * 128
+ *
+ * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal number 2^-14,
+ * as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). The split kernels compute a
+ * tile where the marks of A and B multiply to at most mark_limit, which depends on k (docs/numerics.md); the rest is ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
 typedef struct split_operand {
     const uint8_t *panels;
     const int32_t *exponents;   /* [rows] */
-    const uint32_t *marks;      /* [panels]; not zero: the pieces do not carry this panel */
+    const float *marks;         /* [panels] */
     int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
     int64_t exponents_batch_stride;
     int64_t marks_batch_stride;
@@ -74,6 +88,7 @@ typedef struct split_args {
     int32_t m, n, batch;
     int32_t k_blocks;
     float alpha, beta;
+    float mark_limit;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
     int32_t slices, k_blocks_per_slice;
     float *partial;
@@ -87,10 +102,10 @@ typedef struct pack_args {
     int32_t rows, k, batch;
     int32_t k_blocks;
     int32_t pieces;    /* 2: hi and lo; 1: hi */
-    float tolerance;   /* largest relative error of an element in its pieces */
+    float mark_limit;  /* of the products to come */
     uint8_t *panels;
     int32_t *exponents;
-    uint32_t *suspects, *marks; /* [panels], both cleared by pack_sample */
+    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good; both set to 1 by pack_sample */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 

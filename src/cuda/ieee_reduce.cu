@@ -1,27 +1,41 @@
-/* ieee_reduce.cu: adds up the k slices of the tiles that were cut, and applies alpha and beta.
+/* ieee_reduce.cu: adds up the pieces of the tiles that were cut along k, and applies alpha and beta.
  *
- * C = alpha * (partial slice 0 + slice 1 + ...) + beta*C, always in this order, so that the same problem gives the same
- * bits. One thread per element of partial[batch][tile - full_tiles][slice][tile_m][tile_n], neighbouring threads on
- * neighbouring columns. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.z is the
- * batch.
+ * C = alpha * (piece 0 + piece 1 + ...) + beta*C, always in this order: the same problem gives the same bits. A thread
+ * has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads, no
+ * shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
+ * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "ieee_order.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
-    const int64_t tile_size = (int64_t)args.tile_m * args.tile_n;
-    const int64_t tail_tiles = (int64_t)args.tiles_m * args.tiles_n - args.full_tiles;
-    const int64_t element = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, batch = blockIdx.z;
-    if (element >= tail_tiles * tile_size) return;
-    const int tail = (int)(element / tile_size), in_tile = (int)(element % tile_size);
+    const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
+    const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
+    const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);
+    const int64_t first = unit_of_run(args, tail * runs, tail_runs);
+    const int pieces = (int)(unit_of_run(args, (tail + 1) * runs - 1, tail_runs) - first) + 1;
+    if (pieces == 1) return; /* the multiplication has stored it */
+
     int tile_row, tile_col;
     find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
-    const int row = tile_row * args.tile_m + in_tile / args.tile_n, col = tile_col * args.tile_n + in_tile % args.tile_n;
-    if (row >= args.m || col >= args.n) return;
+    const int in_tile = (part * 128 + (int)threadIdx.x) * 4, shift = __ffs(args.tile_n) - 1;
+    const int row = tile_row * args.tile_m + (in_tile >> shift);
+    const int col = tile_col * args.tile_n + (in_tile & (args.tile_n - 1));
+    if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
 
-    const float *from = args.partial + (batch * tail_tiles + tail) * args.slices * tile_size + in_tile;
-    float sum = from[0];
+    const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;
+    float4 sum = *(const float4 *)from;
 #pragma unroll 4
-    for (int slice = 1; slice < args.slices; ++slice) sum += from[slice * tile_size];
-    float *at = args.c.data + batch * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
-    *at = args.beta == 0.0f ? args.alpha * sum : fmaf(args.alpha, sum, args.beta * *at);
+    for (int piece = 1; piece < pieces; ++piece) {
+        const float4 next = *(const float4 *)(from + (int64_t)piece * tile_size);
+        sum.x += next.x;
+        sum.y += next.y;
+        sum.z += next.z;
+        sum.w += next.w;
+    }
+    float *at = args.c.data + blockIdx.z * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i, at += args.c.col_stride)
+        if (col + i < args.n)
+            *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *at);
 }

@@ -1,7 +1,7 @@
 /* ieee_scale.cu: C = beta*C, the product without terms. beta = 0 writes zeros and does not read C.
  *
- * One thread per element, in a loop over the grid; neighbouring threads on neighbouring columns. Limits: 128 threads, no
- * shared memory; grid.z is the batch.
+ * One thread per element, in a loop over the grid; neighbouring threads on neighbouring columns. Limits: 128 threads,
+ * no shared memory; grid.z is the batch.
  */
 #include "args.h"
 

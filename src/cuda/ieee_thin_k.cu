@@ -1,16 +1,17 @@
 /* ieee_thin_k.cu: C = alpha*A*B + beta*C in IEEE float32 for n <= 8 columns, A read along k.
  *
- * The matrix-vector shape: A is read once and everything else is small, so the kernel is as fast as memory. For A with
+ * The matrix-vector shape: A is read once and everything else is small, so memory is what it takes. For A with
  * contiguous terms (col_stride 1), and for strides that no kernel likes.
  *
  * Tile map: a block of 4 warps has TILE_M = 16 rows of C, a warp 4 of them. A warp's lanes run along k, four terms each
  * where A's rows are 16-byte aligned, one otherwise; their sums meet at the end, by shuffles in a fixed order. B passes
  * through shared memory, CHUNK terms at a time, as [COLS][CHUNK]; COLS is n rounded up to 1, 2, 4 or 8.
- * k may be cut into slices as in ieee_args: tile_m = 16, tile_n = 8, tiles_n = 1. Marks are not looked at.
+ * k may be cut into pieces as in ieee_args: tile_m = 16, tile_n = 8, tiles_n = 1, and every
+ * tile of the tail in equally many pieces (one piece a block). Marks are not looked at.
  *
  * Limits: 128 threads, 16 KB of shared memory, 6 blocks per SM.
  */
-#include "args.h"
+#include "ieee_order.cuh"
 
 template <int COLS> struct thin_k {
     static constexpr int TILE_M = 16, TILE_N = 8, WARP_ROWS = 4, CHUNK = 512, THREADS = 128;
@@ -29,13 +30,11 @@ template <int COLS> struct thin_k {
         }
     }
 
-    static __device__ __forceinline__ void multiply(const ieee_args &args, float *shared_b, int tile_row, int tail, int slice,
-                                                    bool whole) {
+    static __device__ __forceinline__ void multiply(const ieee_args &args, float *shared_b, const segment &part) {
         const int64_t batch = blockIdx.z;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const int first_row = tile_row * TILE_M + warp * WARP_ROWS;
-        const int k_begin = slice * args.k_per_slice;
-        const int k_end = whole ? args.k : min(args.k, k_begin + args.k_per_slice);
+        const int first_row = part.tile * TILE_M + warp * WARP_ROWS;
+        const int k_begin = part.k_begin, k_end = k_begin + part.terms;
         const int64_t k_stride = args.a.col_stride;
         const float *b = args.b.data + batch * args.b.batch_stride;
 
@@ -44,7 +43,8 @@ template <int COLS> struct thin_k {
         bool vectors = k_stride == 1;
 #pragma unroll
         for (int row = 0; row < WARP_ROWS; ++row) {
-            row_at[row] = args.a.data + batch * args.a.batch_stride + min(first_row + row, args.m - 1) * args.a.row_stride;
+            row_at[row] =
+                args.a.data + batch * args.a.batch_stride + min(first_row + row, args.m - 1) * args.a.row_stride;
             vectors = vectors && (uintptr_t)(row_at[row] + k_begin) % 16 == 0;
         }
 
@@ -61,7 +61,8 @@ template <int COLS> struct thin_k {
                 for (; term + 128 <= terms; term += 128) {
                     float4 a[WARP_ROWS];
 #pragma unroll
-                    for (int row = 0; row < WARP_ROWS; ++row) a[row] = *(const float4 *)(row_at[row] + k0 + term + lane * 4);
+                    for (int row = 0; row < WARP_ROWS; ++row)
+                        a[row] = *(const float4 *)(row_at[row] + k0 + term + lane * 4);
 #pragma unroll
                     for (int col = 0; col < COLS; ++col) {
                         const float4 x = *(const float4 *)(shared_b + col * CHUNK + term + lane * 4);
@@ -88,8 +89,7 @@ template <int COLS> struct thin_k {
             }
         }
 
-        const int64_t tail_tiles = args.tiles_m - args.full_tiles;
-        float *partial = args.partial + ((batch * tail_tiles + tail) * args.slices + slice) * (TILE_M * TILE_N);
+        float *partial = partial_tile(args, part.tile, part.index);
 #pragma unroll
         for (int row = 0; row < WARP_ROWS; ++row)
 #pragma unroll
@@ -98,7 +98,7 @@ template <int COLS> struct thin_k {
 #pragma unroll
                 for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
                 if (lane != row * COLS + col || first_row + row >= args.m || col >= args.n) continue;
-                if (whole) {
+                if (part.whole) {
                     float *at = args.c.data + batch * args.c.batch_stride + (first_row + row) * args.c.row_stride +
                                 col * args.c.col_stride;
                     *at = args.beta == 0.0f ? args.alpha * total : fmaf(args.alpha, total, args.beta * *at);
@@ -111,17 +111,14 @@ template <int COLS> struct thin_k {
 
 extern "C" __global__ void __launch_bounds__(128, 6) ieee_thin_k(const __grid_constant__ ieee_args args) {
     __shared__ __align__(16) float shared_b[8 * thin_k<8>::CHUNK];
-    const int unit = blockIdx.x;
-    const bool whole = unit < args.full_tiles;
-    const int tail = whole ? 0 : (unit - args.full_tiles) / args.slices;
-    const int slice = whole ? 0 : unit - args.full_tiles - tail * args.slices;
-    const int tile_row = whole ? unit : args.full_tiles + tail;
+    segment part;
+    first_segment(args, blockIdx.x, &part);
     if (args.n == 1)
-        thin_k<1>::multiply(args, shared_b, tile_row, tail, slice, whole);
+        thin_k<1>::multiply(args, shared_b, part);
     else if (args.n == 2)
-        thin_k<2>::multiply(args, shared_b, tile_row, tail, slice, whole);
+        thin_k<2>::multiply(args, shared_b, part);
     else if (args.n <= 4)
-        thin_k<4>::multiply(args, shared_b, tile_row, tail, slice, whole);
+        thin_k<4>::multiply(args, shared_b, part);
     else
-        thin_k<8>::multiply(args, shared_b, tile_row, tail, slice, whole);
+        thin_k<8>::multiply(args, shared_b, part);
 }

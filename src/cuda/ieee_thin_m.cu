@@ -1,17 +1,18 @@
 /* ieee_thin_m.cu: C = alpha*A*B + beta*C in IEEE float32 for n <= 8 columns, A read along m.
  *
- * The matrix-vector shape with a transposed matrix: A's rows are neighbours in memory (row_stride 1). A is read once and
- * everything else is small, so the kernel is as fast as memory.
+ * The matrix-vector shape with a transposed matrix: A's rows are neighbours in memory (row_stride 1). A is read once,
+ * all else is small, so memory is what it takes.
  *
  * Tile map: a block has TILE_M = 128 rows of C. A thread has 4 of them, neighbours where A's columns are 16-byte
  * aligned and m is a multiple of 4, otherwise 32 apart; the block's 4 warps share out the terms of k. Their sums meet
  * in shared memory at the end, in the order of the warps. B passes through shared memory, CHUNK terms at a time, as
  * [CHUNK][COLS]; COLS is n rounded up to 1, 2, 4 or 8.
- * k may be cut into slices as in ieee_args: tile_m = 128, tile_n = 8, tiles_n = 1. Marks are not looked at.
+ * k may be cut into pieces as in ieee_args: tile_m = 128, tile_n = 8, tiles_n = 1, and every
+ * tile of the tail in equally many pieces (one piece a block). Marks are not looked at.
  *
- * Limits: 128 threads, 16 KB of shared memory, 6 blocks per SM.
+ * Limits: 128 threads, 16 KB of shared memory, 5 blocks per SM.
  */
-#include "args.h"
+#include "ieee_order.cuh"
 
 template <int COLS> struct thin_m {
     static constexpr int TILE_M = 128, TILE_N = 8, ROWS = 4, CHUNK = 256, THREADS = 128, WARPS = THREADS / 32;
@@ -19,13 +20,11 @@ template <int COLS> struct thin_m {
     /* Of B's chunk; at the end, of the sums of the warps. */
     static constexpr int SHARED = CHUNK > WARPS * TILE_M ? CHUNK * COLS : WARPS * TILE_M * COLS;
 
-    static __device__ __forceinline__ void multiply(const ieee_args &args, float *shared, int tile_row, int tail, int slice,
-                                                    bool whole) {
+    static __device__ __forceinline__ void multiply(const ieee_args &args, float *shared, const segment &part) {
         const int64_t batch = blockIdx.z;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const int m0 = tile_row * TILE_M, rows_left = args.m - m0;
-        const int k_begin = slice * args.k_per_slice;
-        const int k_end = whole ? args.k : min(args.k, k_begin + args.k_per_slice);
+        const int m0 = part.tile * TILE_M, rows_left = args.m - m0;
+        const int k_begin = part.k_begin, k_end = k_begin + part.terms;
         const float *a = args.a.data + batch * args.a.batch_stride + m0;
         const float *b = args.b.data + batch * args.b.batch_stride;
         const bool vectors = (uintptr_t)a % 16 == 0 && args.a.col_stride % 4 == 0 && args.m % 4 == 0;
@@ -72,15 +71,13 @@ template <int COLS> struct thin_m {
                 shared[(warp * COLS + col) * TILE_M + my_row] = sum[i][col];
             }
         __syncthreads();
-        const int64_t tail_tiles = args.tiles_m - args.full_tiles;
-        float *partial = args.partial + ((batch * tail_tiles + tail) * args.slices + slice) * (TILE_M * TILE_N);
+        float *partial = partial_tile(args, part.tile, part.index);
         const int my_row = threadIdx.x;
-        if (my_row >= rows_left) return;
-        for (int col = 0; col < args.n; ++col) {
+        for (int col = 0; col < args.n && my_row < rows_left; ++col) {
             float total = shared[col * TILE_M + my_row];
 #pragma unroll
             for (int other = 1; other < WARPS; ++other) total += shared[(other * COLS + col) * TILE_M + my_row];
-            if (whole) {
+            if (part.whole) {
                 float *at = args.c.data + batch * args.c.batch_stride + (m0 + my_row) * args.c.row_stride +
                             col * args.c.col_stride;
                 *at = args.beta == 0.0f ? args.alpha * total : fmaf(args.alpha, total, args.beta * *at);
@@ -91,19 +88,16 @@ template <int COLS> struct thin_m {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(128, 6) ieee_thin_m(const __grid_constant__ ieee_args args) {
+extern "C" __global__ void __launch_bounds__(128, 5) ieee_thin_m(const __grid_constant__ ieee_args args) {
     __shared__ __align__(16) float shared[thin_m<8>::SHARED];
-    const int unit = blockIdx.x;
-    const bool whole = unit < args.full_tiles;
-    const int tail = whole ? 0 : (unit - args.full_tiles) / args.slices;
-    const int slice = whole ? 0 : unit - args.full_tiles - tail * args.slices;
-    const int tile_row = whole ? unit : args.full_tiles + tail;
+    segment part;
+    first_segment(args, blockIdx.x, &part);
     if (args.n == 1)
-        thin_m<1>::multiply(args, shared, tile_row, tail, slice, whole);
+        thin_m<1>::multiply(args, shared, part);
     else if (args.n == 2)
-        thin_m<2>::multiply(args, shared, tile_row, tail, slice, whole);
+        thin_m<2>::multiply(args, shared, part);
     else if (args.n <= 4)
-        thin_m<4>::multiply(args, shared, tile_row, tail, slice, whole);
+        thin_m<4>::multiply(args, shared, part);
     else
-        thin_m<8>::multiply(args, shared, tile_row, tail, slice, whole);
+        thin_m<8>::multiply(args, shared, part);
 }

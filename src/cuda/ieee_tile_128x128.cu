@@ -1,5 +1,18 @@
+/* ieee_tile_128x128.cu: C = alpha*A*B + beta*C in IEEE float32, tiles of 128 x 128: large products, and the tiles of a
+ * split product that are marked to be computed again.
+ *
+ * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 64 x 64, 4 x 8 lanes of 16 x 8: 6 loads of 16 bytes from shared
+ * memory for 128 fma.
+ * Limits: 128 threads, at most 255 registers, 67,584 bytes of shared memory (more than Turing has): 2 blocks per SM.
+ */
 #include "ieee_tile.cuh"
-using tile = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
+
+using tile_128x128 = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
+
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_tile_128x128(const __grid_constant__ ieee_args args) {
-    tile::run(args);
+#if __CUDA_ARCH__ >= 900
+    /* It may be launched early, behind the kernels that set the marks. */
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    tile_128x128::run(args);
 }

@@ -23,15 +23,15 @@ enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  pieces  waits  rate */
 [IEEE_TILE_128X128] =
-  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, TURING, ANY_NEWER, 128, 128, 32,  128,  IEEE_SHARED(2, 32, 128, 128),  2,  0,  false,  105},
+  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, TURING, ANY_NEWER, 128, 128, 32,  128,  IEEE_SHARED(2, 32, 128, 128),  2,  0,  false,  103},
 [IEEE_TILE_128X64] =
-  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_SHARED(2, 32, 128, 64),   3,  0,  false,   95},
+  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_SHARED(2, 32, 128, 64),   3,  0,  false,   97},
 [IEEE_TILE_64X64] =
-  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_SHARED(2, 32, 64, 64),    5,  0,  false,   80},
+  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_SHARED(2, 32, 64, 64),    5,  0,  false,   84},
 [IEEE_THIN_K] =
-  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                             8,  0,  false,    4},
+  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                             6,  0,  false,    4},
 [IEEE_THIN_M] =
-  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                             8,  0,  false,    4},
+  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                             5,  0,  false,    4},
 [IEEE_REDUCE] =
   {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  false,    0},
 [IEEE_SCALE] =

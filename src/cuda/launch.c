@@ -111,8 +111,6 @@ static ieee_args ieee_args_of(const tsr_problem *p, const cuda_kernel *kernel) {
         .batch = (int32_t)p->batch,
         .alpha = p->alpha,
         .beta = p->beta,
-        .slices = 1,
-        .k_per_slice = (int32_t)p->k,
     };
     if (kernel->tile_m) {
         args.tile_m = kernel->tile_m;
@@ -135,28 +133,28 @@ static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_p
     const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[IEEE_REDUCE];
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
-    if (plan->slices > 1) {
-        args.k_per_slice = (int32_t)plan->k_per_slice;
-        args.slices = (int32_t)divide_up(p->k, plan->k_per_slice);
-        args.full_tiles = (int32_t)least(plan->full_tiles, tiles);
+    const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
+    if (plan->tail_units && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
+        args.full_tiles = (int32_t)plan->full_tiles;
+        args.tail_units = (int32_t)plan->tail_units;
+        args.pieces = (int32_t)ieee_pieces(p->k, tiles - plan->full_tiles, plan->tail_units);
         args.partial = (float *)workspace;
     }
-    const int64_t blocks = cuda_blocks(kernel, plan->device, tiles, args.full_tiles, args.slices, p->batch);
-    tsr_status status = launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
-    if (status || plan->slices == 1 || args.full_tiles == tiles) return status;
-    const int64_t sums = (tiles - args.full_tiles) * kernel->tile_m * kernel->tile_n;
-    return launch(q, reduce, (grid){divide_up(sums, reduce->threads), 1, p->batch}, &args);
+    tsr_status status = launch(q, kernel, (grid){args.full_tiles + args.tail_units, 1, p->batch}, &args);
+    if (status || args.pieces <= 1) return status;
+    const int64_t parts = divide_up(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
+    return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
 }
 
 /* ---- split ----------------------------------------------------------------------------------------------------------------------- */
 
-/* How far an element may be from its pieces, relative to itself; a panel with one beyond is marked. fp32: the share of the
- * bound (k + 2) 2^-24 that docs/numerics.md leaves to the splitting. tf32: an element so far below its row's largest that it
- * has lost its bits adds nothing to a norm; what has to be caught is Inf, NaN and overflow. */
-static float split_tolerance(int64_t k, int pieces) {
-    if (pieces == 1) return 0.0625f;
-    const float terms = (float)(k - SPLIT_K) / 4;
-    return (terms > 4 ? terms : 4) * 0x1p-24f;
+/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/numerics.md). fp32: what the bound
+ * (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it is for short
+ * k, every tile is recomputed. tf32: a panel is carried or it is not. */
+static float mark_limit(int64_t k, int pieces) {
+    if (pieces == 1) return 1;
+    const float terms = (float)k;
+    return (terms - terms / 32 - 76) / (16.1f + terms / 800);
 }
 
 /* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
@@ -176,7 +174,7 @@ static split_operand panels_of(const split_source *s) {
     return (split_operand){
         .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
         .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
-        .marks = (uint32_t *)(s->memory + l.marks) + first_panel,
+        .marks = (float *)(s->memory + l.marks) + first_panel,
         .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
         .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
         .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
@@ -195,11 +193,11 @@ static pack_args pack_args_of(const split_source *s) {
         .batch = (int32_t)s->batch,
         .k_blocks = (int32_t)l.k_blocks,
         .pieces = s->pieces,
-        .tolerance = split_tolerance(s->k, s->pieces),
+        .mark_limit = mark_limit(s->k, s->pieces),
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l.exponents),
-        .suspects = (uint32_t *)(s->memory + l.suspects),
-        .marks = (uint32_t *)(s->memory + l.marks),
+        .suspects = (float *)(s->memory + l.suspects),
+        .marks = (float *)(s->memory + l.marks),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
         .marks_batch_stride = l.marks_stride,
@@ -235,6 +233,7 @@ static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_pr
     ieee_args args = ieee_args_of(p, kernel);
     args.marks_a = a->marks;
     args.marks_b = b->marks;
+    args.mark_limit = mark_limit(p->k, plan->multiply->pieces);
     args.marks_a_batch_stride = a->marks_batch_stride;
     args.marks_b_batch_stride = b->marks_batch_stride;
     args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
@@ -255,6 +254,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .k_blocks = (int32_t)divide_up(p->k, SPLIT_K),
         .alpha = p->alpha,
         .beta = p->beta,
+        .mark_limit = mark_limit(p->k, kernel->pieces),
         .tiles_m = (int32_t)divide_up(p->m, kernel->tile_m),
         .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
         .slices = 1,
@@ -266,7 +266,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         args.partial = (float *)partial;
     }
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
-    const int64_t blocks = cuda_blocks(kernel, plan->device, tiles, 0, args.slices, p->batch);
+    const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
         status = launch(q, reduce, (grid){divide_up(p->m * p->n, reduce->threads), p->batch, 1}, &args);

@@ -1,6 +1,6 @@
 /* plan.c: problem -> cuda_plan, from the table of kernels and what the GPU is. Pure.
  *
- * Each kernel that could compute the product, with k whole or cut in slices, gets an estimate of its time in cycles; the
+ * Each kernel that could compute the product, with k whole or cut, gets an estimate of its time in cycles; the
  * least one is the plan. The estimate is crude (a rate from the table, the busiest multiprocessor's share of the work, bytes
  * through memory, a price for each launch), but it knows what matters: how well the tiles fill the GPU, and what cutting or
  * packing costs.
@@ -74,34 +74,59 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
 
 typedef struct way {
     const cuda_kernel *kernel; /* NULL: none */
-    int64_t slices, k_per_slice, full_tiles;
+    int64_t slices, k_per_slice, full_tiles, tail_units;
     size_t partial_bytes;
     double cycles;
 } way;
 
-/* One kernel, tiles [0, full_tiles) whole and the others in `slices` slices of k (fewer, where rounding leaves none). */
-static way way_of(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices,
-                  int64_t full_tiles) {
-    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n;
-    const int64_t tiles = divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
-    way w = {kernel, 1, p->k, tiles, 0, LAUNCH_CYCLES};
+/* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
+static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
+    const double crowd = resident < kernel->blocks ? (double)resident / kernel->blocks : 1;
+    return cuda_kernel_rate(kernel, device) * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
+}
+
+/* What it costs to add up sums that were written as `sums` floats. */
+static double reduce_cycles(const cuda_device *device, double sums) {
+    return LAUNCH_CYCLES + 2 * sums * sizeof(float) / (BYTES_PER_CYCLE * device->multiprocessors);
+}
+
+static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
+    return divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
+}
+
+/* One kernel, every tile in `slices` slices of k (fewer, where rounding leaves none). */
+static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
+    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tiles = tiles_of(kernel, p);
+    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = LAUNCH_CYCLES};
     if (slices > 1) {
         w.k_per_slice = round_up(divide_up(p->k, slices), kernel->tile_k);
         w.slices = divide_up(p->k, w.k_per_slice);
-        if (w.slices > 1) w.full_tiles = full_tiles;
     }
-    const int64_t whole = w.full_tiles * p->batch, cut = (tiles - w.full_tiles) * w.slices * p->batch;
-    const int64_t busiest = divide_up(whole + cut, device->multiprocessors);
-    const double crowd = busiest < kernel->blocks ? (double)busiest / kernel->blocks : 1;
-    const double rate = cuda_kernel_rate(kernel, device) * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
-    w.cycles += (double)area / rate *
-                ((double)divide_up(whole, device->multiprocessors) * ((double)p->k + START_K) +
-                 (double)divide_up(cut, device->multiprocessors) * ((double)w.k_per_slice + START_K));
+    const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
+    w.cycles += (double)area / rate_of(device, kernel, busiest) * (double)busiest * ((double)w.k_per_slice + START_K);
     if (w.slices > 1) {
-        const int64_t sums = kernel->family == FAMILY_SPLIT ? p->batch * w.slices * p->m * p->n : cut * area;
+        const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
-        w.cycles += LAUNCH_CYCLES + 2 * (double)w.partial_bytes / (BYTES_PER_CYCLE * device->multiprocessors);
+        w.cycles += reduce_cycles(device, (double)sums);
     }
+    return w;
+}
+
+/* One ieee kernel, tiles [0, full_tiles) whole and the terms of the others shared by `units` blocks. */
+static way shared_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t full_tiles,
+                      int64_t units) {
+    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tail = tiles_of(kernel, p) - full_tiles;
+    const int64_t busiest = divide_up((full_tiles + units) * p->batch, device->multiprocessors);
+    const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
+    const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
+    const double stretch = (double)tail * (double)p->k / (double)units;
+    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
+    w.cycles = LAUNCH_CYCLES + (double)area / rate_of(device, kernel, busiest) *
+                                   ((double)busiest_whole * ((double)p->k + START_K) +
+                                    (double)busiest_units * (stretch + 2 * START_K)); /* a stretch may end in a second tile */
+    const int64_t pieces = ieee_pieces(p->k, tail, units);
+    w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
+    if (pieces > 1) w.cycles += reduce_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
 }
 
@@ -110,36 +135,50 @@ static void keep_quicker(way *best, const way *other, size_t max_workspace) {
     if (!best->kernel || other->cycles < best->cycles) *best = *other;
 }
 
-/* The kernel's best way: k whole; k cut so that the tiles fill the GPU once, twice or three times; only the tiles of the
- * last, incomplete round cut. */
-static void consider(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
-                     size_t max_workspace) {
-    const int64_t tiles = divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
+/* A split kernel's best way: k whole, or cut so that the tiles fill the GPU once, twice or three times. */
+static void consider_slices(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
+                            size_t max_workspace) {
     const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
     const int64_t most_slices = p->k / (LEAST_SLICE_STEPS * kernel->tile_k);
-    way w = way_of(device, kernel, p, 1, tiles);
+    way w = sliced_way(device, kernel, p, 1);
     keep_quicker(best, &w, max_workspace);
-    if (!cuda_kernel_runs_on(&cuda_kernels[kernel->family == FAMILY_SPLIT ? SPLIT_REDUCE : IEEE_REDUCE], device)) return;
+    if (!cuda_kernel_runs_on(&cuda_kernels[SPLIT_REDUCE], device)) return;
     for (int rounds = 1; rounds <= 3; rounds++) {
-        int64_t slices = least(rounds * slots / (tiles * p->batch), most_slices);
+        const int64_t slices = least(rounds * slots / (tiles_of(kernel, p) * p->batch), most_slices);
         if (slices < 2) continue;
-        w = way_of(device, kernel, p, slices, 0);
+        w = sliced_way(device, kernel, p, slices);
         keep_quicker(best, &w, max_workspace);
     }
-    int64_t tail = tiles % slots;
-    if (kernel->family != FAMILY_IEEE_TILE || p->batch > 1 || tail == tiles || tail == 0) return;
-    int64_t slices = least(slots / tail, most_slices);
-    if (slices < 2) return;
-    w = way_of(device, kernel, p, slices, tiles - tail);
+}
+
+/* An ieee kernel's best way: tiles whole; the tiles of the last, incomplete round shared by all blocks of a round; or tiles
+ * too few for a round in slices, as many as a round has room for. */
+static void consider_tail(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
+                          size_t max_workspace) {
+    const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks, tiles = tiles_of(kernel, p);
+    const int64_t most_slices = p->k / (LEAST_SLICE_STEPS * IEEE_RUN);
+    way w = sliced_way(device, kernel, p, 1);
     keep_quicker(best, &w, max_workspace);
+    if (!cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device) || !most_slices) return;
+    const int64_t tail = tiles % slots, units = least(slots, tail * most_slices);
+    if (p->batch == 1 && tail && units > 1) {
+        w = shared_way(device, kernel, p, tiles - tail, units);
+        keep_quicker(best, &w, max_workspace);
+    }
+    for (int64_t slices = least(slots / (tiles * p->batch), most_slices); slices > 1; slices /= 2) {
+        w = shared_way(device, kernel, p, 0, tiles * slices);
+        keep_quicker(best, &w, max_workspace);
+    }
 }
 
 /* Thin kernels stream the operands: as many blocks as a multiprocessor holds, however k must be cut for that. */
 static way thin_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, size_t max_workspace) {
-    const int64_t blocks = divide_up(p->m, kernel->tile_m) * p->batch;
-    const int64_t slices = least(divide_up((int64_t)device->multiprocessors * kernel->blocks, blocks), p->k / LEAST_THIN_SLICE);
-    way w = way_of(device, kernel, p, slices, 0);
-    return max_workspace && w.partial_bytes > max_workspace ? way_of(device, kernel, p, 1, 0) : w;
+    const int64_t tiles = tiles_of(kernel, p), slots = (int64_t)device->multiprocessors * kernel->blocks;
+    const int64_t slices = least(divide_up(slots, tiles * p->batch), p->k / LEAST_THIN_SLICE);
+    way whole = sliced_way(device, kernel, p, 1);
+    if (slices < 2) return whole;
+    way w = shared_way(device, kernel, p, 0, tiles * slices);
+    return max_workspace && w.partial_bytes > max_workspace ? whole : w;
 }
 
 /* ---- ieee ----------------------------------------------------------------------------------------------------------------------- */
@@ -150,7 +189,7 @@ static way ieee_way(const cuda_device *device, const tsr_problem *p, size_t max_
     way best = {0};
     for (int i = 0; i < CUDA_KERNELS; i++)
         if (cuda_kernels[i].family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
-            consider(&best, device, &cuda_kernels[i], p, max_workspace);
+            consider_tail(&best, device, &cuda_kernels[i], p, max_workspace);
     return best;
 }
 
@@ -207,7 +246,7 @@ static way split_way(const cuda_device *device, const cuda_kernel *kernel, const
                             (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k;
     const double bytes = elements * sizeof(float);
     way best = {0};
-    consider(&best, device, kernel, p, bytes / 16 > SMALL_WORKSPACE ? (size_t)(bytes / 16) : SMALL_WORKSPACE);
+    consider_slices(&best, device, kernel, p, bytes / 16 > SMALL_WORKSPACE ? (size_t)(bytes / 16) : SMALL_WORKSPACE);
     best.cycles += 2 * bytes / (BYTES_PER_CYCLE * device->multiprocessors) + SPLIT_LAUNCHES * LAUNCH_CYCLES;
     return best;
 }
@@ -220,6 +259,7 @@ static void use(cuda_plan *plan, const way *w, const char *reason) {
     plan->slices = w->slices;
     plan->k_per_slice = w->k_per_slice;
     plan->full_tiles = w->full_tiles;
+    plan->tail_units = w->tail_units;
     plan->workspace = w->partial_bytes;
     plan->reason = reason;
 }
@@ -243,7 +283,7 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
                             kernel->name, kernel->tile_n, (long long)p->m, (long long)p->n);
         w = thin_way(plan->device, kernel, p, max_workspace);
     } else
-        consider(&w, plan->device, kernel, p, max_workspace);
+        consider_tail(&w, plan->device, kernel, p, max_workspace);
     use(plan, &w, reason);
     return TSR_OK;
 }
@@ -301,11 +341,8 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     return status;
 }
 
-int64_t cuda_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t full_tiles, int64_t slices,
-                    int64_t batch) {
-    if (kernel->family == FAMILY_SPLIT)
-        return least(tiles * slices * batch, (int64_t)device->multiprocessors * kernel->blocks);
-    return full_tiles + (tiles - full_tiles) * slices;
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices, int64_t batch) {
+    return least(tiles * slices * batch, (int64_t)device->multiprocessors * kernel->blocks);
 }
 
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {
@@ -323,14 +360,15 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
         tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
                      plan->transposed ? ", of c transposed" : "");
         tsr_text_add(text, "grid: %lld blocks%s\n",
-                     (long long)cuda_blocks(kernel, device, tiles_m * tiles_n, plan->full_tiles, plan->slices, plan->chunk_batch),
+                     (long long)(plan->split ? cuda_split_blocks(kernel, device, tiles_m * tiles_n, plan->slices, plan->chunk_batch)
+                                             : plan->full_tiles + plan->tail_units),
                      !plan->split && plan->chunk_batch > 1 ? " for each product" : "");
     }
-    if (plan->slices > 1) {
-        tsr_text_add(text, "slices: %lld of k, %lld long", (long long)plan->slices, (long long)plan->k_per_slice);
-        if (!plan->split && plan->full_tiles) tsr_text_add(text, ", of the last tiles alone");
-        tsr_text_add(text, "\n");
-    }
+    if (plan->slices > 1)
+        tsr_text_add(text, "slices: %lld of k, %lld long\n", (long long)plan->slices, (long long)plan->k_per_slice);
+    if (plan->tail_units)
+        tsr_text_add(text, "cut: all but the first %lld tiles, their terms shared by %lld blocks\n", (long long)plan->full_tiles,
+                     (long long)plan->tail_units);
     if (plan->split) {
         const int beforehand = !!cuda_packed_panels(&p.a, p.batch) + !!cuda_packed_panels(&p.b, p.batch);
         tsr_text_add(text, "packing: into %d fp16 piece%s, %d of 2 operands beforehand\n", kernel->pieces,

@@ -22,10 +22,8 @@ static inline char *cuda_packed_panels(const tsr_operand *o, int64_t batch) {
     return o->packed && (batch == 1 || !o->batch_stride) ? o->packed->panels : NULL;
 }
 
-/* Blocks a multiply kernel is launched with. Of an ieee kernel, for each product: one for each of its full tiles and for
- * each slice of the others. A split kernel's blocks stay, and share all tiles and slices of all products. */
-int64_t cuda_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t full_tiles, int64_t slices,
-                    int64_t batch);
+/* Blocks a split kernel is launched with. They stay, and share all tiles and slices of all products. */
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices, int64_t batch);
 
 /* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from one
  * product to the next, as split_operand counts them. */

@@ -38,21 +38,38 @@ static void find_tile(const ieee_args *g, int tile, int *row0, int *col0) {
     *col0 = within / rows * g->tile_n;
 }
 
-static float *partial_at(const ieee_args *g, int64_t batch, int tail, int slice) {
-    const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
-    return g->partial + ((batch * tails + tail) * g->slices + slice) * g->tile_m * g->tile_n;
+static int64_t tail_runs(const ieee_args *g) {
+    return ((int64_t)g->tiles_m * g->tiles_n - g->full_tiles) * divide_up(g->k, IEEE_RUN);
 }
 
-static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
-    const bool whole = unit < g->full_tiles;
-    const int tail = whole ? 0 : (unit - g->full_tiles) / g->slices, slice = whole ? 0 : (unit - g->full_tiles) % g->slices;
-    const int k_begin = whole ? 0 : slice * g->k_per_slice, k_end = whole ? g->k : least(g->k, k_begin + g->k_per_slice);
+/* Where stretch `unit` of the tail begins, in runs. */
+static int64_t stretch_begin(const ieee_args *g, int64_t unit) { return unit * tail_runs(g) / g->tail_units; }
+
+/* Pieces of a tile of the tail that begin before run `run` of it. */
+static int pieces_before(const ieee_args *g, int tail, int64_t run) {
+    const int64_t first = (int64_t)tail * divide_up(g->k, IEEE_RUN);
+    int pieces = run > 0;
+    for (int64_t unit = 0; unit < g->tail_units; unit++)
+        pieces += stretch_begin(g, unit) > first && stretch_begin(g, unit) < first + run;
+    return pieces;
+}
+
+static float *partial_at(const ieee_args *g, int64_t batch, int tail, int piece) {
+    const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
+    if (piece >= g->pieces) abort();
+    return g->partial + ((batch * tails + tail) * g->pieces + piece) * g->tile_m * g->tile_n;
+}
+
+/* Terms [k_begin, k_end) of a tile: all of them, or a piece of one in the tail. */
+static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin, int k_end) {
+    const bool whole = k_begin == 0 && k_end == g->k;
+    const int tail = tile - g->full_tiles, piece = whole ? 0 : pieces_before(g, tail, k_begin / IEEE_RUN);
     int row0, col0;
-    find_tile(g, whole ? unit : g->full_tiles + tail, &row0, &col0);
+    find_tile(g, tile, &row0, &col0);
     if (g->marks_a) {
-        const uint32_t mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] |
-                              g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
-        if (!mark) return;
+        const float mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
+                           g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
+        if (mark <= g->mark_limit) return;
         ++*g->fallback_tiles;
     }
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
@@ -61,16 +78,32 @@ static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
             if (whole)
                 finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
             else
-                partial_at(g, batch, tail, slice)[(row - row0) * g->tile_n + col - col0] = sum;
+                partial_at(g, batch, tail, piece)[(row - row0) * g->tile_n + col - col0] = sum;
         }
 }
 
+static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
+    if (unit < g->full_tiles) {
+        ieee_piece(g, batch, unit, 0, g->k);
+        return;
+    }
+    const int runs = divide_up(g->k, IEEE_RUN);
+    const int64_t end = stretch_begin(g, unit - g->full_tiles + 1);
+    for (int64_t run = stretch_begin(g, unit - g->full_tiles); run < end;) {
+        const int tail = (int)(run / runs), first = (int)(run % runs), count = end - run < runs - first ? (int)(end - run) : runs - first;
+        ieee_piece(g, batch, g->full_tiles + tail, first * IEEE_RUN, least(g->k, (first + count) * IEEE_RUN));
+        run += count;
+    }
+}
+
 static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, int tile_n, char *why, size_t size) {
-    const int64_t tiles = (int64_t)g->tiles_m * g->tiles_n, units = g->full_tiles + (tiles - g->full_tiles) * g->slices;
+    const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles, units = (int64_t)g->full_tiles + g->tail_units;
     if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != divide_up(g->m, tile_m) || g->tiles_n != divide_up(g->n, tile_n))
         return snprintf(why, size, "wrong tiles"), false;
-    if (g->slices > 1 && (g->k_per_slice % 8 || g->slices != divide_up(g->k, g->k_per_slice) || !g->partial))
-        return snprintf(why, size, "wrong slices"), false;
+    if (tails < 0 || (tails > 0) != (g->tail_units > 0) || (tails && g->tail_units > tail_runs(g)))
+        return snprintf(why, size, "wrong tail"), false;
+    if (tails && (g->pieces < ieee_pieces(g->k, tails, g->tail_units) || !g->partial))
+        return snprintf(why, size, "no room for the pieces"), false;
     if (l->grid[2] != (unsigned)g->batch) return snprintf(why, size, "grid.z is not the batch"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
         for (int64_t first = 0; first < l->grid[0]; first++) /* with marks, blocks take every gridDim-th unit */
@@ -81,14 +114,16 @@ static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, 
 static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
     const int64_t area = (int64_t)g->tile_m * g->tile_n, tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
     for (int64_t batch = 0; batch < l->grid[2]; batch++)
-        for (int64_t i = 0; i < (int64_t)l->grid[0] * l->threads && i < tails * area; i++) {
+        for (int64_t i = 0; i < (int64_t)l->grid[0] * l->threads * 4 && i < tails * area; i++) {
             const int tail = (int)(i / area), within = (int)(i % area);
             int row, col;
             find_tile(g, g->full_tiles + tail, &row, &col);
             row += within / g->tile_n, col += within % g->tile_n;
             if (row >= g->m || col >= g->n) continue;
+            const int pieces = pieces_before(g, tail, divide_up(g->k, IEEE_RUN));
+            if (pieces == 1) continue;
             float sum = partial_at(g, batch, tail, 0)[within];
-            for (int s = 1; s < g->slices; s++) sum += partial_at(g, batch, tail, s)[within];
+            for (int piece = 1; piece < pieces; piece++) sum += partial_at(g, batch, tail, piece)[within];
             finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
         }
 }
@@ -141,26 +176,31 @@ static float largest_of(const pack_args *o, int64_t batch, int row) {
     return most;
 }
 
-static bool split_row(const pack_args *o, int64_t batch, int row) {
+/* How far x lies below fp16's least normal number when scaled, as a factor; infinite where it does not fit (args.h). */
+static float depth_of(float x, float scaled) {
+    if (x == 0) return 1;
+    return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
+}
+
+/* Splits a row and returns the largest depth in it. tf32's rule looks at columns: here whatever fits is taken to be carried. */
+static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
-    bool fits = true;
+    float depth = 1;
     for (int k = 0; k < o->k_blocks * SPLIT_K; k++) {
         const float x = k < o->k ? o->data[batch * o->batch_stride + row * o->row_stride + k * o->k_stride] : 0;
         const float scaled = ldexpf(x, e);
         const uint16_t hi = half_of(scaled);
-        float rest = scaled - float_of(hi);
         *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 0) = hi;
-        if (o->pieces == 2) {
-            const uint16_t lo = half_of(ldexpf(rest, SPLIT_LO_SHIFT));
-            rest -= ldexpf(float_of(lo), -SPLIT_LO_SHIFT);
-            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 1) = lo;
-        }
-        fits &= fabsf(rest) <= o->tolerance * fabsf(scaled) && (scaled != 0) == (x != 0);
+        if (o->pieces == 2)
+            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 1) =
+                half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
+        depth = fmaxf(depth, depth_of(x, scaled));
     }
-    return fits;
+    return o->pieces == 2 || depth == INFINITY ? depth : 1;
 }
 
-/* pack_sample: every row's scale, suspects and marks cleared. pack_split: the pieces. pack_rescale: marks what does not fit. */
+/* pack_sample: every row's scale, by its largest at once; suspects and marks set to 1. pack_split: the pieces. pack_rescale: the
+ * marks, which no better scale would change. */
 static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, size_t size) {
     const bool sample = !strcmp(l->kernel, "pack_sample"), split = !strcmp(l->kernel, "pack_split");
     int64_t blocks = 0;
@@ -175,12 +215,12 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                     const float most = largest_of(o, batch, row);
                     const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
                     *exponent = e > 62 ? 62 : e < -62 ? -62 : e;
-                    o->suspects[panel] = o->marks[panel] = 0;
+                    o->suspects[panel] = o->marks[panel] = 1;
                 } else if (split) {
-                    if (!split_row(o, batch, row)) o->suspects[panel] = 1;
-                } else if (o->suspects[panel] && row % PANEL_ROWS == 0) {
-                    o->marks[panel] = 1;
-                    ++*pair->marked_panels;
+                    o->suspects[panel] = fmaxf(o->suspects[panel], split_row(o, batch, row));
+                } else if (row % PANEL_ROWS == 0) {
+                    o->marks[panel] = o->suspects[panel];
+                    *pair->marked_panels += o->marks[panel] > fmaxf(1, o->mark_limit);
                 }
             }
     }
@@ -206,8 +246,9 @@ static double *unpack(const split_operand *o, int rows, int k_blocks, int pieces
 }
 
 static bool is_marked(const split_args *g, int64_t batch, int row, int col) {
-    return g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] ||
-           g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
+    return !(g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] *
+                 g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS] <=
+             g->mark_limit);
 }
 
 static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int pieces, char *why, size_t size) {
