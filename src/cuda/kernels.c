@@ -53,7 +53,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 [SPLIT_TF32_MMA_SM80] =
   {"split_tf32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 256,  64, 256,  MMA_SHARED(3, 128, 256, 1),    1,  1,  true,   650},
 [SPLIT_REDUCE] =
-  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,      0,   0,   0, 128,  0,                             0,  0,  true,     0},
+  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_REDUCE,      AMPERE, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  true,     0},
 };
 /* clang-format on */
 
@@ -70,6 +70,7 @@ extern const unsigned char cuda_image_ieee_scale[], cuda_image_ieee_scale_comput
 extern const unsigned char cuda_image_pack[];
 extern const unsigned char cuda_image_split_wgmma_sm90[];
 extern const unsigned char cuda_image_split_mma_sm80[];
+extern const unsigned char cuda_image_split_reduce[];
 
 /* `portable` is the same as PTX of compute capability 7.5 alone. */
 static const struct {
@@ -86,6 +87,7 @@ static const struct {
     [MODULE_PACK] = {"pack", cuda_image_pack, NULL},
     [MODULE_SPLIT_WGMMA_SM90] = {"split_wgmma_sm90", cuda_image_split_wgmma_sm90, NULL},
     [MODULE_SPLIT_MMA_SM80] = {"split_mma_sm80", cuda_image_split_mma_sm80, NULL},
+    [MODULE_SPLIT_REDUCE] = {"split_reduce", cuda_image_split_reduce, NULL},
 };
 
 const char *cuda_module_name(cuda_module module) { return modules[module].name; }

@@ -16,6 +16,7 @@ typedef enum cuda_module {
     MODULE_PACK,
     MODULE_SPLIT_WGMMA_SM90,
     MODULE_SPLIT_MMA_SM80,
+    MODULE_SPLIT_REDUCE,
     CUDA_MODULES
 } cuda_module;
 

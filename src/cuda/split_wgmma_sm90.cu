@@ -3,7 +3,6 @@
  *   split_fp32_sm90        three products, float32 accuracy     tile 128 x 128   384 threads
  *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile  64 x 128   128 threads, two blocks per SM
  *   split_tf32_sm90        one product                          tile 128 x 256   384 threads
- *   split_reduce           sums the slices of k                                  128 threads
  *
  * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a block of SPLIT_K of k gives
  *
@@ -27,44 +26,16 @@
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block per SM.
  */
 #include "args.h"
+#include "split.cuh"
 #include "wgmma.cuh"
 
 namespace {
 
 constexpr int WARPGROUP = 128;
 constexpr int WG_ROWS = 64;         /* rows of C one warpgroup computes: the instruction's m */
-constexpr int GROUP_ROWS = 8;       /* tile rows walked together, so that neighbours in time share panels in L2 */
 constexpr int STEPS = SPLIT_K / 16; /* instructions along a block of k */
-constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 
 static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
-
-__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
-
-/* ---- Which tile --------------------------------------------------------------------------------------------------------- */
-
-struct work {
-    int batch, slice;
-    int m0, n0;            /* first row and column of C */
-    int kb_begin, kb_end;
-};
-
-__device__ int work_count(const split_args &g) { return g.batch * g.slices * g.tiles_m * g.tiles_n; }
-
-/* The index-th piece of work: tiles in groups of GROUP_ROWS tile rows, down the group's columns; slices and batch outermost. */
-template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, int index) {
-    const int tiles = g.tiles_m * g.tiles_n, tile = index % tiles, outer = index / tiles;
-    const int group = tile / (GROUP_ROWS * g.tiles_n), first = group * GROUP_ROWS;
-    const int rows = min(GROUP_ROWS, g.tiles_m - first), within = tile - first * g.tiles_n;
-    work w;
-    w.slice = outer % g.slices;
-    w.batch = outer / g.slices;
-    w.m0 = (first + within % rows) * TILE_M;
-    w.n0 = within / rows * TILE_N;
-    w.kb_begin = w.slice * g.k_blocks_per_slice;
-    w.kb_end = min(g.k_blocks, w.kb_begin + g.k_blocks_per_slice);
-    return w;
-}
 
 /* ---- Copying a stage ------------------------------------------------------------------------------------------------------ */
 
@@ -72,23 +43,6 @@ template <int TILE_M, int TILE_N, int PIECES> struct stage {
     uint8_t a[PIECES][TILE_M * SPLIT_ROW_BYTES];
     uint8_t b[PIECES][TILE_N * SPLIT_ROW_BYTES];
 };
-
-/* Rows of one panel that go into a stage, from block to block of k. */
-struct strip {
-    const uint8_t *from;
-    uint32_t piece_stride, bytes; /* bytes = 0: the tile reaches past the matrix here */
-};
-
-template <int ROWS, int PIECES>
-__device__ strip strip_at(const split_operand &o, int rows, int k_blocks, int batch, int row, int kb) {
-    static_assert(PANEL_ROWS % ROWS == 0, "a strip lies within a panel");
-    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS;
-    const int stored = min(PANEL_ROWS, divide_up(rows - panel * PANEL_ROWS, 8) * 8);
-    const uint32_t piece_stride = max(stored, 0) * SPLIT_ROW_BYTES;
-    return {o.panels + batch * o.panels_batch_stride + (int64_t)panel * k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
-                (int64_t)kb * PIECES * piece_stride + skip * SPLIT_ROW_BYTES,
-            piece_stride, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
-}
 
 template <int PIECES> __device__ void copy_strip(strip &s, uint8_t *to, int tile_bytes, uint64_t *barrier) {
 #pragma unroll
@@ -158,77 +112,33 @@ __device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uin
 
 /* ---- Writing a tile ------------------------------------------------------------------------------------------------------------ */
 
-__device__ float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
-
-/* A warp's own corner of shared memory, where its 16 rows of 32 columns wait to be written out row by row. A row is 40 floats, so
- * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
-constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_STRIDE = 40;
-typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
-
 /* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it after them. */
 template <int TILE_N> struct output {
     int row0;
     int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    static constexpr int PANELS = (TILE_N + PANEL_ROWS - 1) / PANEL_ROWS;
-    uint32_t marks[PANELS]; /* of A's panel or one of B's; where not zero, C is not ours to write */
+    bool ours[TILE_N / PANEL_ROWS];                /* to write, in each panel of B */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
-        exponent_a = lane < OUT_ROWS && row0 + lane < g.m ? g.a.exponents[w.batch * g.a.exponents_batch_stride + row0 + lane] : 0;
-        const uint32_t mark_a = g.a.marks[w.batch * g.a.marks_batch_stride + w.m0 / PANEL_ROWS];
+        exponent_a = exponent_of(g.a, w.batch, row0 + lane % OUT_ROWS, g.m);
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++) {
-            const int col = w.n0 + i * OUT_COLS + lane;
-            exponent_b[i] = col < g.n ? g.b.exponents[w.batch * g.b.exponents_batch_stride + col] : 0;
-        }
+        for (int i = 0; i < TILE_N / OUT_COLS; i++) exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
 #pragma unroll
-        for (int i = 0; i < PANELS; i++) {
-            const int n = w.n0 + i * PANEL_ROWS;
-            marks[i] = mark_a | (n < g.n ? g.b.marks[w.batch * g.b.marks_batch_stride + n / PANEL_ROWS] : 0);
+        for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
+            const int col = w.n0 + i * PANEL_ROWS;
+            ours[i] = col < g.n && is_ours(g, w.batch, w.m0, col);
         }
     }
 
-    /* Scales back and writes. v[4j + 2h + i] is row (lane/4 + 8h), column (8j + lane%4*2 + i), as the instruction lays accumulators
-     * out; a warp then writes 32 neighbouring columns of a row at once, whatever C's alignment. */
     __device__ void store(const split_args &g, const work &w, const float (&v)[TILE_N / 2], out_buffer &out) const {
-        const int lane = threadIdx.x % 32, rows = min(OUT_ROWS, g.m - row0);
-        matrix_out c = g.c;
-        float alpha = g.alpha, beta = g.beta;
-        c.data += w.batch * c.batch_stride;
-        if (g.slices > 1) {
-            c = {g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0};
-            alpha = 1, beta = 0;
-        }
-        float *first = c.data + row0 * c.row_stride + (w.n0 + lane) * c.col_stride;
-        const float scale_a = power_of_two(-exponent_a);
+        const destination d = destination_of(g, w);
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++) {
-            if (marks[i * OUT_COLS / PANEL_ROWS]) continue;
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < OUT_COLS / 8; j++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const int at = OUT_COLS / 2 * i + 4 * j + 2 * h;
-                    *(float2 *)&out[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[at], v[at + 1]);
-                }
-            __syncwarp();
-            const bool in_c = w.n0 + i * OUT_COLS + lane < g.n;
-            const float scale_b = power_of_two(-exponent_b[i]);
-            float *to = first + i * OUT_COLS * c.col_stride;
-#pragma unroll
-            for (int r = 0; r < OUT_ROWS; r++, to += c.row_stride) {
-                const float scale = __shfl_sync(0xffffffffu, scale_a, r) * scale_b;
-                if (!in_c || r >= rows) continue;
-                const float x = alpha * (out[r][lane] * scale);
-                *to = beta == 0 ? x : fmaf(beta, *to, x);
-            }
-        }
+        for (int i = 0; i < TILE_N / OUT_COLS; i++)
+            if (ours[i * OUT_COLS / PANEL_ROWS])
+                write_out(g, d, row0, w.n0 + i * OUT_COLS, v + i * OUT_COLS / 2, exponent_a, exponent_b[i], out);
     }
 };
-
-__device__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /* Everything a block shares. WARPS: those that compute. */
 template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
@@ -456,22 +366,4 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
             out.store(g, w, d, s.out[threadIdx.x / 32 - 4]);
         }
     }
-}
-
-/* ---- Slices of k -------------------------------------------------------------------------------------------------------------------- */
-
-/* C = alpha * (sum of the slices, in order) + beta*C, but for marked panels. Grid: ceil(m*n / 128), batch. */
-extern "C" __global__ void __launch_bounds__(WARPGROUP) split_reduce(const __grid_constant__ split_args g) {
-    wait_for_previous_kernel();
-    const int batch = blockIdx.y;
-    const int64_t index = (int64_t)blockIdx.x * WARPGROUP + threadIdx.x, size = (int64_t)g.m * g.n;
-    if (index >= size) return;
-    const int row = (int)(index / g.n), col = (int)(index % g.n);
-    if (g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] | g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS])
-        return;
-    const float *part = g.partial + batch * g.slices * size + index;
-    float sum = 0;
-    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
-    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
-    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *to, g.alpha * sum);
 }
