@@ -36,9 +36,11 @@ constexpr int LINE = 64, LINE_PITCH = LINE + 4;      /* a unit is 64 lines of 64
 constexpr int VECTORS = LINE / 4;                   /* of a line; one more where it is not aligned */
 constexpr int STAGES = 3;
 constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
-constexpr int SAMPLE_EXPONENT = 9;                  /* the sample's largest lands in [2^9, 2^10): the row may be 64 times larger */
+constexpr int SAMPLE_EXPONENT = 12;                 /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
 constexpr int LARGEST_EXPONENT = 14;                /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr int EXPONENT_LIMIT = 62;                  /* 2^(e of A + e of B) and its inverse stay normal floats */
+constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
+constexpr float SUSPECT_SHARE = 0.25f;              /* of mark_limit: what is deeper deserves a better scale */
 
 static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
 static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
@@ -84,33 +86,35 @@ __device__ float warp_max(float x) {
     return x;
 }
 
-/* Splits QUAD elements x of a row with exponent e. True where all of them are within the tolerance. The residues are taken
- * from x itself rather than from x*2^e, exactly, by fma: so an x that the scaling overflows or sends to zero has its whole self for a
- * residue and fails, as Inf and NaN do. */
+/* An element's depth (args.h), scaled being x*2^e; where the scaling sends x to zero it is infinite. */
+__device__ float depth_of(float x, float scaled) {
+    if (x == 0) return 1;
+    return fabsf(scaled) < HALF_OVERFLOW ? fmaxf(1, HALF_LEAST_NORMAL / fabsf(scaled)) : INFINITY;
+}
+
+/* Splits QUAD elements x of a row with exponent e, and returns the largest of their depths. */
 template <int PIECES>
-__device__ bool split_quad(const float (&x)[QUAD], int e, float tolerance, uint2 *hi_out, uint2 *lo_out) {
-    const float up = power_of_two(e), down = power_of_two(-e);
-    const float lo_up = power_of_two(e + SPLIT_LO_SHIFT), lo_down = power_of_two(-e - SPLIT_LO_SHIFT);
+__device__ float split_quad(const float (&x)[QUAD], int e, uint2 *hi_out, uint2 *lo_out) {
+    const float up = power_of_two(e), down = power_of_two(-e), lo_up = power_of_two(e + SPLIT_LO_SHIFT);
     __half2 hi[2], lo[2];
-    bool fits = true;
+    bool shallow = true;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const float x0 = x[2 * i], x1 = x[2 * i + 1];
-        hi[i] = __floats2half2_rn(x0 * up, x1 * up);
-        const float2 h = __half22float2(hi[i]);
-        float rest0 = fmaf(-h.x, down, x0), rest1 = fmaf(-h.y, down, x1);
+        const float x0 = x[2 * i], x1 = x[2 * i + 1], scaled0 = x0 * up, scaled1 = x1 * up;
+        hi[i] = __floats2half2_rn(scaled0, scaled1);
         if (PIECES == 2) {
-            lo[i] = __floats2half2_rn(rest0 * lo_up, rest1 * lo_up);
-            const float2 l = __half22float2(lo[i]);
-            rest0 = fmaf(-l.x, lo_down, rest0);
-            rest1 = fmaf(-l.y, lo_down, rest1);
+            const float2 h = __half22float2(hi[i]);
+            lo[i] = __floats2half2_rn(fmaf(-h.x, down, x0) * lo_up, fmaf(-h.y, down, x1) * lo_up);
         }
-        fits &= fabsf(rest0) <= tolerance * fabsf(x0);
-        fits &= fabsf(rest1) <= tolerance * fabsf(x1);
+        shallow &= (fabsf(scaled0) >= HALF_LEAST_NORMAL && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0;
+        shallow &= (fabsf(scaled1) >= HALF_LEAST_NORMAL && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0;
     }
     *hi_out = *(uint2 *)hi;
     if (PIECES == 2) *lo_out = *(uint2 *)lo;
-    return fits;
+    float depth = 1;
+    if (!shallow)
+        for (int i = 0; i < QUAD; i++) depth = fmaxf(depth, depth_of(x[i], x[i] * up));
+    return depth;
 }
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------------- */
@@ -200,8 +204,8 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
 
 /* ---- Splitting a unit ----------------------------------------------------------------------------------------------------- */
 
-/* Splits a unit that has landed into its panel. Every thread of the block calls it; true in each thread whose part fits. */
-template <int PIECES> __device__ bool split(const pack_args &o, const place &u, const stage &from) {
+/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
+template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored_rows = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     uint8_t *hi_rows = o.panels + u.batch * o.panels_batch_stride +
@@ -209,12 +213,11 @@ template <int PIECES> __device__ bool split(const pack_args &o, const place &u, 
                        ((int64_t)u.kb * PIECES * stored_rows + skip) * SPLIT_ROW_BYTES;
     uint8_t *lo_rows = hi_rows + stored_rows * SPLIT_ROW_BYTES;
     const int rows = stored_rows - skip;
-    const float tolerance = o.tolerance;
-    bool fits = true;
+    float depth = 1;
     auto put = [&](int row, int quad, const float(&x)[QUAD]) {
         if (row >= rows) return;
         uint2 hi, lo;
-        fits &= split_quad<PIECES>(x, from.exponents[row], tolerance, &hi, &lo);
+        depth = fmaxf(depth, split_quad<PIECES>(x, from.exponents[row], &hi, &lo));
         const int to = row * SPLIT_ROW_BYTES + (quad / 2 ^ row % 8) * 16 + quad % 2 * 8;
         *(uint2 *)(hi_rows + to) = hi;
         if (PIECES == 2) *(uint2 *)(lo_rows + to) = lo;
@@ -243,13 +246,32 @@ template <int PIECES> __device__ bool split(const pack_args &o, const place &u, 
         }
         put(row, quad, x);
     }
-    return fits;
+    return depth;
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; misfit(unit) is called by a thread whose part
- * of a unit did not fit. Copies run two units ahead. */
-template <typename NEXT, typename MISFIT>
-__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, MISFIT misfit) {
+/* tf32 promises a norm, not each element: what lost bits below fp16's least normal number does no harm beside a larger element of
+ * the same k. A thread looks at one k of a unit and returns 1 where the hi pieces carry it, else infinity: there the 64 errors of
+ * up to 2^-25 (scaled) might together exceed 2^-11 of the largest element. */
+__device__ float column_depth(const pack_args &o, const place &u, const stage &from) {
+    if (threadIdx.x >= SPLIT_K) return 1;
+    const unit_view view(o, u);
+    const bool across = o.row_stride == 1;
+    float largest = 0, depth = 1, coarsest = 0; /* coarsest: the largest 2^-e among rows whose element lost bits */
+    for (int row = 0; row < UNIT_ROWS; row++) {
+        const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
+        const float x = from.one(line, view.shift(line) + i);
+        const float of_x = depth_of(x, x * power_of_two(e));
+        largest = fmaxf(largest, fabsf(x));
+        if (of_x > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
+        if (fabsf(x * power_of_two(e)) >= HALF_OVERFLOW || x != x) depth = INFINITY;
+    }
+    return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
+}
+
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each thread that
+ * found a depth above 1. Copies run two units ahead. */
+template <typename NEXT, typename DEEP>
+__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
     place now, ahead, further;
     bool has_now = next(&now);
     if (has_now) fetch(pair, now, stages[0]);
@@ -264,8 +286,9 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         if (has_further) fetch(pair, further, stages[(at + 2) % STAGES]);
         close_copies();
         const pack_args &o = pair.operand[now.operand];
-        const bool fits = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (!fits) misfit(now);
+        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
+        if (depth > 1) deep(now, depth);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -289,7 +312,7 @@ extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_res
 
 } // namespace
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks cleared. */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks set to 1. */
 extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
@@ -340,14 +363,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
-        o.suspects[panel] = 0;
-        o.marks[panel] = 0;
+        o.suspects[panel] = 1;
+        o.marks[panel] = 1;
     }
 }
 
 __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
     return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
 }
+
+/* Raises a depth and returns what it was: floats of one sign are ordered as their bits are. */
+__device__ float raise(float *depth, float to) { return __int_as_float(atomicMax((int *)depth, __float_as_int(to))); }
 
 /* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
@@ -359,7 +385,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
-    split_units(pair, stages, next, [&](const place &u) { pair.operand[u.operand].suspects[panel_of(pair, u)] = 1; });
+    split_units(pair, stages, next,
+                [&](const place &u, float depth) { raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth); });
     let_next_kernel_come();
 }
 
@@ -371,7 +398,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
     place at;
     if (!place_at(pair, blockIdx.x, UNIT_ROWS, false, &at)) return;
     const pack_args &o = pair.operand[at.operand];
-    if (!o.suspects[panel_of(pair, at)]) return;
+    const float by_sample = o.suspects[panel_of(pair, at)];
+    if (by_sample <= fmaxf(1, SUSPECT_SHARE * o.mark_limit)) {
+        if (threadIdx.x == 0) raise(&o.marks[panel_of(pair, at)], by_sample);
+        return;
+    }
 
     /* Two threads a row, each every other k: a rare path, kept plain. */
     float *largest = stages[0].lines[0];
@@ -393,7 +424,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
         *u = {at.operand, at.batch, at.row0, kb};
         return kb++ < o.k_blocks;
     };
-    split_units(pair, stages, next, [&](const place &u) {
-        if (atomicExch(&o.marks[panel_of(pair, u)], 1u) == 0) atomicAdd(pair.marked_panels, 1ull);
+    split_units(pair, stages, next, [&](const place &u, float depth) {
+        const float before = raise(&o.marks[panel_of(pair, u)], depth);
+        if (before <= o.mark_limit && depth > o.mark_limit) atomicAdd(pair.marked_panels, 1ull);
     });
 }
