@@ -14,10 +14,10 @@
  *   TSR_TF32    operands rounded to 11 significant bits,          normwise: relative Frobenius error no larger than
  *               float32 accumulation                              TF32's; NaN and Inf as IEEE says
  *
- * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more, as
- * in any float32 arithmetic. With alpha and beta, AB is scaled and added in float32. beta = 0 does not read C; alpha = 0
- * does not read A or B. Same inputs, same machine, same precision, same number of threads: the same bits, every time.
- * docs/numerics.md derives the bounds.
+ * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more,
+ * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|). beta
+ * = 0 does not read C; alpha = 0 does not read A or B. Same inputs, same machine, same precision, same number of
+ * threads: the same bits, every time. docs/numerics.md derives the bounds.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -75,14 +75,15 @@ typedef enum tsr_precision {
 /* What a context is made of. Start from TSR_OPTIONS_DEFAULT and set what differs. */
 typedef struct tsr_options {
     tsr_device device;
-    int device_index;        /* CUDA: which GPU; -1: the caller's current context, else GPU 0's primary one */
+    int device_index; /* CUDA: which GPU; -1: the caller's current context, else GPU 0's primary one */
     tsr_precision precision;
-    int threads;             /* CPU: 1..1024; 0: as many as the process has cores to run on */
-    size_t max_workspace;    /* most bytes a call may take beyond its operands; 0: no limit */
-    const char *kernel;      /* force one kernel by its name in tsr_info_print; NULL: the plan chooses */
+    int threads;          /* CPU: 1..1024; 0: as many as the process has cores to run on */
+    size_t max_workspace; /* most bytes a call may take beyond its operands; 0: no limit */
+    const char *kernel;   /* force one kernel by its name in tsr_info_print; NULL: the plan chooses */
 } tsr_options;
 
-#define TSR_OPTIONS_DEFAULT {TSR_DEVICE_CPU, -1, TSR_FP32, 0, 0, NULL}
+#define TSR_OPTIONS_DEFAULT \
+    { TSR_DEVICE_CPU, -1, TSR_FP32, 0, 0, NULL }
 
 typedef struct tsr_context tsr_context;
 
@@ -100,8 +101,9 @@ typedef struct tsr_operand {
     const float *data;
     int64_t rows, cols;
     int64_t row_stride, col_stride;
-    int64_t batch_stride;     /* from one product's matrix to the next; 0: every product shares this one */
-    const tsr_packed *packed; /* from tsr_pack of this same matrix, or NULL */
+    int64_t batch_stride; /* from one product's matrix to the next; 0: every product shares this one */
+    const tsr_packed
+        *packed; /* from tsr_pack of this same matrix, or NULL; of use where all products share the matrix */
 } tsr_operand;
 
 /* A matrix to write. No two of its elements may share an address, nor may it overlap an operand. */
@@ -121,8 +123,9 @@ typedef struct tsr_launch {
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* C = alpha*A*B + beta*C. On the CPU it is done when the call returns; on CUDA it has been queued on launch->stream, the
- * call does not synchronise and may be captured into a CUDA graph. */
+/* C = alpha*A*B + beta*C. On the CPU it is done when the call returns; on CUDA it has been queued on launch->stream,
+ * the call does not synchronise and may be captured into a CUDA graph (the context must have been made before
+ * capturing). */
 tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                     const tsr_result *c, const tsr_launch *launch);
 
@@ -151,35 +154,38 @@ size_t tsr_plan_print(const tsr_plan *plan, char *text, size_t size);
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch);
 
-/* ---- Packed operands: pay for an operand's packing once ------------------------------------------------------------ */
+/* ---- Packed operands: pay for an operand's packing once ------------------------------------------------------------
+ */
 
 typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it is B */ } tsr_side;
 
 /* Packs `operand` for use on one side of products in this context, at its precision. To use it, set operand.packed in
- * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged: what
- * the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream; use on another stream must
- * be ordered after it by the caller. */
+ * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged:
+ * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream; use on another stream
+ * must be ordered after it by the caller. */
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
 
-/* ---- What is here, and what happened ------------------------------------------------------------------------------- */
+/* ---- What is here, and what happened -------------------------------------------------------------------------------
+ */
 
 /* Writes what this machine and build offer (engines, instruction sets, GPUs, kernels) as text, in the manner of
  * tsr_plan_print. */
 size_t tsr_info_print(char *text, size_t size);
 
-/* Counts since the context was created. On CUDA, reading them waits for the context's device to finish what is queued. */
+/* Counts since the context was created. On CUDA, reading them waits for the context's device to finish what is queued.
+ */
 typedef struct tsr_stats {
-    uint64_t products;        /* products executed, each of a batch counted */
-    uint64_t split_products;  /* of those, how many took a split (matrix engine) path */
-    uint64_t marked_panels;   /* operand panels the split could not carry */
-    uint64_t fallback_tiles;  /* result tiles recomputed as TSR_IEEE because of them */
+    uint64_t products;       /* products executed, each of a batch counted */
+    uint64_t split_products; /* of those, how many took a split (matrix engine) path */
+    uint64_t marked_panels;  /* operand panels the split could not carry */
+    uint64_t fallback_tiles; /* result tiles recomputed as TSR_IEEE because of them */
 } tsr_stats;
 
 tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats);
 
-/* CUDA: gives cached workspace memory back to the device. CPU: nothing to do. */
+/* Gives back the workspace memory kept for later calls: to the device, or to the system. */
 tsr_status tsr_trim(tsr_context *context);
 
 #ifdef __GNUC__

@@ -7,7 +7,8 @@
 #include "cuda/cuda.h"
 #include "plan.h"
 
-/* ---- Status and text ------------------------------------------------------------------------------------------------ */
+/* ---- Status and text ------------------------------------------------------------------------------------------------
+ */
 
 static _Thread_local char last_error[512];
 
@@ -58,7 +59,7 @@ size_t tsr_info_print(char *buffer, size_t size) {
     return text.length;
 }
 
-/* ---- Context --------------------------------------------------------------------------------------------------------- */
+/* ---- Context ----------------------------------------------------------------------------------------------------- */
 
 static tsr_status check_options(const tsr_options *o) {
     if (o->device != TSR_DEVICE_CPU && o->device != TSR_DEVICE_CUDA)
@@ -69,8 +70,8 @@ static tsr_status check_options(const tsr_options *o) {
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.threads is %d; it must be 1 to 1024, or 0 for all cores",
                         o->threads);
     if (o->device_index < -1)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "options.device_index is %d; it must be 0 or more, or -1 for the current one",
-                        o->device_index);
+        return tsr_fail(TSR_INVALID_ARGUMENT,
+                        "options.device_index is %d; it must be 0 or more, or -1 for the current one", o->device_index);
     if (o->kernel && strlen(o->kernel) >= sizeof((tsr_context *)0)->kernel_name)
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel is no kernel's name: tsr_info_print lists them");
     return TSR_OK;
@@ -81,6 +82,7 @@ tsr_status tsr_context_create(tsr_context **context, const tsr_options *options)
     *context = NULL;
     tsr_options chosen = TSR_OPTIONS_DEFAULT;
     if (options) chosen = *options;
+    if (chosen.kernel && !chosen.kernel[0]) chosen.kernel = NULL;
     tsr_status status = check_options(&chosen);
     if (status) return status;
 
@@ -127,7 +129,7 @@ tsr_status tsr_trim(tsr_context *context) {
     return TSR_OK;
 }
 
-/* ---- What a matrix covers in memory ------------------------------------------------------------------------------------ */
+/* ---- What a matrix covers in memory ------------------------------------------------------------------------------ */
 
 /* A matrix of the batch as three strides, and the range of addresses it covers. */
 typedef struct span {
@@ -142,8 +144,10 @@ static bool is_empty(const span *s) { return !s->count[0] || !s->count[1] || !s-
 static tsr_status span_make(span *s, const char *name, const float *data, int64_t rows, int64_t cols, int64_t batch,
                             int64_t row_stride, int64_t col_stride, int64_t batch_stride) {
     *s = (span){name, data, {rows, cols, batch}, {row_stride, col_stride, batch_stride}, 0, 0};
-    if (rows < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.rows is %lld: it must not be negative", name, (long long)rows);
-    if (cols < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.cols is %lld: it must not be negative", name, (long long)cols);
+    if (rows < 0)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.rows is %lld: it must not be negative", name, (long long)rows);
+    if (cols < 0)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.cols is %lld: it must not be negative", name, (long long)cols);
     if (is_empty(s)) return TSR_OK;
     static const char *const stride_name[3] = {"row_stride", "col_stride", "batch_stride"};
     const int64_t limit = INT64_MAX / (int64_t)(2 * sizeof(float));
@@ -159,8 +163,12 @@ static tsr_status span_make(span *s, const char *name, const float *data, int64_
     return TSR_OK;
 }
 
-static uintptr_t span_begin(const span *s) { return (uintptr_t)s->data + (uintptr_t)(s->lowest * (int64_t)sizeof(float)); }
-static uintptr_t span_end(const span *s) { return (uintptr_t)s->data + (uintptr_t)((s->highest + 1) * (int64_t)sizeof(float)); }
+static uintptr_t span_begin(const span *s) {
+    return (uintptr_t)s->data + (uintptr_t)(s->lowest * (int64_t)sizeof(float));
+}
+static uintptr_t span_end(const span *s) {
+    return (uintptr_t)s->data + (uintptr_t)((s->highest + 1) * (int64_t)sizeof(float));
+}
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
 
@@ -173,7 +181,8 @@ static bool strides_nest(const span *s, int64_t *pitch, int64_t *width) {
     for (int round = 0; round < 3; round++) {
         int next = -1;
         for (int d = 0; d < 3; d++)
-            if (!used[d] && s->count[d] > 1 && (next < 0 || magnitude(s->stride[d]) < magnitude(s->stride[next]))) next = d;
+            if (!used[d] && s->count[d] > 1 && (next < 0 || magnitude(s->stride[d]) < magnitude(s->stride[next])))
+                next = d;
         if (next < 0) return true;
         used[next] = true;
         int64_t stride = magnitude(s->stride[next]);
@@ -191,19 +200,19 @@ static bool may_overlap(const span *c, const span *in) {
     if (is_empty(c) || is_empty(in)) return false;
     if (span_end(c) <= span_begin(in) || span_end(in) <= span_begin(c)) return false;
     int64_t pitch_c, width_c, pitch_in, width_in;
-    if (!strides_nest(c, &pitch_c, &width_c) || !strides_nest(in, &pitch_in, &width_in) || pitch_c != pitch_in) return true;
+    if (!strides_nest(c, &pitch_c, &width_c) || !strides_nest(in, &pitch_in, &width_in) || pitch_c != pitch_in)
+        return true;
     uintptr_t pitch = (uintptr_t)pitch_c * sizeof(float);
     uintptr_t c_to_in = (span_begin(in) % pitch + pitch - span_begin(c) % pitch) % pitch;
     return c_to_in < (uintptr_t)width_c * sizeof(float) || pitch - c_to_in < (uintptr_t)width_in * sizeof(float);
 }
 
-/* ---- Products ------------------------------------------------------------------------------------------------------------ */
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr_context *context, tsr_side side) {
     const tsr_packed *p = o->packed;
     if (!p) return TSR_OK;
-    if (p->context != context)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was made by another context", name);
+    if (p->context != context) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was made by another context", name);
     if (p->side != side)
         return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was packed for the %s side", name,
                         p->side == TSR_LEFT ? "left" : "right");
@@ -224,16 +233,22 @@ static tsr_status check_shapes(tsr_problem *p, span spans[3], const tsr_context 
     if (!c) return tsr_fail(TSR_INVALID_ARGUMENT, "c is NULL");
     if (batch < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "batch is %lld: it must not be negative", (long long)batch);
     tsr_status status;
-    if ((status = span_make(&spans[0], "a", a->data, a->rows, a->cols, batch, a->row_stride, a->col_stride, a->batch_stride)) ||
-        (status = span_make(&spans[1], "b", b->data, b->rows, b->cols, batch, b->row_stride, b->col_stride, b->batch_stride)) ||
-        (status = span_make(&spans[2], "c", c->data, c->rows, c->cols, batch, c->row_stride, c->col_stride, c->batch_stride)))
+    if ((status = span_make(&spans[0], "a", a->data, a->rows, a->cols, batch, a->row_stride, a->col_stride,
+                            a->batch_stride)) ||
+        (status = span_make(&spans[1], "b", b->data, b->rows, b->cols, batch, b->row_stride, b->col_stride,
+                            b->batch_stride)) ||
+        (status = span_make(&spans[2], "c", c->data, c->rows, c->cols, batch, c->row_stride, c->col_stride,
+                            c->batch_stride)))
         return status;
     if (a->cols != b->rows)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "a.cols (%lld) must equal b.rows (%lld)", (long long)a->cols, (long long)b->rows);
+        return tsr_fail(TSR_INVALID_ARGUMENT, "a.cols (%lld) must equal b.rows (%lld)", (long long)a->cols,
+                        (long long)b->rows);
     if (c->rows != a->rows)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "c.rows (%lld) must equal a.rows (%lld)", (long long)c->rows, (long long)a->rows);
+        return tsr_fail(TSR_INVALID_ARGUMENT, "c.rows (%lld) must equal a.rows (%lld)", (long long)c->rows,
+                        (long long)a->rows);
     if (c->cols != b->cols)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "c.cols (%lld) must equal b.cols (%lld)", (long long)c->cols, (long long)b->cols);
+        return tsr_fail(TSR_INVALID_ARGUMENT, "c.cols (%lld) must equal b.cols (%lld)", (long long)c->cols,
+                        (long long)b->cols);
     int64_t pitch, width;
     if (!is_empty(&spans[2]) && !strides_nest(&spans[2], &pitch, &width))
         return tsr_fail(TSR_INVALID_ARGUMENT, "c's strides (%lld, %lld, batch %lld) let elements of c share an address",
@@ -244,7 +259,8 @@ static tsr_status check_shapes(tsr_problem *p, span spans[3], const tsr_context 
     return TSR_OK;
 }
 
-static tsr_status check_pointers(const tsr_problem *p, const span spans[3], const tsr_launch *launch, size_t workspace) {
+static tsr_status check_pointers(const tsr_problem *p, const span spans[3], const tsr_launch *launch,
+                                 size_t workspace) {
     if (!p->m || !p->n || !p->batch) return TSR_OK;
     for (int i = p->k ? 0 : 2; i < 3; i++) {
         if (!spans[i].data) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is NULL", spans[i].name);
@@ -289,7 +305,7 @@ tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, con
     return tsr_gemm_batch(context, 1, alpha, a, b, beta, c, launch);
 }
 
-/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+/* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
 tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch, const tsr_operand *a,
                            const tsr_operand *b, const tsr_result *c) {
@@ -337,7 +353,7 @@ tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, c
     return plan_execute(plan, &p, launch);
 }
 
-/* ---- Packed operands -------------------------------------------------------------------------------------------------------- */
+/* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch) {

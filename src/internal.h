@@ -31,7 +31,7 @@ struct cpu_kernel;   /* src/cpu/kernel.h */
 struct cuda_context; /* src/cuda/cuda.h */
 
 struct tsr_context {
-    tsr_options options;   /* threads and device_index resolved; kernel points at kernel_name or is NULL */
+    tsr_options options; /* threads and device_index resolved; kernel points at kernel_name or is NULL */
     char kernel_name[64];
     struct cuda_context *cuda;           /* NULL on the CPU */
     const struct cpu_kernel *cpu_kernel; /* NULL on CUDA */
@@ -42,8 +42,8 @@ struct tsr_context {
 struct tsr_packed {
     tsr_context *context;
     tsr_side side;
-    tsr_operand source;  /* the matrix it was made from */
-    void *panels;        /* the engine's own layout; see cpu/pack.c and cuda/pack.cu */
+    tsr_operand source; /* the matrix it was made from */
+    void *panels;       /* the engine's own layout; see cpu/pack.c and cuda/pack.cu */
     size_t bytes;
 };
 

@@ -25,7 +25,9 @@ void plan_print(const tsr_plan *plan, tsr_text *text) {
 
 tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch) {
     if (!problem->m || !problem->n || !problem->batch) return TSR_OK;
-    atomic_fetch_add_explicit(&plan->context->products, (uint_fast64_t)problem->batch, memory_order_relaxed);
-    if (on_cuda(plan)) return cuda_execute(&plan->cuda, plan->context, problem, launch);
-    return cpu_execute(&plan->cpu, problem, launch ? launch->workspace : NULL);
+    tsr_status status = on_cuda(plan) ? cuda_execute(&plan->cuda, plan->context, problem, launch)
+                                      : cpu_execute(&plan->cpu, problem, launch ? launch->workspace : NULL);
+    if (!status)
+        atomic_fetch_add_explicit(&plan->context->products, (uint_fast64_t)problem->batch, memory_order_relaxed);
+    return status;
 }

@@ -1,8 +1,8 @@
 /* stress.c: random products against a double-precision triple loop, from one thread, from many, and after a fork.
  *
- * Everything is integer-valued and small, so every sum is exact in float32 and results must be equal, not close. It is a
- * C program so that the address, undefined-behaviour and thread sanitizers can watch the library from its first call to
- * its last; tests/test_sanitizers.py builds it with them. */
+ * Everything is integer-valued and small, so every sum is exact in float32 and results must be equal, not close. It is
+ * a C program so that the address, undefined-behaviour and thread sanitizers can watch the library from its first call
+ * to its last; tests/test_sanitizers.py builds it with them. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -33,7 +33,8 @@ static void expect(tsr_status status, const char *what) {
     if (status) fail(what);
 }
 
-/* ---- Random numbers and matrices ------------------------------------------------------------------------------------ */
+/* ---- Random numbers and matrices ------------------------------------------------------------------------------------
+ */
 
 static uint32_t next_random(uint64_t *seed) {
     *seed = *seed * 6364136223846793005u + 1442695040888963407u;
@@ -100,7 +101,7 @@ static tsr_operand operand_of(const matrix *x) {
     return (tsr_operand){x->data, x->rows, x->cols, x->row_stride, x->col_stride, x->batch_stride, NULL};
 }
 
-/* ---- One product -------------------------------------------------------------------------------------------------------- */
+/* ---- One product ------------------------------------------------------------------------------------------------- */
 
 static void reference(double alpha, const matrix *a, const matrix *b, double beta, const matrix *c) {
     for (int64_t batch = 0; batch < c->batch; batch++)
@@ -173,7 +174,7 @@ static void check_product(tsr_context *context, int64_t largest, uint64_t *seed)
     free(expected.buffer);
 }
 
-/* ---- Many at once ------------------------------------------------------------------------------------------------------------ */
+/* ---- Many at once ------------------------------------------------------------------------------------------------ */
 
 typedef struct work {
     tsr_context *context; /* NULL: the thread makes and destroys its own */

@@ -374,10 +374,16 @@ def long_product(tmp_path_factory):
     shutil.rmtree(folder)
 
 
+def heed_signals():
+    """As a shell starts a command, whatever started these tests has set for itself (in the background, SIGINT is ignored)."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start_long_product(folder, **options):
     (folder / "c.npy").write_bytes(b"earlier")
     process = subprocess.Popen([TESSERA, "mul", "x.npy", "x.npy", "-o", "c.npy", "--threads", "1", "--device", "cpu"], cwd=folder,
-                               env={**os.environ, "TESSERA_CPU_KERNEL": "portable"}, **options)
+                               env={**os.environ, "TESSERA_CPU_KERNEL": "portable"}, preexec_fn=heed_signals, **options)
     started = time.monotonic()
     while len(list(folder.iterdir())) < 3:
         assert process.poll() is None and time.monotonic() - started < 60, "no file under way was ever seen"

@@ -41,9 +41,22 @@ def test_every_k(accurate_cuda, k):
 def test_more_accurate_than_plain_float32(driver, family, k):
     """fp32 on tensor cores is no further from float64 than a float32 sum in order is. (That it is no further than
     cuBLAS is for the benchmark, which has cuBLAS.)"""
-    a, b = family(np.random.default_rng(k), 512, 512, k)
+    a, b = family(np.random.default_rng(k), 128, 128, k)
+    in_order = np.zeros((128, 128), np.float32)
+    for i in range(k):
+        in_order += a[:, i:i + 1] * b[i]
     exact = product64(a, b)
-    assert frobenius_error(Engine(CUDA, FP32).product(a, b), exact) <= frobenius_error(IEEE_CUDA.product(a, b), exact)
+    split = Engine(CUDA, FP32, kernel="split_fp32_sm90")
+    assert frobenius_error(split.product(a, b), exact) <= frobenius_error(in_order, exact)
+
+
+@pytest.mark.parametrize("k", [256, 1024, 4096])
+def test_small_meets_small(accurate_cuda, k):
+    """Large elements meet zeros, so that only elements near the end of fp16's range count, those of A against those of B."""
+    for small in (2.0**-25, (4.5 - 2.0**-11) * 2.0**-24, (20.5 - 2.0**-11) * 2.0**-24):
+        a, b = np.full((130, k), small, np.float32), np.full((k, 140), (4.5 - 2.0**-11) * 2.0**-24, np.float32)
+        a[:, 0], a[:, 1], b[0], b[1] = 2.0**14, 0, 0, 2.0**14
+        assert_componentwise(accurate_cuda.product(a, b), a, b)
 
 
 # ---- Special values in every class of position ----------------------------------------------------------------------

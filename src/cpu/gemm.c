@@ -9,7 +9,8 @@
  *             for each mr rows                  the microkernel
  *
  * Threads take blocks of A from a counter and meet once per panel; one that finds no block left helps another with its
- * block, nr columns at a time. Two panels take turns: while the last threads multiply with one, the first pack the other.
+ * block, nr columns at a time. Two panels take turns: while the last threads multiply with one, the first pack the
+ * other.
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
  * or the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in
@@ -166,8 +167,8 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
 
 /* ---- One product ------------------------------------------------------------------------------------------------- */
 
-/* A member's place in its block of rows: block * ONE_BLOCK + the next nr columns of the panel. In one word, so that others
- * can help with the block: whoever adds one has taken the piece that was there. */
+/* A member's place in its block of rows: block * ONE_BLOCK + the next nr columns of the panel. In one word, so that
+ * others can help with the block: whoever adds one has taken the piece that was there. */
 enum { ONE_BLOCK = 1 << 20, NO_PIECE = ONE_BLOCK / 2 };
 
 /* Those who compute one product together, and what they take their work from. */
@@ -234,7 +235,8 @@ struct block {
     int64_t row, step, panel;
 };
 
-/* A piece of work: the rows of C from i_first to i_end, made of those in `block`, and nr columns from j of the panel. */
+/* A piece of work: the rows of C from i_first to i_end, made of those in `block`, and nr columns from j of the panel.
+ */
 static void multiply_piece(const struct panel *s, const struct block *block, int64_t i_first, int64_t i_end,
                            int64_t j) {
     const struct cpu_kernel *kernel = s->plan->kernel;
@@ -260,8 +262,8 @@ static void multiply_piece(const struct panel *s, const struct block *block, int
     }
 }
 
-/* The next piece, as block * ONE_BLOCK + which nr columns: of the member's own block, else of a new one, else of one that
- * another member is not about to finish. -1: there is none. */
+/* The next piece, as block * ONE_BLOCK + which nr columns: of the member's own block, else of a new one, else of one
+ * that another member is not about to finish. -1: there is none. */
 static int64_t take_piece(struct member *self, int64_t blocks, int64_t pieces) {
     struct team *team = self->team;
     int64_t piece = take(&team->places[self->index]);

@@ -1,4 +1,5 @@
-/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C: nvcc and the C compiler agree. */
+/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C: nvcc and the C compiler agree.
+ */
 #ifndef TESSERA_CUDA_ARGS_H
 #define TESSERA_CUDA_ARGS_H
 
@@ -7,6 +8,20 @@
 /* Rows of A, or columns of B, that are packed, marked and recomputed together. Every multiply kernel's tile is a
  * multiple or a divisor of it, so that a tile of C belongs to one mark of A and one of B. */
 enum { PANEL_ROWS = 128 };
+
+/* Dynamic shared memory of a block, in bytes, for who launches it; each kernel asserts that this is what it lays out.
+ */
+enum {
+    IEEE_TILE_128X128_SHARED = 67584,
+    IEEE_TILE_128X64_SHARED = 51200,
+    IEEE_TILE_64X64_SHARED = 34816,
+    PACK_SHARED = 52992,
+    SPLIT_FP32_SM90_SHARED = 217136,
+    SPLIT_FP32_SM90_T128_SHARED = 108576,
+    SPLIT_TF32_SM90_SHARED = 217152,
+    SPLIT_FP32_MMA_SM80_SHARED = 98304,
+    SPLIT_TF32_MMA_SM80_SHARED = 73728
+};
 
 /* A matrix in place. Strides count floats. */
 typedef struct matrix_in {
@@ -20,13 +35,16 @@ typedef struct matrix_out {
 } matrix_out;
 
 /* C = alpha*A*B + beta*C in IEEE float32, operands read in place with any strides (ieee_*.cu).
- * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole, by one
- * block each. The rest, the tail, is shared evenly by tail_units blocks: all its terms of k, tile after tile, are cut into
- * tail_units stretches of whole runs of IEEE_RUN terms. What a stretch covers of a tile is a piece. A tile in more than
- * one piece has their plain sums in partial[batch][tile - full_tiles][piece][tile_m][tile_n], where there is room for
- * `pieces` (at least ieee_pieces); ieee_reduce, given the same arguments, adds them up in order and applies alpha and beta.
- * marks: NULL, or one number per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile is computed only
- * where the product of its two marks exceeds mark_limit. A batch stride of 0 of the marks shares them between products. */
+ * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole, by
+ * one block each. The rest, the tail, is shared evenly by tail_units blocks: all its terms of k, tile after tile, are
+ * cut into tail_units stretches of whole runs of IEEE_RUN terms. What a stretch covers of a tile is a piece. A tile in
+ * more than one piece has their plain sums in partial[batch][tile - full_tiles][piece][tile_m][tile_n], where there is
+ * room for `pieces` (at least ieee_pieces); ieee_reduce, given the same arguments, adds them up in order and applies
+ * alpha and beta.
+ *
+ * marks: NULL, or one number per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile
+ * is computed only where the product of its two marks exceeds mark_limit. A batch stride of 0 of the marks shares them
+ * between products. */
 enum { IEEE_RUN = 32 };
 
 typedef struct ieee_args {
@@ -51,29 +69,31 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
     return tail_units % tail_tiles == 0 ? tail_units / tail_tiles : (runs + shortest - 1) / shortest + 1;
 }
 
-/* ---- Split operands ---------------------------------------------------------------------------------------------------
- * An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row of both.
- * Row r, scaled by 2^exponent[r], is split into fp16 pieces: x*2^e = hi + lo*2^-11 (+ what fp16 cannot hold).
+/* ---- Split operands ---------------------------------------------------------------------------------------------- */
+
+/* An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row of both. Row r,
+ * scaled by 2^exponent[r], is split into fp16 pieces: x*2^e = hi + lo*2^-11 (+ what fp16 cannot hold).
  *
- * Panels. Rows go in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block (panel, kb) is `pieces` tiles, hi before lo, each
- * stored rows x 128 bytes, where `stored rows` is PANEL_ROWS, in the last panel the rows it has rounded up to 8. Within a
- * tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of Hopper's matrix instruction, so a
- * tile goes to shared memory as one straight copy. Missing rows and k are zero.
+ * Panels. Rows go in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block (panel, kb) is `pieces` tiles, hi before lo,
+ * each stored rows x 128 bytes, where `stored rows` is PANEL_ROWS, in the last panel the rows it has rounded up to 8.
+ * Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of Hopper's matrix
+ * instruction, so a tile goes to shared memory as one straight copy. Missing rows and k are zero.
  *
  *   panel p starts at    p * k_blocks * pieces * PANEL_ROWS * 128
  *   block kb of it at  + kb * pieces * stored_rows(p) * 128
  *   its lo tile at     + stored_rows(p) * 128
  *
- * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal number 2^-14,
- * as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). The split kernels compute a
- * tile where the marks of A and B multiply to at most mark_limit, which depends on k (docs/numerics.md); the rest is ieee's.
+ * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
+ * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). The split
+ * kernels compute a tile where the marks of A and B multiply to at most mark_limit, which depends on k
+ * (docs/numerics.md); the rest is ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
 typedef struct split_operand {
     const uint8_t *panels;
-    const int32_t *exponents;   /* [rows] */
-    const float *marks;         /* [panels] */
+    const int32_t *exponents;    /* [rows] */
+    const float *marks;          /* [panels] */
     int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
     int64_t exponents_batch_stride;
     int64_t marks_batch_stride;
@@ -94,15 +114,16 @@ typedef struct split_args {
     float *partial;
 } split_args;
 
-/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it and names the panels that did
- * not fit as suspects; a second scales the suspects by their largest element and marks those that still do not fit. */
+/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it and names the panels that
+ * did not fit as suspects; a second scales the suspects by their largest element and marks those that still do not fit.
+ */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
     int32_t rows, k, batch;
     int32_t k_blocks;
-    int32_t pieces;    /* 2: hi and lo; 1: hi */
-    float mark_limit;  /* of the products to come */
+    int32_t pieces;   /* 2: hi and lo; 1: hi */
+    float mark_limit; /* of the products to come */
     uint8_t *panels;
     int32_t *exponents;
     float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good; both set to 1 by pack_sample */

@@ -8,23 +8,25 @@
 enum { OLDEST_CAPABILITY = 75, OLDEST_SHARED_LIMIT = 64 << 10 }; /* Turing, and the bytes a block may have there */
 enum { DEFAULT_SHARED_LIMIT = 48 << 10 };                        /* bytes a block may have without asking */
 
-/* Launches overlap by programmatic dependence, which Hopper introduced and which drivers before 12.3 do not capture into
- * graphs. */
+/* Launches overlap by programmatic dependence, which Hopper introduced and which drivers before 12.3 do not capture
+ * into graphs. */
 enum { OVERLAP_CAPABILITY = 90, OVERLAP_DRIVER = 12030 };
 
 static pthread_mutex_t residents_lock = PTHREAD_MUTEX_INITIALIZER;
 static cuda_resident *residents; /* under residents_lock, as is everything in them but `functions` */
 
-/* ---- Stream capture ------------------------------------------------------------------------------------------------- */
+/* ---- Stream capture -------------------------------------------------------------------------------------------------
+ */
 
-/* Loading a module or allocating memory is no part of what a capturing caller wants captured, and the driver refuses such
- * calls on a thread whose capture is not relaxed. Relaxed, they simply happen. Call again with the returned mode. */
+/* Loading a module or allocating memory is no part of what a capturing caller wants captured, and the driver refuses
+ * such calls on a thread whose capture is not relaxed. Relaxed, they simply happen. Call again with the returned mode.
+ */
 static CUstreamCaptureMode exchange_capture_mode(const cuda_driver *driver, CUstreamCaptureMode mode) {
     driver->cuThreadExchangeStreamCaptureMode(&mode);
     return mode;
 }
 
-/* ---- The GPU ---------------------------------------------------------------------------------------------------------- */
+/* ---- The GPU ----------------------------------------------------------------------------------------------------- */
 
 static bool is_set(const char *variable) {
     const char *value = getenv(variable);
@@ -60,14 +62,15 @@ static tsr_status describe_device(const cuda_driver *driver, CUdevice handle, cu
 }
 
 static tsr_status too_old(const cuda_device *device) {
-    return tsr_fail(TSR_UNSUPPORTED,
-                    "GPU %d (%s) has compute capability %d.%d and Tessera needs %d.%d (Turing) or newer: use another GPU, "
-                    "or the CPU",
-                    device->ordinal, device->name, device->capability / 10, device->capability % 10,
-                    OLDEST_CAPABILITY / 10, OLDEST_CAPABILITY % 10);
+    return tsr_fail(
+        TSR_UNSUPPORTED,
+        "GPU %d (%s) has compute capability %d.%d and Tessera needs %d.%d (Turing) or newer: use another GPU, "
+        "or the CPU",
+        device->ordinal, device->name, device->capability / 10, device->capability % 10, OLDEST_CAPABILITY / 10,
+        OLDEST_CAPABILITY % 10);
 }
 
-/* ---- What is kept in a CUcontext --------------------------------------------------------------------------------------- */
+/* ---- What is kept in a CUcontext --------------------------------------------------------------------------------- */
 
 static bool load_failed_for_age(CUresult error) {
     return error == CUDA_ERROR_NO_BINARY_FOR_GPU || error == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
@@ -97,7 +100,8 @@ static tsr_status load_module(const struct cuda_context *cuda, cuda_module modul
         return tsr_fail(TSR_NO_DEVICE,
                         "the CUDA driver supports CUDA %d.%d and cannot load kernels compiled by CUDA %d.%d: update "
                         "NVIDIA's driver, or build Tessera with an older CUDA toolkit",
-                        driver->version / 1000, driver->version % 1000 / 10, CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10);
+                        driver->version / 1000, driver->version % 1000 / 10, CUDA_VERSION / 1000,
+                        CUDA_VERSION % 1000 / 10);
     if (error == CUDA_ERROR_NO_BINARY_FOR_GPU) return not_in_this_build(module, device);
     return cuda_fail(error, "loading the %s kernels", cuda_module_name(module));
 }
@@ -198,7 +202,7 @@ static void resident_release(const struct cuda_context *cuda, bool alive) {
     pthread_mutex_unlock(&residents_lock);
 }
 
-/* ---- Memory --------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 tsr_status cuda_memory_take(const struct cuda_context *cuda, size_t bytes, CUdeviceptr *memory) {
     CUstreamCaptureMode mode = exchange_capture_mode(cuda->driver, CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -213,9 +217,9 @@ void cuda_memory_give(const struct cuda_context *cuda, CUdeviceptr memory) {
     exchange_capture_mode(cuda->driver, mode);
 }
 
-/* In a stream that is being captured these two become an allocation and a free node: the memory is then the graph's own,
- * taken and given back by each of its launches, so a graph replayed later never touches memory the pool has since given
- * to somebody else. */
+/* In a stream that is being captured these two become an allocation and a free node: the memory is then the graph's
+ * own, taken and given back by each of its launches, so a graph replayed later never touches memory the pool has since
+ * given to somebody else. */
 tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream, size_t bytes, CUdeviceptr *workspace) {
     if (!cuda->resident->pool)
         return tsr_fail(TSR_UNSUPPORTED, "GPU %d (%s) has no stream-ordered memory: pass launch.workspace, %zu bytes",
@@ -248,7 +252,7 @@ static tsr_status make_counters(struct cuda_context *cuda) {
     return cuda_fail(error, "clearing the counters on GPU %d", cuda->device.ordinal);
 }
 
-/* ---- The CUcontext ---------------------------------------------------------------------------------------------------------- */
+/* ---- The CUcontext ----------------------------------------------------------------------------------------------- */
 
 static tsr_status context_is_gone(const struct cuda_context *cuda) {
     return tsr_fail(TSR_DEVICE_ERROR,
@@ -285,8 +289,8 @@ static tsr_status retain_primary(struct cuda_context *cuda, CUdevice handle) {
     return TSR_OK;
 }
 
-/* Takes the current context; where it is the device's primary one (as the CUDA runtime's and PyTorch's is), it is held so
- * that it lives as long as this. */
+/* Takes the current context; where it is the device's primary one (as the CUDA runtime's and PyTorch's is), it is held
+ * so that it lives as long as this. */
 static tsr_status adopt_current(struct cuda_context *cuda, CUcontext current, CUdevice *handle) {
     CUresult error = cuda->driver->cuCtxGetDevice(handle);
     unsigned flags;
@@ -348,8 +352,8 @@ tsr_status cuda_context_create(struct cuda_context **made, tsr_options *options)
     if (!status) status = describe_device(driver, handle, &cuda->device);
     if (!status && cuda->device.capability < OLDEST_CAPABILITY) status = too_old(&cuda->device);
     if (!status) {
-        cuda->overlap_launches =
-            cuda->device.planned_capability >= OVERLAP_CAPABILITY && driver->version >= OVERLAP_DRIVER;
+        cuda->overlap_launches = cuda->device.planned_capability >= OVERLAP_CAPABILITY &&
+                                 driver->version >= OVERLAP_DRIVER;
         CUresult error = driver->cuCtxPushCurrent(cuda->context);
         status = error ? cuda_fail(error, "entering the CUDA context on GPU %d", handle) : settle(cuda, options);
         if (!error) cuda_leave(cuda, true);
@@ -374,7 +378,7 @@ void cuda_context_destroy(struct cuda_context *cuda) {
     free(cuda);
 }
 
-/* ---- Counters, trimming, information ------------------------------------------------------------------------------------------ */
+/* ---- Counters, trimming, information ----------------------------------------------------------------------------- */
 
 tsr_status cuda_stats_read(tsr_context *context, tsr_stats *stats) {
     const struct cuda_context *cuda = context->cuda;
@@ -421,9 +425,10 @@ void cuda_info_print(tsr_text *text) {
         size_t bytes = 0;
         if (driver->cuDeviceGet(&handle, i) || describe_device(driver, handle, device)) continue;
         driver->cuDeviceTotalMem(&bytes, handle);
-        tsr_text_add(text, "cuda gpu: %d, %s, compute capability %d.%d, %d multiprocessors, %.1f GiB%s\n", device->ordinal,
-                     device->name, device->capability / 10, device->capability % 10, device->multiprocessors,
-                     (double)bytes / (1 << 30), device->capability < OLDEST_CAPABILITY ? ", too old to be used" : "");
+        tsr_text_add(text, "cuda gpu: %d, %s, compute capability %d.%d, %d multiprocessors, %.1f GiB%s\n",
+                     device->ordinal, device->name, device->capability / 10, device->capability % 10,
+                     device->multiprocessors, (double)bytes / (1 << 30),
+                     device->capability < OLDEST_CAPABILITY ? ", too old to be used" : "");
         described++;
     }
     cuda_kernels_print(devices, described, text);

@@ -6,15 +6,16 @@
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 
-/* What the library keeps in one CUcontext: modules, functions and the workspace pool, shared by every tsr_context there.
- * Known by the CUcontext's id, which the driver never gives out twice, because a CUcontext's address may come again. */
+/* What the library keeps in one CUcontext: modules, functions and the workspace pool, shared by every tsr_context
+ * there. Known by the CUcontext's id, which the driver never gives out twice, because a CUcontext's address may come
+ * again. */
 typedef struct cuda_resident {
     struct cuda_resident *next;
     unsigned long long context_id;
-    int users;                                    /* tsr_contexts */
-    CUmodule modules[CUDA_MODULES];               /* NULL until a kernel of it is asked for */
-    _Atomic(CUfunction) functions[CUDA_KERNELS];  /* NULL until asked for; read without the lock */
-    CUmemoryPool pool;                            /* NULL where the GPU has no stream-ordered memory */
+    int users;                                   /* tsr_contexts */
+    CUmodule modules[CUDA_MODULES];              /* NULL until a kernel of it is asked for */
+    _Atomic(CUfunction) functions[CUDA_KERNELS]; /* NULL until asked for; read without the lock */
+    CUmemoryPool pool;                           /* NULL where the GPU has no stream-ordered memory */
 } cuda_resident;
 
 /* Two counters in device memory, which the kernels add to. */
@@ -26,11 +27,11 @@ struct cuda_context {
     const cuda_driver *driver;
     cuda_device device;
     CUcontext context;
-    bool retained;            /* it is the device's primary context, and we hold it */
-    bool overlap_launches;    /* a kernel may be launched before the one in front of it has finished */
+    bool retained;         /* it is the device's primary context, and we hold it */
+    bool overlap_launches; /* a kernel may be launched before the one in front of it has finished */
     cuda_resident *resident;
     const cuda_kernel *forced; /* options.kernel, or NULL */
-    CUdeviceptr counters;     /* a cuda_counters */
+    CUdeviceptr counters;      /* a cuda_counters */
 };
 
 /* Makes the context current on this thread, until cuda_leave with the same *pushed. */
@@ -46,7 +47,8 @@ tsr_status cuda_function(const struct cuda_context *cuda, const cuda_kernel *ker
 tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream, size_t bytes, CUdeviceptr *workspace);
 tsr_status cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace);
 
-/* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it. */
+/* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it.
+ */
 tsr_status cuda_memory_take(const struct cuda_context *cuda, size_t bytes, CUdeviceptr *memory);
 void cuda_memory_give(const struct cuda_context *cuda, CUdeviceptr memory);
 

@@ -7,20 +7,20 @@
 struct cuda_device; /* cuda/kernels.h */
 struct cuda_kernel;
 
-/* How one product is computed on a GPU. Pure data. Sizes are of the product as it is computed: transposed, where that lets
- * C be written along its contiguous dimension. */
+/* How one product is computed on a GPU. Pure data. Sizes are of the product as it is computed: transposed, where that
+ * lets C be written along its contiguous dimension. */
 typedef struct cuda_plan {
     const struct cuda_device *device;
     const struct cuda_kernel *multiply; /* the kernel that computes C, or parts of its sums */
     bool transposed;                    /* C^T = B^T A^T is computed */
     bool split;                         /* operands are packed into fp16 pieces; else read in place */
-    int64_t slices, k_per_slice;        /* split: of k; more than one: their sums are added in order by a second kernel */
-    int64_t full_tiles;                 /* ieee: tiles of C computed whole, by a block each; all others' terms are shared */
-    int64_t tail_units;                 /* evenly by so many blocks, and their sums added in order by a second kernel */
-    int64_t chunk_m, chunk_n;           /* rows and columns computed at a time: all of them, unless max_workspace or */
-    int64_t chunk_k, chunk_batch;       /* 32-bit indices in kernels do not allow it */
+    int64_t slices, k_per_slice;  /* split: of k; more than one: their sums are added in order by a second kernel */
+    int64_t full_tiles;           /* ieee: tiles of C computed whole, by a block each; all others' terms are shared */
+    int64_t tail_units;           /* evenly by so many blocks, and their sums added in order by a second kernel */
+    int64_t chunk_m, chunk_n;     /* rows and columns computed at a time: all of them, unless max_workspace or */
+    int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
     size_t workspace;
-    const char *reason;                 /* one clause: why this kernel */
+    const char *reason; /* one clause: why this kernel */
 } cuda_plan;
 
 tsr_status cuda_context_create(struct cuda_context **cuda, tsr_options *options);

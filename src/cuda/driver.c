@@ -22,7 +22,8 @@ static void explain(const char *format, ...) {
 static void load(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
-        explain("no CUDA driver on this machine (libcuda.so.1 cannot be loaded): install NVIDIA's driver, or use the CPU");
+        explain(
+            "no CUDA driver on this machine (libcuda.so.1 cannot be loaded): install NVIDIA's driver, or use the CPU");
         return;
     }
     /* A driver that is too old may lack symbols: its version is the better explanation, so it comes first. */
@@ -38,10 +39,10 @@ static void load(void) {
         return;
     }
 #define TEXT_OF(name) #name
-#define LOOK_UP(name)                                                                                                  \
-    if (!(*(void **)&driver.name = dlsym(library, TEXT_OF(name)))) {                                                   \
-        explain("libcuda.so.1 lacks %s: reinstall NVIDIA's driver, or use the CPU", TEXT_OF(name));                    \
-        return;                                                                                                        \
+#define LOOK_UP(name)                                                                               \
+    if (!(*(void **)&driver.name = dlsym(library, TEXT_OF(name)))) {                                \
+        explain("libcuda.so.1 lacks %s: reinstall NVIDIA's driver, or use the CPU", TEXT_OF(name)); \
+        return;                                                                                     \
     }
     CUDA_DRIVER_SYMBOLS(LOOK_UP)
 #undef LOOK_UP

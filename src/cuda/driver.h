@@ -12,45 +12,45 @@
 
 /* Every driver function the library calls. <cuda.h> renames some of them by macro (cuMemAlloc is cuMemAlloc_v2): the
  * renamed symbol is the one whose prototype that header declares, so it is the one that is looked up. */
-#define CUDA_DRIVER_SYMBOLS(SYMBOL)                                                                                    \
-    SYMBOL(cuCtxGetCurrent)                                                                                            \
-    SYMBOL(cuCtxGetDevice)                                                                                             \
-    SYMBOL(cuCtxGetId)                                                                                                 \
-    SYMBOL(cuCtxPopCurrent)                                                                                            \
-    SYMBOL(cuCtxPushCurrent)                                                                                           \
-    SYMBOL(cuCtxSynchronize)                                                                                           \
-    SYMBOL(cuDeviceGet)                                                                                                \
-    SYMBOL(cuDeviceGetAttribute)                                                                                       \
-    SYMBOL(cuDeviceGetCount)                                                                                           \
-    SYMBOL(cuDeviceGetName)                                                                                            \
-    SYMBOL(cuDevicePrimaryCtxGetState)                                                                                 \
-    SYMBOL(cuDevicePrimaryCtxRelease)                                                                                  \
-    SYMBOL(cuDevicePrimaryCtxRetain)                                                                                   \
-    SYMBOL(cuDeviceTotalMem)                                                                                           \
-    SYMBOL(cuDriverGetVersion)                                                                                         \
-    SYMBOL(cuFuncSetAttribute)                                                                                         \
-    SYMBOL(cuGetErrorName)                                                                                             \
-    SYMBOL(cuGetErrorString)                                                                                           \
-    SYMBOL(cuInit)                                                                                                     \
-    SYMBOL(cuLaunchKernelEx)                                                                                           \
-    SYMBOL(cuMemAlloc)                                                                                                 \
-    SYMBOL(cuMemAllocFromPoolAsync)                                                                                    \
-    SYMBOL(cuMemFree)                                                                                                  \
-    SYMBOL(cuMemFreeAsync)                                                                                             \
-    SYMBOL(cuMemPoolCreate)                                                                                            \
-    SYMBOL(cuMemPoolDestroy)                                                                                           \
-    SYMBOL(cuMemPoolSetAttribute)                                                                                      \
-    SYMBOL(cuMemPoolTrimTo)                                                                                            \
-    SYMBOL(cuMemcpyDtoH)                                                                                               \
-    SYMBOL(cuMemsetD8Async)                                                                                            \
-    SYMBOL(cuModuleGetFunction)                                                                                        \
-    SYMBOL(cuModuleLoadData)                                                                                           \
-    SYMBOL(cuModuleUnload)                                                                                             \
-    SYMBOL(cuPointerGetAttributes)                                                                                     \
-    SYMBOL(cuStreamCreate)                                                                                             \
-    SYMBOL(cuStreamDestroy)                                                                                            \
-    SYMBOL(cuStreamGetCtx)                                                                                             \
-    SYMBOL(cuStreamSynchronize)                                                                                        \
+#define CUDA_DRIVER_SYMBOLS(SYMBOL)    \
+    SYMBOL(cuCtxGetCurrent)            \
+    SYMBOL(cuCtxGetDevice)             \
+    SYMBOL(cuCtxGetId)                 \
+    SYMBOL(cuCtxPopCurrent)            \
+    SYMBOL(cuCtxPushCurrent)           \
+    SYMBOL(cuCtxSynchronize)           \
+    SYMBOL(cuDeviceGet)                \
+    SYMBOL(cuDeviceGetAttribute)       \
+    SYMBOL(cuDeviceGetCount)           \
+    SYMBOL(cuDeviceGetName)            \
+    SYMBOL(cuDevicePrimaryCtxGetState) \
+    SYMBOL(cuDevicePrimaryCtxRelease)  \
+    SYMBOL(cuDevicePrimaryCtxRetain)   \
+    SYMBOL(cuDeviceTotalMem)           \
+    SYMBOL(cuDriverGetVersion)         \
+    SYMBOL(cuFuncSetAttribute)         \
+    SYMBOL(cuGetErrorName)             \
+    SYMBOL(cuGetErrorString)           \
+    SYMBOL(cuInit)                     \
+    SYMBOL(cuLaunchKernelEx)           \
+    SYMBOL(cuMemAlloc)                 \
+    SYMBOL(cuMemAllocFromPoolAsync)    \
+    SYMBOL(cuMemFree)                  \
+    SYMBOL(cuMemFreeAsync)             \
+    SYMBOL(cuMemPoolCreate)            \
+    SYMBOL(cuMemPoolDestroy)           \
+    SYMBOL(cuMemPoolSetAttribute)      \
+    SYMBOL(cuMemPoolTrimTo)            \
+    SYMBOL(cuMemcpyDtoH)               \
+    SYMBOL(cuMemsetD8Async)            \
+    SYMBOL(cuModuleGetFunction)        \
+    SYMBOL(cuModuleLoadData)           \
+    SYMBOL(cuModuleUnload)             \
+    SYMBOL(cuPointerGetAttributes)     \
+    SYMBOL(cuStreamCreate)             \
+    SYMBOL(cuStreamDestroy)            \
+    SYMBOL(cuStreamGetCtx)             \
+    SYMBOL(cuStreamSynchronize)        \
     SYMBOL(cuThreadExchangeStreamCaptureMode)
 
 typedef struct cuda_driver {
@@ -60,8 +60,8 @@ typedef struct cuda_driver {
     int version; /* 1000*major + 10*minor: the newest CUDA it runs */
 } cuda_driver;
 
-/* The driver, loaded and initialised by the first call in the process; NULL where there is none to use, and then *problem
- * is the sentence that says why and what to do. */
+/* The driver, loaded and initialised by the first call in the process; NULL where there is none to use, and then
+ * *problem is the sentence that says why and what to do. */
 const cuda_driver *cuda_driver_get(const char **problem);
 
 /* Turns a driver's error into a status and a message that begins with `doing`, e.g. "launching ieee_scale". */

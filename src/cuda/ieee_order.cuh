@@ -46,8 +46,9 @@ static __device__ __forceinline__ bool next_segment(const ieee_args &args, segme
     s->k_begin = first * IEEE_RUN;
     s->terms = min(args.k - s->k_begin, count * IEEE_RUN);
     s->whole = count == runs;
-    s->index = first == 0 ? 0 : (int)(unit_of_run(args, s->next, (int64_t)runs * tail_tiles(args)) -
-                                      unit_of_run(args, (int64_t)tail * runs, (int64_t)runs * tail_tiles(args)));
+    s->index = first == 0 ? 0
+                          : (int)(unit_of_run(args, s->next, (int64_t)runs * tail_tiles(args)) -
+                                  unit_of_run(args, (int64_t)tail * runs, (int64_t)runs * tail_tiles(args)));
     s->next += count;
     return true;
 }

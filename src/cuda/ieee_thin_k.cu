@@ -25,8 +25,9 @@ template <int COLS> struct thin_k {
             /* Neighbouring threads take neighbours in memory where B has any. */
             const int col = args.b.row_stride == 1 ? i / CHUNK : i % COLS;
             const int term = args.b.row_stride == 1 ? i % CHUNK : i / COLS;
-            shared_b[col * CHUNK + term] =
-                term < terms && col < args.n ? b[(k0 + term) * args.b.row_stride + col * args.b.col_stride] : 0.0f;
+            shared_b[col * CHUNK + term] = term < terms && col < args.n
+                                               ? b[(k0 + term) * args.b.row_stride + col * args.b.col_stride]
+                                               : 0.0f;
         }
     }
 
@@ -43,8 +44,8 @@ template <int COLS> struct thin_k {
         bool vectors = k_stride == 1;
 #pragma unroll
         for (int row = 0; row < WARP_ROWS; ++row) {
-            row_at[row] =
-                args.a.data + batch * args.a.batch_stride + min(first_row + row, args.m - 1) * args.a.row_stride;
+            row_at[row] = args.a.data + batch * args.a.batch_stride +
+                          min(first_row + row, args.m - 1) * args.a.row_stride;
             vectors = vectors && (uintptr_t)(row_at[row] + k_begin) % 16 == 0;
         }
 

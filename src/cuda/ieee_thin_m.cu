@@ -18,7 +18,7 @@ template <int COLS> struct thin_m {
     static constexpr int TILE_M = 128, TILE_N = 8, ROWS = 4, CHUNK = 256, THREADS = 128, WARPS = THREADS / 32;
     static_assert(TILE_M == 32 * ROWS, "each warp covers all rows of the tile");
     /* Of B's chunk; at the end, of the sums of the warps. */
-    static constexpr int SHARED = CHUNK > WARPS * TILE_M ? CHUNK * COLS : WARPS * TILE_M * COLS;
+    static constexpr int SHARED = CHUNK > WARPS *TILE_M ? CHUNK *COLS : WARPS *TILE_M *COLS;
 
     static __device__ __forceinline__ void multiply(const ieee_args &args, float *shared, const segment &part) {
         const int64_t batch = blockIdx.z;

@@ -80,8 +80,8 @@ enum reading {
     READ_LINES,      /* lines are contiguous: neighbouring threads take neighbouring lines */
     READ_TERMS_EDGE, /* the same two in a tile at the matrix's edge */
     READ_LINES_EDGE,
-    READ_SINGLES,    /* any strides */
-    READ_ANY         /* one of these, known at run time only */
+    READ_SINGLES, /* any strides */
+    READ_ANY      /* one of these, known at run time only */
 };
 
 /* One operand of one segment: LINES lines of it, as one thread copies them. Strides of members are in bytes. Lines

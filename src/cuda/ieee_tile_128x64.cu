@@ -7,6 +7,7 @@
 #include "ieee_tile.cuh"
 
 using tile_128x64 = ieee_tile<128, 64, 2, 2, 8, 8, 32, 8, 2, true>;
+static_assert(tile_128x64::SHARED_BYTES == IEEE_TILE_128X64_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_tile_128x64(const __grid_constant__ ieee_args args) {
     tile_128x64::run(args);

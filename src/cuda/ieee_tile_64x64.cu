@@ -7,6 +7,7 @@
 #include "ieee_tile.cuh"
 
 using tile_64x64 = ieee_tile<64, 64, 2, 2, 4, 8, 32, 8, 2, true>;
+static_assert(tile_64x64::SHARED_BYTES == IEEE_TILE_64X64_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 5) ieee_tile_64x64(const __grid_constant__ ieee_args args) {
     tile_64x64::run(args);

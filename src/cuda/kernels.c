@@ -7,57 +7,45 @@
 
 enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 
-/* Shared memory of a block. A tile of the ieee kernels: `stages` slabs of both operands, `slab` terms of k long, each padded
- * by four floats. A split kernel: `stages` blocks of k of both operands' pieces, two barriers for each, and for each of
- * `warps` that compute a place where its part of C is put in order. */
-#define IEEE_SHARED(stages, slab, tile_m, tile_n) ((stages) * (slab) * ((tile_m) + 4 + (tile_n) + 4) * (int)sizeof(float))
-#define SPLIT_SHARED(stages, tile_m, tile_n, pieces, warps)                                                            \
-    ((stages) * (((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES + 2 * (int)sizeof(uint64_t)) + (warps) * 2560)
-
-/* The same for mma: a stage is half a block of k, and nothing else. */
-#define MMA_SHARED(stages, tile_m, tile_n, pieces) ((stages) * ((tile_m) + (tile_n)) * (pieces) * SPLIT_ROW_BYTES / 2)
-/* Packing: `stages` units of 64 lines of 64 floats, each padded by four, and the exponents of 64 rows. */
-#define PACK_SHARED(stages) ((stages) * (64 * (64 + 4) + 64) * (int)sizeof(float))
-
 /* clang-format off */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  pieces  waits  rate */
 [IEEE_TILE_128X128] =
-  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, TURING, ANY_NEWER, 128, 128, 32,  128,  IEEE_SHARED(2, 32, 128, 128),  2,  0,  false,  103},
+  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, TURING, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  0,  true,   103},
 [IEEE_TILE_128X64] =
-  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_SHARED(2, 32, 128, 64),   3,  0,  false,   97},
+  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  0,  false,   97},
 [IEEE_TILE_64X64] =
-  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_SHARED(2, 32, 64, 64),    5,  0,  false,   84},
+  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_TILE_64X64_SHARED,      5,  0,  false,   84},
 [IEEE_THIN_K] =
-  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                             6,  0,  false,    4},
+  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                           6,  0,  false,    4},
 [IEEE_THIN_M] =
-  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                             5,  0,  false,    4},
+  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                           5,  0,  false,    4},
 [IEEE_REDUCE] =
-  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  false,    0},
+  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  false,    0},
 [IEEE_SCALE] =
-  {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  false,    0},
+  {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  false,    0},
 [PACK_SAMPLE] =
-  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                             0,  0,  true,     0},
+  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                           0,  0,  true,     0},
 [PACK_SPLIT] =
-  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED(3),                4,  0,  true,     0},
+  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  0,  true,     0},
 [PACK_RESCALE] =
-  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED(3),                4,  0,  true,     0},
+  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  0,  true,     0},
 [SPLIT_FP32_SM90] =
-  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_SHARED(3, 128, 128, 2, 8),  1,  2,  true,   570},
+  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_FP32_SM90_SHARED,      1,  2,  true,   570},
 [SPLIT_FP32_SM90_T128] =
-  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_SHARED(2, 64, 128, 2, 4),   2,  2,  true,   500},
+  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_FP32_SM90_T128_SHARED, 2,  2,  true,   500},
 [SPLIT_TF32_SM90] =
-  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_SHARED(4, 128, 256, 1, 8),  1,  1,  true,  1400},
+  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_TF32_SM90_SHARED,      1,  1,  true,  1400},
 [SPLIT_FP32_MMA_SM80] =
-  {"split_fp32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 128,  64, 256,  MMA_SHARED(3, 128, 128, 2),    1,  2,  true,   250},
+  {"split_fp32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 128,  64, 256,  SPLIT_FP32_MMA_SM80_SHARED,  1,  2,  true,   250},
 [SPLIT_TF32_MMA_SM80] =
-  {"split_tf32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 256,  64, 256,  MMA_SHARED(3, 128, 256, 1),    1,  1,  true,   650},
+  {"split_tf32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 256,  64, 256,  SPLIT_TF32_MMA_SM80_SHARED,  1,  1,  true,   650},
 [SPLIT_REDUCE] =
-  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_REDUCE,      AMPERE, ANY_NEWER,   0,   0,   0, 128,  0,                             0,  0,  true,     0},
+  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_REDUCE,      AMPERE, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  true,     0},
 };
 /* clang-format on */
 
-/* ---- Images ----------------------------------------------------------------------------------------------------------- */
+/* ---- Images ------------------------------------------------------------------------------------------------------ */
 
 /* Fatbins, embedded by CMakeLists.txt. One that begins with a zero byte was left out of this build. */
 extern const unsigned char cuda_image_ieee_tile_128x128[], cuda_image_ieee_tile_128x128_compute_75[];
@@ -77,8 +65,10 @@ static const struct {
     const char *name;
     const unsigned char *image, *portable;
 } modules[CUDA_MODULES] = {
-    [MODULE_IEEE_TILE_128X128] = {"ieee_tile_128x128", cuda_image_ieee_tile_128x128, cuda_image_ieee_tile_128x128_compute_75},
-    [MODULE_IEEE_TILE_128X64] = {"ieee_tile_128x64", cuda_image_ieee_tile_128x64, cuda_image_ieee_tile_128x64_compute_75},
+    [MODULE_IEEE_TILE_128X128] = {"ieee_tile_128x128", cuda_image_ieee_tile_128x128,
+                                  cuda_image_ieee_tile_128x128_compute_75},
+    [MODULE_IEEE_TILE_128X64] = {"ieee_tile_128x64", cuda_image_ieee_tile_128x64,
+                                 cuda_image_ieee_tile_128x64_compute_75},
     [MODULE_IEEE_TILE_64X64] = {"ieee_tile_64x64", cuda_image_ieee_tile_64x64, cuda_image_ieee_tile_64x64_compute_75},
     [MODULE_IEEE_THIN_K] = {"ieee_thin_k", cuda_image_ieee_thin_k, cuda_image_ieee_thin_k_compute_75},
     [MODULE_IEEE_THIN_M] = {"ieee_thin_m", cuda_image_ieee_thin_m, cuda_image_ieee_thin_m_compute_75},
@@ -97,7 +87,7 @@ const unsigned char *cuda_module_image(cuda_module module, const cuda_device *de
     return image && image[0] ? image : NULL;
 }
 
-/* ---- Looking up --------------------------------------------------------------------------------------------------------- */
+/* ---- Looking up -------------------------------------------------------------------------------------------------- */
 
 bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
     return device->planned_capability >= kernel->oldest && device->planned_capability <= kernel->newest &&
@@ -106,8 +96,9 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
 
 double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
     const int capability = device->planned_capability;
-    const bool few_float32_units = capability <= 80;                                /* 64 of them */
-    const bool for_graphics = capability / 10 == 12 || (capability > 80 && capability < 90); /* a quarter of mma's rate */
+    const bool few_float32_units = capability <= 80; /* 64 of them */
+    const bool for_graphics = capability / 10 == 12 ||
+                              (capability > 80 && capability < 90); /* a quarter of mma's rate */
     if (kernel->family != FAMILY_SPLIT) return few_float32_units ? kernel->rate / 2 : kernel->rate;
     return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? kernel->rate / 4 : kernel->rate;
 }
@@ -123,14 +114,17 @@ tsr_status cuda_kernel_find(const char *name, tsr_precision precision, const cud
         const cuda_kernel *row = &cuda_kernels[i];
         if (row->family == FAMILY_SUPPORT || strcmp(row->name, name)) continue;
         if (!cuda_kernel_runs_on(row, device))
-            return tsr_fail(TSR_UNSUPPORTED, "options.kernel %s does not run on GPU %d (%s): tsr_info_print lists what does",
-                            name, device->ordinal, device->name);
+            return tsr_fail(TSR_UNSUPPORTED,
+                            "options.kernel %s does not run on GPU %d (%s): tsr_info_print lists what does", name,
+                            device->ordinal, device->name);
         if (!keeps(row, precision))
-            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is not accurate enough for options.precision", name);
+            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is not accurate enough for options.precision",
+                            name);
         *kernel = row;
         return TSR_OK;
     }
-    return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is no CUDA kernel's name: tsr_info_print lists them", name);
+    return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is no CUDA kernel's name: tsr_info_print lists them",
+                    name);
 }
 
 void cuda_kernels_print(const cuda_device *devices, int count, tsr_text *text) {
@@ -139,11 +133,12 @@ void cuda_kernels_print(const cuda_device *devices, int count, tsr_text *text) {
         if (row->family == FAMILY_SUPPORT) continue;
         bool runs = false;
         for (int d = 0; d < count && !runs; d++) runs = cuda_kernel_runs_on(row, &devices[d]);
-        tsr_text_add(text, "cuda kernel: %s, tile %d x %d, %d threads, ", row->name, row->tile_m, row->tile_n, row->threads);
+        tsr_text_add(text, "cuda kernel: %s, tile %d x %d, %d threads, ", row->name, row->tile_m, row->tile_n,
+                     row->threads);
         if (runs)
             tsr_text_add(text, "runs here\n");
         else
-            tsr_text_add(text, "does not run here: it needs compute capability %d.%d%s\n", row->oldest / 10, row->oldest % 10,
-                         row->newest == ANY_NEWER ? " or newer" : "");
+            tsr_text_add(text, "does not run here: it needs compute capability %d.%d%s\n", row->oldest / 10,
+                         row->oldest % 10, row->newest == ANY_NEWER ? " or newer" : "");
     }
 }

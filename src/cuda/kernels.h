@@ -1,4 +1,5 @@
-/* kernels.h: the one table of CUDA kernels. A new kernel is a .cu, a line of the enum and a row; a retuned tile is a row. */
+/* kernels.h: the one table of CUDA kernels. A new kernel is a .cu, a line of the enum and a row; a retuned tile is a
+ * row. */
 #ifndef TESSERA_CUDA_KERNELS_H
 #define TESSERA_CUDA_KERNELS_H
 
@@ -51,15 +52,15 @@ typedef struct cuda_kernel {
     const char *name; /* the user's name for it, and its symbol */
     cuda_family family;
     cuda_module module;
-    int oldest, newest;      /* compute capabilities it runs on, 10*major + minor */
+    int oldest, newest; /* compute capabilities it runs on, 10*major + minor */
     int tile_m, tile_n, tile_k;
-    int threads;             /* of a block */
-    int shared_bytes;        /* dynamic shared memory of a block */
-    int blocks;              /* resident on a multiprocessor */
-    int pieces;              /* split: of each operand; 2 keeps TSR_FP32's promise, 1 TSR_TF32's */
-    bool waits;              /* it waits by itself for the kernel before it, so it may be launched early */
-    double rate;             /* multiply-adds per multiprocessor and cycle, all multiprocessors full; guides the plan. On GPUs
-                              * with 128 float32 units and 1024 of mma's fp16 multiply-adds: see cuda_kernel_rate */
+    int threads;      /* of a block */
+    int shared_bytes; /* dynamic shared memory of a block */
+    int blocks;       /* resident on a multiprocessor */
+    int pieces;       /* split: of each operand; 2 keeps TSR_FP32's promise, 1 TSR_TF32's */
+    bool waits;       /* it waits by itself for the kernel before it, so it may be launched early */
+    double rate;      /* multiply-adds per multiprocessor and cycle, all multiprocessors full; guides the plan. On GPUs
+                       * with 128 float32 units and 1024 of mma's fp16 multiply-adds: see cuda_kernel_rate */
 } cuda_kernel;
 
 /* Of kernels that could do the same on a GPU the plan takes the first, unless it can tell which is quicker. */
@@ -69,12 +70,12 @@ extern const cuda_kernel cuda_kernels[CUDA_KERNELS];
 typedef struct cuda_device {
     char name[128];
     int ordinal;
-    int capability;         /* 10*major + minor */
-    bool from_ptx;          /* TESSERA_CUDA_PTX: kernels are taken from the PTX of the oldest GPU, and chosen as for it: */
+    int capability; /* 10*major + minor */
+    bool from_ptx;  /* TESSERA_CUDA_PTX: kernels are taken from the PTX of the oldest GPU, and chosen as for it: */
     int planned_capability; /* else the same as capability */
     int multiprocessors;
-    int shared_per_block;   /* most dynamic shared memory a block may have, bytes */
-    bool has_pools;         /* stream-ordered memory */
+    int shared_per_block; /* most dynamic shared memory a block may have, bytes */
+    bool has_pools;       /* stream-ordered memory */
 } cuda_device;
 
 static inline int cuda_kernel_index(const cuda_kernel *kernel) { return (int)(kernel - cuda_kernels); }
@@ -85,8 +86,8 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device);
 /* The kernel's rate on a GPU. */
 double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device);
 
-/* The multiply kernel of that name, for options.kernel: refused where there is none, where this GPU cannot run it, or where
- * it does not keep the precision's promise. */
+/* The multiply kernel of that name, for options.kernel: refused where there is none, where this GPU cannot run it, or
+ * where it does not keep the precision's promise. */
 tsr_status cuda_kernel_find(const char *name, tsr_precision precision, const cuda_device *device,
                             const cuda_kernel **kernel);
 

@@ -1,15 +1,15 @@
 /* launch.c: carries out a cuda_plan: checks what only the driver knows, takes workspace, queues the kernels.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
- *   split   pack_sample, pack_split, pack_rescale, multiply, where k was cut split_reduce, and ieee_tile_128x128 for the
- *           tiles of marked panels, which returns at once where there are none
+ *   split   pack_sample, pack_split, pack_rescale, multiply, where k was cut split_reduce, and ieee_tile_128x128 for
+ *           the tiles of marked panels, which returns at once where there are none
  */
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* ---- Launching -------------------------------------------------------------------------------------------------------------- */
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 /* The kernels one call queues, one after the other. */
 typedef struct queue {
@@ -22,15 +22,16 @@ typedef struct grid {
     int64_t x, y, z;
 } grid;
 
-/* A kernel that waits by itself for the one before it may be launched early, its start overlapping that one's end. Not so
- * the call's first: the stranger before it may have let us start early without having waited for what is before *it*. */
+/* A kernel that waits by itself for the one before it may be launched early, its start overlapping that one's end. Not
+ * so the call's first: the stranger before it may have let us start early without having waited for what is before
+ * *it*. */
 static tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void *args) {
     CUfunction function;
     tsr_status status = cuda_function(q->cuda, kernel, &function);
     if (status) return status;
     if (blocks.x > INT32_MAX || blocks.y > UINT16_MAX || blocks.z > UINT16_MAX)
-        return tsr_fail(TSR_UNSUPPORTED, "%s would need %lld x %lld x %lld blocks, more than a grid may have", kernel->name,
-                        (long long)blocks.x, (long long)blocks.y, (long long)blocks.z);
+        return tsr_fail(TSR_UNSUPPORTED, "%s would need %lld x %lld x %lld blocks, more than a grid may have",
+                        kernel->name, (long long)blocks.x, (long long)blocks.y, (long long)blocks.z);
     CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                .value = {.programmaticStreamSerializationAllowed = 1}};
     CUlaunchConfig config = {
@@ -51,7 +52,7 @@ static tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void 
     return TSR_OK;
 }
 
-/* ---- Checking pointers and stream --------------------------------------------------------------------------------------------- */
+/* ---- Checking pointers and stream -------------------------------------------------------------------------------- */
 
 /* `*pointer` must be memory this GPU can use; pinned host memory becomes its address on the GPU. */
 static tsr_status check_memory(const struct cuda_context *cuda, const char *name, void **pointer) {
@@ -61,12 +62,12 @@ static tsr_status check_memory(const struct cuda_context *cuda, const char *name
     CUpointer_attribute asked[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
                                    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED};
     void *answers[] = {&type, &address, &ordinal, &managed};
-    CUresult error =
-        cuda->driver->cuPointerGetAttributes(sizeof asked / sizeof *asked, asked, answers, (CUdeviceptr)*pointer);
+    CUresult error = cuda->driver->cuPointerGetAttributes(sizeof asked / sizeof *asked, asked, answers,
+                                                          (CUdeviceptr)*pointer);
     if (error) return cuda_fail(error, "asking the driver about %s", name);
     if (!type)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "%s is host memory, or has been freed: copy it to the GPU, or use a CPU context",
-                        name);
+        return tsr_fail(TSR_INVALID_ARGUMENT,
+                        "%s is host memory, or has been freed: copy it to the GPU, or use a CPU context", name);
     if (type == CU_MEMORYTYPE_DEVICE && !managed && ordinal != cuda->device.ordinal)
         return tsr_fail(TSR_INVALID_ARGUMENT, "%s is memory of GPU %d, but the context works on GPU %d", name, ordinal,
                         cuda->device.ordinal);
@@ -84,13 +85,14 @@ static tsr_status check_stream(const struct cuda_context *cuda, CUstream stream)
         return tsr_fail(TSR_INVALID_ARGUMENT, "launch.stream is no stream, or has been destroyed");
     if (error) return cuda_fail(error, "asking the driver about launch.stream");
     if (owner != cuda->context)
-        return tsr_fail(TSR_INVALID_ARGUMENT,
-                        "launch.stream belongs to another CUDA context than this one on GPU %d: use a stream of this GPU's",
-                        cuda->device.ordinal);
+        return tsr_fail(
+            TSR_INVALID_ARGUMENT,
+            "launch.stream belongs to another CUDA context than this one on GPU %d: use a stream of this GPU's",
+            cuda->device.ordinal);
     return TSR_OK;
 }
 
-/* ---- ieee ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- ieee -------------------------------------------------------------------------------------------------------- */
 
 static matrix_in in_place(const tsr_operand *o) {
     return (matrix_in){o->data, o->row_stride, o->col_stride, o->batch_stride};
@@ -146,11 +148,11 @@ static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_p
     return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
 }
 
-/* ---- split ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- split ------------------------------------------------------------------------------------------------------- */
 
-/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/numerics.md). fp32: what the bound
- * (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it is for short
- * k, every tile is recomputed. tf32: a panel is carried or it is not. */
+/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/numerics.md). fp32: what the
+ * bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it
+ * is for short k, every tile is recomputed. tf32: a panel is carried or it is not. */
 static float mark_limit(int64_t k, int pieces) {
     if (pieces == 1) return 1;
     const float terms = (float)k;
@@ -161,11 +163,11 @@ static float mark_limit(int64_t k, int pieces) {
 typedef struct split_source {
     const float *data;
     int64_t rows, k, row_stride, k_stride, batch_stride;
-    int64_t batch;           /* products with a matrix of their own; 1 where all share it */
+    int64_t batch; /* products with a matrix of their own; 1 where all share it */
     int pieces;
-    char *memory;            /* the panels, laid out as panels_layout_of says for: */
-    int64_t packed_rows;     /* all the rows there are */
-    int64_t first_row;       /* of ours among those, a multiple of PANEL_ROWS */
+    char *memory;        /* the panels, laid out as panels_layout_of says for: */
+    int64_t packed_rows; /* all the rows there are */
+    int64_t first_row;   /* of ours among those, a multiple of PANEL_ROWS */
 } split_source;
 
 static split_operand panels_of(const split_source *s) {
@@ -219,7 +221,8 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
         rescales += o->batch * divide_up(o->rows, rescale->tile_m);
     }
-    splits = least(splits, (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
+    splits = least(splits,
+                   (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
     if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
@@ -273,7 +276,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
     return status ? status : recompute_marked(q, plan, p, &args.a, &args.b);
 }
 
-/* ---- Chunks ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Chunks ------------------------------------------------------------------------------------------------------ */
 
 /* What one chunk covers of the oriented problem. */
 typedef struct chunk {
@@ -294,8 +297,8 @@ static tsr_problem part_of(const tsr_problem *p, const chunk *at) {
 }
 
 /* Rows first_row.. of one side of the problem, `o` seen with k along its rows: where they are, and where packed. */
-static split_source source_of(const tsr_problem *p, const tsr_operand *o, const float *data, int64_t rows, int64_t first_row,
-                              const chunk *at, int pieces, char *memory) {
+static split_source source_of(const tsr_problem *p, const tsr_operand *o, const float *data, int64_t rows,
+                              int64_t first_row, const chunk *at, int pieces, char *memory) {
     char *packed = cuda_packed_panels(o, p->batch);
     return (split_source){
         .data = data,
@@ -312,9 +315,10 @@ static split_source source_of(const tsr_problem *p, const tsr_operand *o, const 
     };
 }
 
-/* One chunk by the split path. A chunk of B serves all chunks of m that follow; a chunk of A that is the whole of m serves
- * all chunks of n. */
-static tsr_status execute_split(queue *q, const cuda_plan *plan, const tsr_problem *p, const chunk *at, char *workspace) {
+/* One chunk by the split path. A chunk of B serves all chunks of m that follow; a chunk of A that is the whole of m
+ * serves all chunks of n. */
+static tsr_status execute_split(queue *q, const cuda_plan *plan, const tsr_problem *p, const chunk *at,
+                                char *workspace) {
     const int pieces = plan->multiply->pieces;
     const tsr_problem part = part_of(p, at);
     const tsr_operand b_rows = cuda_transposed(&p->b);
@@ -330,7 +334,8 @@ static tsr_status execute_split(queue *q, const cuda_plan *plan, const tsr_probl
     return status ? status : multiply_split(q, plan, &part, &a, &b, workspace);
 }
 
-static tsr_status execute_chunk(queue *q, const cuda_plan *plan, const tsr_problem *p, const chunk *at, char *workspace) {
+static tsr_status execute_chunk(queue *q, const cuda_plan *plan, const tsr_problem *p, const chunk *at,
+                                char *workspace) {
     const tsr_problem part = part_of(p, at);
     if (!at->k) return scale(q, &part);
     if (plan->split) return execute_split(q, plan, p, at, workspace);
@@ -359,7 +364,7 @@ static tsr_status execute_chunks(queue *q, const cuda_plan *plan, const tsr_prob
     return status;
 }
 
-/* ---- The engine's calls ------------------------------------------------------------------------------------------------------------- */
+/* ---- The engine's calls ------------------------------------------------------------------------------------------ */
 
 static tsr_status check_operands(const struct cuda_context *cuda, tsr_problem *p) {
     tsr_status status = check_memory(cuda, "c.data", (void **)&p->c.data);
@@ -391,7 +396,8 @@ static tsr_status execute_in_context(const struct cuda_context *cuda, const cuda
     return status ? status : given_back;
 }
 
-tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem, const tsr_launch *given) {
+tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
+                        const tsr_launch *given) {
     bool pushed;
     tsr_status status = cuda_enter(context->cuda, &pushed);
     if (status) return status;
@@ -429,7 +435,8 @@ static tsr_status pack_in_context(tsr_packed *packed, int pieces, CUstream strea
     return status;
 }
 
-/* Where products in this context would not be split, a packed operand is only a name for the matrix: panels stays NULL. */
+/* Where products in this context would not be split, a packed operand is only a name for the matrix: panels stays NULL.
+ */
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *given) {
     const tsr_operand *o = &packed->source;
     const cuda_kernel *kernel = cuda_split_kernel(packed->context);

@@ -4,21 +4,25 @@
  *
  *     hi = fp16(x*2^e)        lo = fp16((x*2^e - hi) * 2^11)        x*2^e = hi + lo*2^-11 + what fp16 cannot hold
  *
- * hi carries 11 bits and lo 11 more with a sign of its own: 23 bits, as long as neither leaves fp16's range. Which e does that
- * depends on the row's largest element, and looking at a whole row before splitting it would read the operand twice. So:
+ * hi carries 11 bits and lo 11 more with a sign of its own: 23 bits, as long as neither leaves fp16's range. Which e
+ * does that depends on the row's largest element, and looking at a whole row before splitting it would read the operand
+ * twice. So:
  *
- *   pack_sample   takes e from SAMPLES elements of the row, with room above for what it has not seen
- *   pack_split    splits with that e, and tests each element: are its pieces within the tolerance? If not, the panel is a suspect
- *   pack_rescale  for suspects alone: e from the row's true largest element, split again; what still does not fit (Inf, NaN,
- *                 exponents spread over more than fp16 can hold) is marked, and the ieee kernel computes it
+ *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
+ *   pack_split     splits with that e, and notes how deep below fp16's normal numbers, or how far above them, the
+ *                  elements of each panel lie: panels that go too far are suspects
+ *   pack_rescale   for suspects alone takes e from the row's true largest element and splits again; the depths that
+ *                  remain (infinite for Inf and NaN) are the panels' marks, by which tiles of C are left to ieee
  *
  * Without suspects the operand is read once and pack_rescale returns at once.
  *
- * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first, then operand 1's.
- * A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it splits, so that memory is always
- * busy. In shared memory a unit lies as it does in the matrix, lines of 64 floats along whichever of k and rows is contiguous;
- * threads take four neighbours along k each ("quads"), which is what makes 8 bytes of a tile's row. Copies are 16 bytes wide for any
- * contiguous matrix, however its lines are aligned, and 4 bytes for general strides.
+ * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
+ * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
+ * splits, so that memory is always busy. In shared memory a unit lies as it does in the matrix, lines of 64 floats
+ * along whichever of k and rows is contiguous; threads take four neighbours along k each ("quads"), which is what makes
+ * 8 bytes of a tile's row. Copies are 16 bytes wide for any contiguous matrix, however its lines are aligned, and 4
+ * bytes for general strides.
+ *
  * Limits: 53 KB of shared memory, 128 registers, 4 blocks per SM.
  */
 #include <cuda_fp16.h>
@@ -29,18 +33,19 @@ namespace {
 
 constexpr int THREADS = 128;
 constexpr int UNIT_ROWS = 64;
-constexpr int QUAD = 4;                             /* neighbours along k that a thread reads, splits and writes together */
+constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
 constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
-constexpr int LINE = 64, LINE_PITCH = LINE + 4;      /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
-constexpr int VECTORS = LINE / 4;                   /* of a line; one more where it is not aligned */
+constexpr int LINE = 64,
+              LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
+constexpr int VECTORS = LINE / 4;    /* of a line; one more where it is not aligned */
 constexpr int STAGES = 3;
 constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
-constexpr int SAMPLE_EXPONENT = 12;                 /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
-constexpr int LARGEST_EXPONENT = 14;                /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
-constexpr int EXPONENT_LIMIT = 62;                  /* 2^(e of A + e of B) and its inverse stay normal floats */
+constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
+constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
+constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
-constexpr float SUSPECT_SHARE = 0.25f;              /* of mark_limit: what is deeper deserves a better scale */
+constexpr float SUSPECT_SHARE = 0.25f; /* of mark_limit: what is deeper deserves a better scale */
 
 static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
 static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
@@ -93,8 +98,7 @@ __device__ float depth_of(float x, float scaled) {
 }
 
 /* Splits QUAD elements x of a row with exponent e, and returns the largest of their depths. */
-template <int PIECES>
-__device__ float split_quad(const float (&x)[QUAD], int e, uint2 *hi_out, uint2 *lo_out) {
+template <int PIECES> __device__ float split_quad(const float (&x)[QUAD], int e, uint2 *hi_out, uint2 *lo_out) {
     const float up = power_of_two(e), down = power_of_two(-e), lo_up = power_of_two(e + SPLIT_LO_SHIFT);
     __half2 hi[2], lo[2];
     bool shallow = true;
@@ -117,15 +121,18 @@ __device__ float split_quad(const float (&x)[QUAD], int e, uint2 *hi_out, uint2 
     return depth;
 }
 
-/* ---- Copying units to shared memory ------------------------------------------------------------------------------------- */
+/* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
 
-/* A unit on its way. A line's vectors of four floats lie exchanged, vector v of line i at v ^ (i/4 % 8), so that both reading along
- * a line and reading across four times sixteen lines (a quad of each of 16) finds its floats in different banks. */
+/* A unit on its way. A line's vectors of four floats lie exchanged, vector v of line i at v ^ (i/4 % 8), so that both
+ * reading along a line and reading across four times sixteen lines (a quad of each of 16) finds its floats in different
+ * banks. */
 struct __align__(16) stage {
     float lines[LINE][LINE_PITCH];
     int32_t exponents[UNIT_ROWS];
 
-    __device__ static int place_of(int line, int vector) { return vector < VECTORS ? (vector ^ line / 4 % 8) * 4 : vector * 4; }
+    __device__ static int place_of(int line, int vector) {
+        return vector < VECTORS ? (vector ^ line / 4 % 8) * 4 : vector * 4;
+    }
     __device__ float *vector(int line, int v) { return &lines[line][place_of(line, v)]; }
     __device__ float4 four(int line, int v) const { return *(const float4 *)&lines[line][place_of(line, v)]; }
     __device__ float one(int line, int i) const { return lines[line][place_of(line, i / 4) + i % 4]; }
@@ -133,21 +140,21 @@ struct __align__(16) stage {
 
 /* Copies `bytes` of 16 and fills the rest with zeros. */
 __device__ void copy_16(void *to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(bytes));
 }
 
 __device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(there ? 4 : 0));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(there ? 4 : 0));
 }
 
 __device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-/* How a unit lies in memory: `lines` lines of `length` floats, the longer side of which is contiguous if anything is. A line is
- * copied in aligned vectors of four floats, so it begins `shift` floats into the first of them: what is before it there belongs to
- * a neighbour in the same matrix or allocation and is never looked at. */
+/* How a unit lies in memory: `lines` lines of `length` floats, the longer side of which is contiguous if anything is. A
+ * line is copied in aligned vectors of four floats, so it begins `shift` floats into the first of them: what is before
+ * it there belongs to a neighbour in the same matrix or allocation and is never looked at. */
 struct unit_view {
     const float *first;
     int64_t line_stride, step;
@@ -172,7 +179,8 @@ struct unit_view {
 __device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to) {
     const int shift = view.shift(line), begin = vector * 4 - shift; /* begin: of this vector, within the line */
     const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
-    const float *from = view.first + (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
+    const float *from = view.first +
+                        (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
     copy_16(to.vector(line, vector), from, floats * 4);
 }
 
@@ -192,7 +200,8 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
 #pragma unroll 8
         for (int line = threadIdx.x / LINE; line < LINE; line += THREADS / LINE) {
             const bool there = column < view.length && line < view.lines;
-            copy_4(to.vector(line, column / 4) + column % 4, there ? view.first + line * view.line_stride + column * view.step : o.data, there);
+            copy_4(to.vector(line, column / 4) + column % 4,
+                   there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
     if (threadIdx.x < UNIT_ROWS) {
@@ -202,7 +211,7 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
     }
 }
 
-/* ---- Splitting a unit ----------------------------------------------------------------------------------------------------- */
+/* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
 /* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
 template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
@@ -249,9 +258,9 @@ template <int PIECES> __device__ float split(const pack_args &o, const place &u,
     return depth;
 }
 
-/* tf32 promises a norm, not each element: what lost bits below fp16's least normal number does no harm beside a larger element of
- * the same k. A thread looks at one k of a unit and returns 1 where the hi pieces carry it, else infinity: there the 64 errors of
- * up to 2^-25 (scaled) might together exceed 2^-11 of the largest element. */
+/* tf32 promises a norm, not each element: what lost bits below fp16's least normal number does no harm beside a larger
+ * element of the same k. A thread looks at one k of a unit and returns 1 where the hi pieces carry it, else infinity:
+ * there the 64 errors of up to 2^-25 (scaled) might together exceed 2^-11 of the largest element. */
 __device__ float column_depth(const pack_args &o, const place &u, const stage &from) {
     if (threadIdx.x >= SPLIT_K) return 1;
     const unit_view view(o, u);
@@ -268,8 +277,8 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each thread that
- * found a depth above 1. Copies run two units ahead. */
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
+ * thread that found a depth above 1. Copies run two units ahead. */
 template <typename NEXT, typename DEEP>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
     place now, ahead, further;
@@ -294,8 +303,8 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
     }
 }
 
-/* Kernels are queued so that one may begin while the one before it ends (no-ops before Hopper): each waits here before it touches
- * memory, and lets the next one come when it has nothing left to launch. */
+/* Kernels are queued so that one may begin while the one before it ends (no-ops before Hopper): each waits here before
+ * it touches memory, and lets the next one come when it has nothing left to launch. */
 __device__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -308,11 +317,13 @@ __device__ void let_next_kernel_come() {
 #endif
 }
 
+static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
 extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
 
 } // namespace
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks set to 1. */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks set to 1.
+ */
 extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
@@ -325,8 +336,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     const float *source = o.data + at.batch * o.batch_stride + row0 * o.row_stride;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    /* The sample: RUNS runs of 32 along k, spread evenly over it (over each other where k is short). A thread reads 32 floats,
-     * all independent: of one row, where rows are neighbours in memory; else one k of each run of each of its warp's rows. */
+    /* The sample: RUNS runs of 32 along k, spread evenly over it (over each other where k is short). A thread reads 32
+     * floats, all independent: of one row, where rows are neighbours in memory; else one k of each run of each of its
+     * warp's rows. */
     const int64_t room = max(0, o.k - 32);
     if (o.row_stride == 1) {
         float most = 0;
@@ -385,8 +397,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
-    split_units(pair, stages, next,
-                [&](const place &u, float depth) { raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth); });
+    split_units(pair, stages, next, [&](const place &u, float depth) {
+        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
+    });
     let_next_kernel_come();
 }
 
@@ -410,13 +423,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
     float most = 0;
     if (row < rows) {
         const float *source = o.data + at.batch * o.batch_stride + (at.row0 + row) * o.row_stride;
-        for (int k = threadIdx.x / UNIT_ROWS; k < o.k; k += THREADS / UNIT_ROWS) most = fmaxf(most, fabsf(source[k * o.k_stride]));
+        for (int k = threadIdx.x / UNIT_ROWS; k < o.k; k += THREADS / UNIT_ROWS)
+            most = fmaxf(most, fabsf(source[k * o.k_stride]));
     }
     largest[threadIdx.x] = most;
     __syncthreads();
     if (threadIdx.x < rows)
-        o.exponents[at.batch * o.exponents_batch_stride + at.row0 + threadIdx.x] =
-            exponent_for(fmaxf(largest[threadIdx.x], largest[threadIdx.x + UNIT_ROWS]), LARGEST_EXPONENT);
+        o.exponents[at.batch * o.exponents_batch_stride + at.row0 + threadIdx.x] = exponent_for(
+            fmaxf(largest[threadIdx.x], largest[threadIdx.x + UNIT_ROWS]), LARGEST_EXPONENT);
     __syncthreads();
 
     int kb = 0;

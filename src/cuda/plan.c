@@ -1,26 +1,27 @@
 /* plan.c: problem -> cuda_plan, from the table of kernels and what the GPU is. Pure.
  *
  * Each kernel that could compute the product, with k whole or cut, gets an estimate of its time in cycles; the
- * least one is the plan. The estimate is crude (a rate from the table, the busiest multiprocessor's share of the work, bytes
- * through memory, a price for each launch), but it knows what matters: how well the tiles fill the GPU, and what cutting or
- * packing costs.
+ * least one is the plan. The estimate is crude (a rate from the table, the busiest multiprocessor's share of the work,
+ * bytes through memory, a price for each launch), but it knows what matters: how well the tiles fill the GPU, and what
+ * cutting or packing costs.
  */
 #include "cuda/plan.h"
 
 #include "cuda/context.h"
 
-/* ---- The numbers of the estimate ---------------------------------------------------------------------------------------- */
+/* ---- The numbers of the estimate --------------------------------------------------------------------------------- */
 
-static const double BYTES_PER_CYCLE = 16;  /* of device memory, for each multiprocessor */
-static const double LAUNCH_CYCLES = 4000;  /* from one kernel's end to the next one's work */
-static const double START_K = 64;          /* filling a block's pipeline and writing its tile, in terms of k */
-static const double LONE_BLOCK_RATE = 0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
+static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
+static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
+static const double START_K = 64;         /* filling a block's pipeline and writing its tile, in terms of k */
+static const double LONE_BLOCK_RATE =
+    0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
-enum { SPLIT_LAUNCHES = 4 };     /* beside the multiplication: three to pack, one to recompute what is marked */
-enum { LEAST_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slice costs more than it brings */
-enum { LEAST_THIN_SLICE = 512 }; /* the same for thin kernels */
-enum { THIN = 8 };               /* C with as few columns or rows is for the thin kernels */
+enum { SPLIT_LAUNCHES = 4 };         /* beside the multiplication: three to pack, one to recompute what is marked */
+enum { LEAST_SLICE_STEPS = 4 };      /* of a kernel's tile_k, below which another slice costs more than it brings */
+enum { LEAST_THIN_SLICE = 512 };     /* the same for thin kernels */
+enum { THIN = 8 };                   /* C with as few columns or rows is for the thin kernels */
 
 /* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. */
 enum { LEAST_SPLIT_K = 128 };
@@ -34,7 +35,7 @@ enum { CHUNK_STEP = 2 * PANEL_ROWS };
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
 
-/* ---- Shapes and layouts --------------------------------------------------------------------------------------------------- */
+/* ---- Shapes and layouts ------------------------------------------------------------------------------------------ */
 
 tsr_operand cuda_transposed(const tsr_operand *o) {
     tsr_operand t = *o;
@@ -70,7 +71,7 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     return l;
 }
 
-/* ---- Ways to compute a product ----------------------------------------------------------------------------------------------- */
+/* ---- Ways to compute a product ----------------------------------------------------------------------------------- */
 
 typedef struct way {
     const cuda_kernel *kernel; /* NULL: none */
@@ -121,9 +122,10 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
     const double stretch = (double)tail * (double)p->k / (double)units;
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES + (double)area / rate_of(device, kernel, busiest) *
-                                   ((double)busiest_whole * ((double)p->k + START_K) +
-                                    (double)busiest_units * (stretch + 2 * START_K)); /* a stretch may end in a second tile */
+    w.cycles = LAUNCH_CYCLES +
+               (double)area / rate_of(device, kernel, busiest) *
+                   ((double)busiest_whole * ((double)p->k + START_K) +
+                    (double)busiest_units * (stretch + 2 * START_K)); /* a stretch may end in a second tile */
     const int64_t pieces = ieee_pieces(p->k, tail, units);
     w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
     if (pieces > 1) w.cycles += reduce_cycles(device, (double)(p->batch * (units + tail) * area));
@@ -151,8 +153,8 @@ static void consider_slices(way *best, const cuda_device *device, const cuda_ker
     }
 }
 
-/* An ieee kernel's best way: tiles whole; the tiles of the last, incomplete round shared by all blocks of a round; or tiles
- * too few for a round in slices, as many as a round has room for. */
+/* An ieee kernel's best way: tiles whole; the tiles of the last, incomplete round shared by all blocks of a round; or
+ * tiles too few for a round in slices, as many as a round has room for. */
 static void consider_tail(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
                           size_t max_workspace) {
     const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks, tiles = tiles_of(kernel, p);
@@ -181,7 +183,7 @@ static way thin_way(const cuda_device *device, const cuda_kernel *kernel, const 
     return max_workspace && w.partial_bytes > max_workspace ? whole : w;
 }
 
-/* ---- ieee ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- ieee -------------------------------------------------------------------------------------------------------- */
 
 static way ieee_way(const cuda_device *device, const tsr_problem *p, size_t max_workspace) {
     const cuda_kernel *thin = &cuda_kernels[p->a.row_stride == 1 && p->a.col_stride != 1 ? IEEE_THIN_M : IEEE_THIN_K];
@@ -193,7 +195,7 @@ static way ieee_way(const cuda_device *device, const tsr_problem *p, size_t max_
     return best;
 }
 
-/* ---- split ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- split ------------------------------------------------------------------------------------------------------- */
 
 const cuda_kernel *cuda_split_kernel(const tsr_context *context) {
     const struct cuda_context *cuda = context->cuda;
@@ -210,13 +212,16 @@ const cuda_kernel *cuda_split_kernel(const tsr_context *context) {
 static int64_t operand_batch(const tsr_operand *o, int64_t batch) { return o->batch_stride ? batch : 1; }
 
 /* Bytes to pack `rows` rows of length plan->chunk_k of an operand, of each product of a chunk. */
-static size_t panels_bytes(const cuda_plan *plan, const tsr_problem *p, const tsr_operand *o, int64_t rows, int pieces) {
+static size_t panels_bytes(const cuda_plan *plan, const tsr_problem *p, const tsr_operand *o, int64_t rows,
+                           int pieces) {
     if (cuda_packed_panels(o, p->batch)) return 0;
     return panels_layout_of(rows, plan->chunk_k, operand_batch(o, plan->chunk_batch), pieces).bytes;
 }
 
-/* Sets the chunks so that what they pack fits into max_workspace beside the way's partial sums; false where nothing does. */
-static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, size_t partial_bytes, size_t max_workspace) {
+/* Sets the chunks so that what they pack fits into max_workspace beside the way's partial sums; false where nothing
+ * does. */
+static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, size_t partial_bytes,
+                          size_t max_workspace) {
     for (;;) {
         size_t a = panels_bytes(plan, p, &p->a, plan->chunk_m, pieces);
         size_t b = panels_bytes(plan, p, &p->b, plan->chunk_n, pieces);
@@ -251,7 +256,7 @@ static way split_way(const cuda_device *device, const cuda_kernel *kernel, const
     return best;
 }
 
-/* ---- The plan --------------------------------------------------------------------------------------------------------------------- */
+/* ---- The plan ---------------------------------------------------------------------------------------------------- */
 
 static void use(cuda_plan *plan, const way *w, const char *reason) {
     plan->multiply = w->kernel;
@@ -276,11 +281,12 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
     }
     if (kernel->family == FAMILY_IEEE_THIN) {
         if (kernel == &cuda_kernels[IEEE_THIN_M] && p->a.row_stride != 1)
-            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s reads a long operand whose rows are neighbours in memory",
-                            kernel->name);
+            return tsr_fail(TSR_INVALID_ARGUMENT,
+                            "options.kernel %s reads a long operand whose rows are neighbours in memory", kernel->name);
         if (p->n > kernel->tile_n)
-            return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld",
-                            kernel->name, kernel->tile_n, (long long)p->m, (long long)p->n);
+            return tsr_fail(TSR_INVALID_ARGUMENT,
+                            "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld", kernel->name,
+                            kernel->tile_n, (long long)p->m, (long long)p->n);
         w = thin_way(plan->device, kernel, p, max_workspace);
     } else
         consider_tail(&w, plan->device, kernel, p, max_workspace);
@@ -293,8 +299,9 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
     way in_place = ieee_way(plan->device, p, max_workspace);
     const cuda_kernel *split = cuda_split_kernel(context);
     if (!split) {
-        use(plan, &in_place, context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
-                                                                    : "no tensor-core kernel for this GPU");
+        use(plan, &in_place,
+            context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
+                                                   : "no tensor-core kernel for this GPU");
         return;
     }
     if (p->k < LEAST_SPLIT_K || p->n <= THIN) {
@@ -341,7 +348,8 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     return status;
 }
 
-int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices, int64_t batch) {
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
+                          int64_t batch) {
     return least(tiles * slices * batch, (int64_t)device->multiprocessors * kernel->blocks);
 }
 
@@ -349,26 +357,28 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
     const cuda_kernel *kernel = plan->multiply;
     const cuda_device *device = plan->device;
     const tsr_problem p = cuda_oriented(problem, plan->transposed);
-    tsr_text_add(text, "device: GPU %d, %s, compute capability %d.%d, %d multiprocessors%s\n", device->ordinal, device->name,
-                 device->capability / 10, device->capability % 10, device->multiprocessors,
+    tsr_text_add(text, "device: GPU %d, %s, compute capability %d.%d, %d multiprocessors%s\n", device->ordinal,
+                 device->name, device->capability / 10, device->capability % 10, device->multiprocessors,
                  device->from_ptx ? " (kernels from PTX, TESSERA_CUDA_PTX)" : "");
     tsr_text_add(text, "kernel: %s\n", kernel->name);
     tsr_text_add(text, "threads: %d\n", kernel->threads);
     if (kernel->tile_m) {
-        const int64_t tiles_m = divide_up(plan->chunk_m, kernel->tile_m), tiles_n = divide_up(plan->chunk_n, kernel->tile_n);
+        const int64_t tiles_m = divide_up(plan->chunk_m, kernel->tile_m),
+                      tiles_n = divide_up(plan->chunk_n, kernel->tile_n);
         tsr_text_add(text, "tile: %d x %d x %d (m, n, k)\n", kernel->tile_m, kernel->tile_n, kernel->tile_k);
         tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
                      plan->transposed ? ", of c transposed" : "");
         tsr_text_add(text, "grid: %lld blocks%s\n",
-                     (long long)(plan->split ? cuda_split_blocks(kernel, device, tiles_m * tiles_n, plan->slices, plan->chunk_batch)
+                     (long long)(plan->split ? cuda_split_blocks(kernel, device, tiles_m * tiles_n, plan->slices,
+                                                                 plan->chunk_batch)
                                              : plan->full_tiles + plan->tail_units),
                      !plan->split && plan->chunk_batch > 1 ? " for each product" : "");
     }
     if (plan->slices > 1)
         tsr_text_add(text, "slices: %lld of k, %lld long\n", (long long)plan->slices, (long long)plan->k_per_slice);
     if (plan->tail_units)
-        tsr_text_add(text, "cut: all but the first %lld tiles, their terms shared by %lld blocks\n", (long long)plan->full_tiles,
-                     (long long)plan->tail_units);
+        tsr_text_add(text, "cut: all but the first %lld tiles, their terms shared by %lld blocks\n",
+                     (long long)plan->full_tiles, (long long)plan->tail_units);
     if (plan->split) {
         const int beforehand = !!cuda_packed_panels(&p.a, p.batch) + !!cuda_packed_panels(&p.b, p.batch);
         tsr_text_add(text, "packing: into %d fp16 piece%s, %d of 2 operands beforehand\n", kernel->pieces,

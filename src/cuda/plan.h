@@ -16,17 +16,18 @@ tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed);
 /* The kernel by which this context would multiply split operands; NULL where it cannot or may not split. */
 const cuda_kernel *cuda_split_kernel(const tsr_context *context);
 
-/* The panels an operand was packed into beforehand; NULL where there are none, or where they are of the first matrix of a
- * batch alone. */
+/* The panels an operand was packed into beforehand; NULL where there are none, or where they are of the first matrix of
+ * a batch alone. */
 static inline char *cuda_packed_panels(const tsr_operand *o, int64_t batch) {
     return o->packed && (batch == 1 || !o->batch_stride) ? o->packed->panels : NULL;
 }
 
 /* Blocks a split kernel is launched with. They stay, and share all tiles and slices of all products. */
-int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices, int64_t batch);
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
+                          int64_t batch);
 
-/* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from one
- * product to the next, as split_operand counts them. */
+/* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from
+ * one product to the next, as split_operand counts them. */
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;

@@ -1,5 +1,5 @@
-/* split.cuh: what the kernels on split operands (split_*.cu, args.h) have in common, whatever instruction multiplies: the order of
- * the tiles, where their rows lie in the panels, and how their sums become C. */
+/* split.cuh: what the kernels on split operands (split_*.cu, args.h) have in common, whatever instruction multiplies:
+ * the order of the tiles, where their rows lie in the panels, and how their sums become C. */
 #ifndef TESSERA_CUDA_SPLIT_CUH
 #define TESSERA_CUDA_SPLIT_CUH
 
@@ -30,7 +30,8 @@ struct work {
 
 __device__ inline int work_count(const split_args &g) { return g.batch * g.slices * g.tiles_m * g.tiles_n; }
 
-/* The index-th piece of work: tiles in groups of GROUP_ROWS tile rows, down the group's columns; slices and batch outermost. */
+/* The index-th piece of work: tiles in groups of GROUP_ROWS tile rows, down the group's columns; slices and batch
+ * outermost. */
 template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, int index) {
     const int tiles = g.tiles_m * g.tiles_n, tile = index % tiles, outer = index / tiles;
     const int group = tile / (GROUP_ROWS * g.tiles_n), first = group * GROUP_ROWS;
@@ -59,7 +60,8 @@ __device__ strip strip_at(const split_operand &o, int rows, int k_blocks, int ba
     const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(rows - panel * PANEL_ROWS, 8) * 8);
     const uint32_t piece_stride = max(stored, 0) * SPLIT_ROW_BYTES;
-    return {o.panels + batch * o.panels_batch_stride + (int64_t)panel * k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
+    return {o.panels + batch * o.panels_batch_stride +
+                (int64_t)panel * k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
                 (int64_t)kb * PIECES * piece_stride + skip * SPLIT_ROW_BYTES,
             piece_stride, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
 }
@@ -82,7 +84,8 @@ __device__ inline destination destination_of(const split_args &g, const work &w)
 /* Whether C is ours to write here: whether the pieces carry this panel of A times this one of B. */
 __device__ inline bool is_ours(const split_args &g, int batch, int row, int col) {
     return g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
-               g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS] <= g.mark_limit;
+               g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS] <=
+           g.mark_limit;
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -90,16 +93,17 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40 floats, so
- * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+/* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
+ * floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_STRIDE = 40;
 typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 
 /* Scales back and writes 16 rows of 32 columns of C, from (row0, col0) on. v[4j + 2h + i] is row lane/4 + 8h, column
- * 8j + lane%4*2 + i, as the matrix instructions lay accumulators out; the warp then writes 32 neighbouring columns of a row at once,
- * whatever C's alignment. exponent_a is of row row0 + lane (lane < 16), exponent_b of column col0 + lane. */
-__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, const float *v, int exponent_a,
-                                 int exponent_b, out_buffer &out) {
+ * 8j + lane%4*2 + i, as the matrix instructions lay accumulators out; the warp then writes 32 neighbouring columns of a
+ * row at once, whatever C's alignment. exponent_a is of row row0 + lane (lane < 16), exponent_b of column col0 + lane.
+ */
+__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, const float *v,
+                                 int exponent_a, int exponent_b, out_buffer &out) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
@@ -107,8 +111,8 @@ __device__ inline void write_out(const split_args &g, const destination &d, int 
         const float scale = power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4 + 8 * h));
 #pragma unroll
         for (int j = 0; j < OUT_COLS / 8; j++)
-            *(float2 *)&out[lane / 4 + 8 * h][8 * j + lane % 4 * 2] =
-                make_float2(v[4 * j + 2 * h] * scale, v[4 * j + 2 * h + 1] * scale);
+            *(float2 *)&out[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[4 * j + 2 * h] * scale,
+                                                                                  v[4 * j + 2 * h + 1] * scale);
     }
     __syncwarp();
     if (col0 + lane >= g.n) return;
@@ -118,7 +122,8 @@ __device__ inline void write_out(const split_args &g, const destination &d, int 
     float before[OUT_ROWS]; /* beta*C, read all at once rather than each where it is needed */
     const float *from = to;
 #pragma unroll
-    for (int r = 0; r < OUT_ROWS; r++, from += d.c.row_stride) before[r] = d.beta != 0 && r < rows ? d.beta * *from : -0.0f;
+    for (int r = 0; r < OUT_ROWS; r++, from += d.c.row_stride)
+        before[r] = d.beta != 0 && r < rows ? d.beta * *from : -0.0f;
 #pragma unroll
     for (int r = 0; r < OUT_ROWS; r++, to += d.c.row_stride)
         if (r < rows) *to = fmaf(d.alpha, out[r][lane] * scale, before[r]); /* -0 changes nothing, not even -0 */

@@ -1,27 +1,29 @@
-/* split_mma_sm80.cu: C = alpha*A*B + beta*C from split operands (args.h) on the matrix instruction every GPU since Ampere has.
+/* split_mma_sm80.cu: C = alpha*A*B + beta*C from split operands (args.h) on the matrix instruction every GPU since
+ * Ampere has.
  *
  *   split_fp32_mma_sm80   three products, float32 accuracy   tile 128 x 128   256 threads
  *   split_tf32_mma_sm80   one product                        tile 128 x 256   256 threads
  *
  * Arithmetic of the three products, as in split_wgmma_sm90.cu: with A = hi_a + lo_a 2^-11 and B likewise (scaled),
  *
- *     d  = hi_a*hi_b                  a fresh sum for each stage of k, because the tensor cores truncate as they accumulate
+ *     d  = hi_a*hi_b                  a fresh sum for each stage of k: the tensor cores truncate as they accumulate
  *     v += d                          by ordinary float32 additions
  *     q += hi_a*lo_b + lo_a*hi_b      one sum for all of k: 2^11 smaller, so its truncation does not matter
  *
- * and C = (v + q 2^-11) * 2^-(e_a + e_b). A stage is half the block that docs/numerics.md counts with: less than half the truncation
- * and twice the additions, within the same bound. tf32 sums hi_a*hi_b over all of k.
+ * and C = (v + q 2^-11) * 2^-(e_a + e_b). A stage is half the block that docs/numerics.md counts with: less than half
+ * the truncation and twice the additions, within the same bound. tf32 sums hi_a*hi_b over all of k.
  *
- * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16 x 8. Blocks
- * stay and take every gridDim-th tile.
+ * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16
+ * x 8. Blocks stay and take every gridDim-th tile.
  *
- * Stages. A stage is half a block of k, STAGE_K, of both operands' tiles: rows of 64 bytes, in which 16-byte chunk c of row r lies
- * at c ^ (r/2 % 4), so that the eight rows that ldmatrix reads at once fall on all banks. (The panels' own order within half a
- * row, c ^ (r % 4), would let rows r and r + 4 meet.) Copies run two stages ahead of the products, into the next tile where this
- * one ends, and go on while C is written through the stage that is free.
+ * Stages. A stage is half a block of k, STAGE_K, of both operands' tiles: rows of 64 bytes, in which 16-byte chunk c of
+ * row r lies at c ^ (r/2 % 4), so that the eight rows that ldmatrix reads at once fall on all banks. (The panels' own
+ * order within half a row, c ^ (r % 4), would let rows r and r + 4 meet.) Copies run two stages ahead of the products,
+ * into the next tile where this one ends, and go on while C is written through the stage that is free.
  *
- * Fragments are read from shared memory one group of products ahead of those that need them, the next stage's too: a stage's
- * last reads come before its last products, and its one barrier stands between, so that there is work left to issue behind it.
+ * Fragments are read from shared memory one group of products ahead of those that need them, the next stage's too: a
+ * stage's last reads come before its last products, and its one barrier stands between, so that there is work left to
+ * issue behind it.
  *
  * Names: t stage; i, j fragment along m and n; e element of a thread's fragment.
  * Limits: 255 registers; 97 KB of shared memory (every one of these GPUs has 99); one block per SM.
@@ -48,8 +50,8 @@ static_assert(COPY_ROWS % 8 == 0, "a thread copies the same chunk of all its row
 
 /* A predicate, not a branch, so that copies can stand between products. */
 __device__ void copy_16(uint32_t to, const void *from, bool wanted) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to), "l"(from),
-                 "r"((int)wanted)
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+                 "l"(from), "r"((int)wanted)
                  : "memory");
 }
 
@@ -66,11 +68,13 @@ __device__ void load_matrices(uint32_t *to, uint32_t from) {
 
 /* d (16 x 8) = a (16 x 16) * b (8 x 16)^T + (accumulate ? d : 0). */
 __device__ void mma(float *d, const uint32_t *a, const uint32_t *b, bool accumulate = true) {
-    const float c0 = accumulate ? d[0] : 0, c1 = accumulate ? d[1] : 0, c2 = accumulate ? d[2] : 0, c3 = accumulate ? d[3] : 0;
+    const float c0 = accumulate ? d[0] : 0, c1 = accumulate ? d[1] : 0, c2 = accumulate ? d[2] : 0,
+                c3 = accumulate ? d[3] : 0;
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c0), "f"(c1), "f"(c2), "f"(c3));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c0), "f"(c1), "f"(c2),
+                   "f"(c3));
 }
 
 /* ---- Copying stages ---------------------------------------------------------------------------------------------- */
@@ -92,7 +96,8 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile {
         at = work_at<TILE_M, TILE_N>(g, exists ? index : 0);
         strips[0] = strip_at<PANEL_ROWS, PIECES>(g.a, g.m, g.k_blocks, at.batch, at.m0, at.kb_begin);
         for (int i = 1; i < STRIPS; i++)
-            strips[i] = strip_at<PANEL_ROWS, PIECES>(g.b, g.n, g.k_blocks, at.batch, at.n0 + (i - 1) * PANEL_ROWS, at.kb_begin);
+            strips[i] = strip_at<PANEL_ROWS, PIECES>(g.b, g.n, g.k_blocks, at.batch, at.n0 + (i - 1) * PANEL_ROWS,
+                                                     at.kb_begin);
         if (!exists)
             for (int i = 0; i < STRIPS; i++) strips[i].bytes = 0;
     }
@@ -100,8 +105,8 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile {
     __device__ int stages() const { return (at.kb_end - at.kb_begin) * (SPLIT_K / STAGE_K); }
 };
 
-/* What one thread copies of a tile, stage after stage: a chunk of every COPY_ROWS-th row. In the panels, where a row is two
- * stages long, chunk c of half h of row r lies in half h ^ (r/4 % 2) at c ^ (r % 4). */
+/* What one thread copies of a tile, stage after stage: a chunk of every COPY_ROWS-th row. In the panels, where a row is
+ * two stages long, chunk c of half h of row r lies in half h ^ (r/4 % 2) at c ^ (r % 4). */
 template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
     typedef tile<TILE_M, TILE_N, PIECES> TILE;
     typedef stage<TILE_M, TILE_N, PIECES> STAGE;
@@ -137,8 +142,8 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
             for (int piece = 0; piece < PIECES; piece++)
 #pragma unroll
                 for (int r = 0; r < PANEL_ROWS; r += COPY_ROWS)
-                    copy_16(there + piece * piece_bytes + r * ROW_BYTES, from[i] + piece * piece_stride[i] + r * SPLIT_ROW_BYTES,
-                            r < rows[i]);
+                    copy_16(there + piece * piece_bytes + r * ROW_BYTES,
+                            from[i] + piece * piece_stride[i] + r * SPLIT_ROW_BYTES, r < rows[i]);
             from[i] = (const uint8_t *)((uintptr_t)from[i] ^ ROW_BYTES) + (half ? PIECES * piece_stride[i] : 0);
         }
         half ^= 1;
@@ -148,8 +153,8 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
 
 /* ---- Fragments --------------------------------------------------------------------------------------------------- */
 
-/* Where a lane reads a warp's fragments in a stage, 16 rows and 16 of k at a time: one fragment of A, two of B. The second step's
- * chunks are the first's with bit 1 of their place turned, which is bit 5 of the address. */
+/* Where a lane reads a warp's fragments in a stage, 16 rows and 16 of k at a time: one fragment of A, two of B. The
+ * second step's chunks are the first's with bit 1 of their place turned, which is bit 5 of the address. */
 template <typename STAGE> struct fragment_reader {
     uint32_t a, b;
 
@@ -166,15 +171,18 @@ template <typename STAGE> struct fragment_reader {
     template <int N> __device__ void load_b(uint32_t (&to)[N][2], uint32_t stage, int piece, int step) const {
 #pragma unroll
         for (int j = 0; j < N; j += 2)
-            load_matrices(to[j], ((stage + b) ^ step * 2 * CHUNK) + piece * sizeof(STAGE::b[0]) + j * FRAGMENT_N * ROW_BYTES);
+            load_matrices(to[j],
+                          ((stage + b) ^ step * 2 * CHUNK) + piece * sizeof(STAGE::b[0]) + j * FRAGMENT_N * ROW_BYTES);
     }
 };
 
 /* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
 
-/* A warp's part of a tile, WARP_M rows from row0 and 8 N columns from col0, which lie in one panel of A and one of B. */
+/* A warp's part of a tile, WARP_M rows from row0 and 8 N columns from col0, which lie in one panel of A and one of B.
+ */
 template <int N>
-__device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4], out_buffer &out) {
+__device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
+                      out_buffer &out) {
     if (row0 >= g.m || col0 >= g.n || !is_ours(g, w.batch, row0, col0)) return;
     const int lane = threadIdx.x % 32;
     const destination d = destination_of(g, w);
@@ -196,7 +204,8 @@ extern __shared__ __align__(128) uint8_t shared_memory[]; /* STAGES stages */
 
 template <typename STAGE> struct stage_ring {
     static constexpr uint32_t BYTES = sizeof(STAGE);
-    static_assert(STAGES * BYTES <= 97 * 1024, "what a block may use on every GPU since Ampere, less what the tiles take");
+    static_assert(STAGES * BYTES <= 97 * 1024,
+                  "what a block may use on every GPU since Ampere, less what the tiles take");
     static_assert(THREADS / 32 * sizeof(out_buffer) <= BYTES, "C is written through one stage");
     uint32_t first, now, free; /* addresses: of the ring, of stage t, of the place that t - 1 left to t + AHEAD */
 
@@ -213,7 +222,9 @@ template <typename STAGE> struct stage_ring {
         now = now == first + AHEAD * BYTES ? first : now + BYTES;
     }
 
-    __device__ out_buffer &free_as_out(int warp) const { return ((out_buffer *)(shared_memory + (free - first)))[warp]; }
+    __device__ out_buffer &free_as_out(int warp) const {
+        return ((out_buffer *)(shared_memory + (free - first)))[warp];
+    }
 };
 
 } // namespace
@@ -226,6 +237,7 @@ typedef stage<TILE_M, TILE_N, 2> STAGE;
 typedef tile<TILE_M, TILE_N, 2> TILE;
 static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share out the tile");
 static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
+static_assert(STAGES * sizeof(STAGE) == SPLIT_FP32_MMA_SM80_SHARED, "what the host asks for");
 } // namespace fp32
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(const __grid_constant__ split_args g) {
@@ -308,6 +320,7 @@ typedef stage<TILE_M, TILE_N, 1> STAGE;
 typedef tile<TILE_M, TILE_N, 1> TILE;
 static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share out the tile");
 static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
+static_assert(STAGES * sizeof(STAGE) == SPLIT_TF32_MMA_SM80_SHARED, "what the host asks for");
 } // namespace tf32
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(const __grid_constant__ split_args g) {

@@ -1,8 +1,9 @@
 /* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
  *
- * C = alpha * (slice 0 + slice 1 + ...) + beta*C, always in this order, so that the same problem gives the same bits. One thread per
- * element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are left alone here too.
- * Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the batch.
+ * C = alpha * (slice 0 + slice 1 + ...) + beta*C, always in this order, so that the same problem gives the same bits.
+ * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
+ * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
+ * batch.
  */
 #include "args.h"
 #include "split.cuh"

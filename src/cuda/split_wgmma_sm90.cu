@@ -6,15 +6,16 @@
  *
  * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a block of SPLIT_K of k gives
  *
- *     main += hi_a*hi_b           a fresh sum for each block, added to `main` by ordinary float32 additions: the tensor cores
- *                                 truncate as they accumulate, so they are never let to do it for longer than a block
- *     corr += hi_a*lo_b + lo_a*hi_b   2^11 smaller than main, so its truncation does not matter: one sum for all of k
+ *     main += hi_a*hi_b                  a fresh sum for each block, added to `main` by ordinary float32 additions: the
+ *                                        tensor cores truncate as they accumulate, so they never do it for long
+ *     corr += hi_a*lo_b + lo_a*hi_b      2^11 smaller, so that its truncation does not matter: one sum for all of k
  *
  * and C = (main + corr 2^-11) * 2^-(e_a + e_b). lo_a*lo_b is below float32's last bit. docs/numerics.md has the bound.
  *
- * Who does what. Blocks stay and take every gridDim-th tile. A stage is one k block of both operands' tiles, copied straight
- * from the panels. Of 384 threads, one thread of warpgroup 0 keeps the stages full; warpgroups 1 and 2 compute 64 rows of the tile
- * each. full[s] says a stage has landed, empty[s] that all warps have read it. A block of 128 threads does both jobs in turn.
+ * Who does what. Blocks stay and take every gridDim-th tile. A stage is one k block of both operands' tiles, copied
+ * straight from the panels. Of 384 threads, one thread of warpgroup 0 keeps the stages full; warpgroups 1 and 2 compute
+ * 64 rows of the tile each. full[s] says a stage has landed, empty[s] that all warps have read it. A block of 128
+ * threads does both jobs in turn.
  *
  * Order within a warpgroup: the tensor cores are never idle, because
  *
@@ -23,7 +24,8 @@
  * runs the additions under corr(kb), and hi*hi(kb+1) is queued before corr(kb) has drained.
  *
  * Names: d sum of the current block, q corr, v main; kb block of k; wg warpgroup.
- * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block per SM.
+ * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
+ * per SM.
  */
 #include "args.h"
 #include "split.cuh"
@@ -37,7 +39,7 @@ constexpr int STEPS = SPLIT_K / 16; /* instructions along a block of k */
 
 static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
 
-/* ---- Copying a stage ------------------------------------------------------------------------------------------------------ */
+/* ---- Copying a stage --------------------------------------------------------------------------------------------- */
 
 template <int TILE_M, int TILE_N, int PIECES> struct stage {
     uint8_t a[PIECES][TILE_M * SPLIT_ROW_BYTES];
@@ -73,7 +75,8 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
         barrier_arrive_and_expect(full, bytes);
         copy_strip<PIECES>(a, s.a[0], sizeof s.a[0], full);
 #pragma unroll
-        for (int i = 0; i < B_STRIPS; i++) copy_strip<PIECES>(b[i], s.b[0] + i * B_ROWS * SPLIT_ROW_BYTES, sizeof s.b[0], full);
+        for (int i = 0; i < B_STRIPS; i++)
+            copy_strip<PIECES>(b[i], s.b[0] + i * B_ROWS * SPLIT_ROW_BYTES, sizeof s.b[0], full);
     }
 };
 
@@ -89,7 +92,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* ---- Products of one warpgroup ---------------------------------------------------------------------------------------------- */
+/* ---- Products of one warpgroup ----------------------------------------------------------------------------------- */
 
 __device__ void issue_hi_hi(float (&d)[64], const uint8_t *a_hi, const uint8_t *b_hi) {
     const uint64_t a = tile_descriptor(a_hi), b = tile_descriptor(b_hi);
@@ -110,9 +113,10 @@ __device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uin
     wgmma_commit();
 }
 
-/* ---- Writing a tile ------------------------------------------------------------------------------------------------------------ */
+/* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
 
-/* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it after them. */
+/* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it
+ * after them. */
 template <int TILE_N> struct output {
     int row0;
     int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
@@ -123,7 +127,8 @@ template <int TILE_N> struct output {
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
         exponent_a = exponent_of(g.a, w.batch, row0 + lane % OUT_ROWS, g.m);
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++) exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
+        for (int i = 0; i < TILE_N / OUT_COLS; i++)
+            exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
@@ -165,7 +170,7 @@ extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 } // namespace
 
-/* ---- fp32, 384 threads ------------------------------------------------------------------------------------------------------------ */
+/* ---- fp32, 384 threads ------------------------------------------------------------------------------------------- */
 
 namespace fp32 {
 constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3;
@@ -173,6 +178,7 @@ typedef stage<TILE_M, TILE_N, 2> STAGE;
 typedef shared_layout<STAGE, STAGES, 8> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
 static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
+static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_SHARED, "what the host asks for");
 } // namespace fp32
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
@@ -209,7 +215,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 #pragma unroll 1
             for (int kb = w.kb_begin;; kb++) {
                 const STAGE &now = s.stages[at.index];
-                issue_corrections(q, now.a[0] + byte_offset, now.a[1] + byte_offset, now.b[0], now.b[1], kb > w.kb_begin);
+                issue_corrections(q, now.a[0] + byte_offset, now.a[1] + byte_offset, now.b[0], now.b[1],
+                                  kb > w.kb_begin);
                 wgmma_wait<1>();
                 hold(d);
 #pragma unroll
@@ -235,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     }
 }
 
-/* ---- fp32, 128 threads ------------------------------------------------------------------------------------------------------------ */
+/* ---- fp32, 128 threads ------------------------------------------------------------------------------------------- */
 
 namespace fp32_t128 {
 constexpr int TILE_M = 64, TILE_N = 128, STAGES = 2;
@@ -243,6 +250,7 @@ typedef stage<TILE_M, TILE_N, 2> STAGE;
 typedef shared_layout<STAGE, STAGES, 4> SHARED;
 static_assert(TILE_M == WG_ROWS, "one warpgroup computes the tile");
 static_assert(2 * sizeof(SHARED) <= 226 * 1024, "two blocks share an SM");
+static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_T128_SHARED, "what the host asks for");
 } // namespace fp32_t128
 
 extern "C" __global__ void __launch_bounds__(WARPGROUP, 2) split_fp32_sm90_t128(const __grid_constant__ split_args g) {
@@ -310,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP, 2) split_fp32_sm90_t128(
     }
 }
 
-/* ---- tf32, 384 threads ------------------------------------------------------------------------------------------------------------ */
+/* ---- tf32, 384 threads ------------------------------------------------------------------------------------------- */
 
 namespace tf32 {
 constexpr int TILE_M = 128, TILE_N = 256, STAGES = 4;
@@ -318,6 +326,7 @@ typedef stage<TILE_M, TILE_N, 1> STAGE;
 typedef shared_layout<STAGE, STAGES, 8> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
 static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
+static_assert(sizeof(SHARED) == SPLIT_TF32_SM90_SHARED, "what the host asks for");
 } // namespace tf32
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(const __grid_constant__ split_args g) {

@@ -1,5 +1,5 @@
-/* kernels.c: what each CUDA kernel promises (src/cuda/args.h), in plain C. A block computes here what a block computes there,
- * so that a wrong grid, slice, offset or stride of the host gives a wrong result. */
+/* kernels.c: what each CUDA kernel promises (src/cuda/args.h), in plain C. A block computes here what a block computes
+ * there, so that a wrong grid, slice, offset or stride of the host gives a wrong result. */
 #include "fake.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 static int divide_up(int a, int b) { return (a + b - 1) / b; }
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* ---- ieee ------------------------------------------------------------------------------------------------------------- */
+/* ---- ieee -------------------------------------------------------------------------------------------------------- */
 
 static float dot(const ieee_args *g, int64_t batch, int row, int col, int k_begin, int k_end) {
     const float *a = g->a.data + batch * g->a.batch_stride + row * g->a.row_stride;
@@ -33,7 +33,8 @@ static void finish(float *c, float alpha, float sum, float beta) {
 
 /* Tiles in bands of 16 tile rows, down each column of a band. */
 static void find_tile(const ieee_args *g, int tile, int *row0, int *col0) {
-    const int band = tile / (16 * g->tiles_n), rows = least(16, g->tiles_m - band * 16), within = tile - band * 16 * g->tiles_n;
+    const int band = tile / (16 * g->tiles_n), rows = least(16, g->tiles_m - band * 16),
+              within = tile - band * 16 * g->tiles_n;
     *row0 = (band * 16 + within % rows) * g->tile_m;
     *col0 = within / rows * g->tile_n;
 }
@@ -90,15 +91,18 @@ static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
     const int runs = divide_up(g->k, IEEE_RUN);
     const int64_t end = stretch_begin(g, unit - g->full_tiles + 1);
     for (int64_t run = stretch_begin(g, unit - g->full_tiles); run < end;) {
-        const int tail = (int)(run / runs), first = (int)(run % runs), count = end - run < runs - first ? (int)(end - run) : runs - first;
+        const int tail = (int)(run / runs), first = (int)(run % runs),
+                  count = end - run < runs - first ? (int)(end - run) : runs - first;
         ieee_piece(g, batch, g->full_tiles + tail, first * IEEE_RUN, least(g->k, (first + count) * IEEE_RUN));
         run += count;
     }
 }
 
 static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, int tile_n, char *why, size_t size) {
-    const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles, units = (int64_t)g->full_tiles + g->tail_units;
-    if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != divide_up(g->m, tile_m) || g->tiles_n != divide_up(g->n, tile_n))
+    const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles,
+                  units = (int64_t)g->full_tiles + g->tail_units;
+    if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != divide_up(g->m, tile_m) ||
+        g->tiles_n != divide_up(g->n, tile_n))
         return snprintf(why, size, "wrong tiles"), false;
     if (tails < 0 || (tails > 0) != (g->tail_units > 0) || (tails && g->tail_units > tail_runs(g)))
         return snprintf(why, size, "wrong tail"), false;
@@ -107,7 +111,8 @@ static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, 
     if (l->grid[2] != (unsigned)g->batch) return snprintf(why, size, "grid.z is not the batch"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
         for (int64_t first = 0; first < l->grid[0]; first++) /* with marks, blocks take every gridDim-th unit */
-            for (int64_t unit = first; unit < units; unit += g->marks_a ? l->grid[0] : units) ieee_unit(g, batch, (int)unit);
+            for (int64_t unit = first; unit < units; unit += g->marks_a ? l->grid[0] : units)
+                ieee_unit(g, batch, (int)unit);
     return true;
 }
 
@@ -137,7 +142,7 @@ static void ieee_scale(const fake_launch *l, const ieee_args *g) {
             }
 }
 
-/* ---- fp16 --------------------------------------------------------------------------------------------------------------- */
+/* ---- fp16 -------------------------------------------------------------------------------------------------------- */
 
 /* Rounds to nearest even, subnormals kept, overflow to Inf. */
 static uint16_t half_of(float x) {
@@ -153,12 +158,13 @@ static uint16_t half_of(float x) {
 
 static float float_of(uint16_t h) {
     const int e = h >> 10 & 31, fraction = h & 1023;
-    const float magnitude = e == 31 ? (fraction ? NAN : INFINITY) : e ? ldexpf((float)(1024 + fraction), e - 25)
-                                                                      : ldexpf((float)fraction, -24);
+    const float magnitude = e == 31 ? (fraction ? NAN : INFINITY)
+                            : e     ? ldexpf((float)(1024 + fraction), e - 25)
+                                    : ldexpf((float)fraction, -24);
     return h & 0x8000 ? -magnitude : magnitude;
 }
 
-/* ---- Panels --------------------------------------------------------------------------------------------------------------- */
+/* ---- Panels ------------------------------------------------------------------------------------------------------ */
 
 static uint16_t *half_at(const uint8_t *panels, int rows, int k_blocks, int pieces, int row, int k, int piece) {
     const int panel = row / PANEL_ROWS, within = row % PANEL_ROWS, kb = k / SPLIT_K;
@@ -182,7 +188,8 @@ static float depth_of(float x, float scaled) {
     return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits a row and returns the largest depth in it. tf32's rule looks at columns: here whatever fits is taken to be carried. */
+/* Splits a row and returns the largest depth in it. tf32's rule looks at columns: here whatever fits is taken to be
+ * carried. */
 static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
     float depth = 1;
@@ -192,15 +199,15 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
         const uint16_t hi = half_of(scaled);
         *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 0) = hi;
         if (o->pieces == 2)
-            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 1) =
-                half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
+            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k,
+                     1) = half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
         depth = fmaxf(depth, depth_of(x, scaled));
     }
     return o->pieces == 2 || depth == INFINITY ? depth : 1;
 }
 
-/* pack_sample: every row's scale, by its largest at once; suspects and marks set to 1. pack_split: the pieces. pack_rescale: the
- * marks, which no better scale would change. */
+/* pack_sample: every row's scale, by its largest at once; suspects and marks set to 1. pack_split: the pieces.
+ * pack_rescale: the marks, which no better scale would change. */
 static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, size_t size) {
     const bool sample = !strcmp(l->kernel, "pack_sample"), split = !strcmp(l->kernel, "pack_split");
     int64_t blocks = 0;
@@ -229,7 +236,7 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
     return true;
 }
 
-/* ---- split ------------------------------------------------------------------------------------------------------------------ */
+/* ---- split ------------------------------------------------------------------------------------------------------- */
 
 /* The rows of one product's operand as numbers, [rows][k_blocks * SPLIT_K], scaled back; the caller frees them. */
 static double *unpack(const split_operand *o, int rows, int k_blocks, int pieces, int64_t batch) {
@@ -251,7 +258,8 @@ static bool is_marked(const split_args *g, int64_t batch, int row, int col) {
              g->mark_limit);
 }
 
-static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int pieces, char *why, size_t size) {
+static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int pieces, char *why,
+                           size_t size) {
     if (g->tiles_m != divide_up(g->m, tile_m) || g->tiles_n != divide_up(g->n, tile_n))
         return snprintf(why, size, "wrong tiles"), false;
     if (g->slices != divide_up(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial))
@@ -259,7 +267,8 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
     const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
     for (int64_t batch = 0; batch < g->batch; batch++) {
-        double *a = unpack(&g->a, g->m, g->k_blocks, pieces, batch), *b = unpack(&g->b, g->n, g->k_blocks, pieces, batch);
+        double *a = unpack(&g->a, g->m, g->k_blocks, pieces, batch),
+               *b = unpack(&g->b, g->n, g->k_blocks, pieces, batch);
         for (int slice = 0; slice < g->slices; slice++)
             for (int row = 0; row < g->m; row++)
                 for (int col = 0; col < g->n; col++) {
@@ -290,7 +299,7 @@ static void split_reduce(const fake_launch *l, const split_args *g) {
         }
 }
 
-/* ---- By name ------------------------------------------------------------------------------------------------------------------ */
+/* ---- By name ----------------------------------------------------------------------------------------------------- */
 
 size_t fake_kernel_args_size(const char *kernel) {
     if (!strncmp(kernel, "ieee_", 5)) return sizeof(ieee_args);
@@ -302,12 +311,16 @@ size_t fake_kernel_args_size(const char *kernel) {
 bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t size) {
     int tile_m, tile_n;
     const char *name = l->kernel;
-    const unsigned threads = strstr(name, "_mma_") ? 256 : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384 : 128;
+    const unsigned threads = strstr(name, "_mma_")                                                  ? 256
+                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384
+                                                                                                    : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
-    if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2) return ieee_multiply(l, args, tile_m, tile_n, why, size);
+    if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2)
+        return ieee_multiply(l, args, tile_m, tile_n, why, size);
     if (!strcmp(name, "ieee_thin_k")) return ieee_multiply(l, args, 16, 8, why, size);
     if (!strcmp(name, "ieee_thin_m")) {
-        if (((const ieee_args *)args)->a.row_stride != 1) return snprintf(why, size, "rows of a are not neighbours"), false;
+        if (((const ieee_args *)args)->a.row_stride != 1)
+            return snprintf(why, size, "rows of a are not neighbours"), false;
         return ieee_multiply(l, args, 128, 8, why, size);
     }
     if (!strcmp(name, "ieee_reduce")) return ieee_reduce(l, args), true;

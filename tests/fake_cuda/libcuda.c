@@ -1,7 +1,7 @@
-/* libcuda.c: the driver functions that libtessera and its tests call, over malloc. Device memory is host memory that is in a
- * list; a kernel runs when it is launched, or with the graph it was captured into. Rules that a real driver enforces and the
- * library must respect are enforced here: current contexts, streams of their contexts, what may be called during a capture,
- * limits of pools and memory, shared memory asked for.
+/* libcuda.c: the driver functions that libtessera and its tests call, over malloc. Device memory is host memory that is
+ * in a list; a kernel runs when it is launched, or with the graph it was captured into. Rules that a real driver
+ * enforces and the library must respect are enforced here: current contexts, streams of their contexts, what may be
+ * called during a capture, limits of pools and memory, shared memory asked for.
  *
  * The environment describes the machine:
  *   FAKE_CUDA_DEVICES     GPUs (1)                        FAKE_CUDA_CAPABILITY   of each, 10*major + minor (90)
@@ -21,7 +21,14 @@
 enum { MOST_DEVICES = 8, MULTIPROCESSORS = 132, SHARED_LIMIT = 232448, ALIGNMENT = 512 };
 
 /* Handles are checked by what they point to begins with. */
-enum { CONTEXT = 0x43545831, STREAM = 0x5354524d, MODULE = 0x4d4f4431, FUNCTION = 0x46554e43, POOL = 0x504f4f4c, GRAPH = 0x47524146 };
+enum {
+    CONTEXT = 0x43545831,
+    STREAM = 0x5354524d,
+    MODULE = 0x4d4f4431,
+    FUNCTION = 0x46554e43,
+    POOL = 0x504f4f4c,
+    GRAPH = 0x47524146
+};
 
 struct CUctx_st {
     int kind;
@@ -113,7 +120,7 @@ static CUresult injected(const char *call) {
     return (CUresult)broken_error;
 }
 
-/* ---- For the tests ------------------------------------------------------------------------------------------------------- */
+/* ---- For the tests ----------------------------------------------------------------------------------------------- */
 
 EXPORT void fake_break(const char *call, int error) {
     snprintf(broken_call, sizeof broken_call, "%s", call);
@@ -131,7 +138,7 @@ EXPORT int fake_blocks(void) {
     return count;
 }
 
-/* ---- Start, devices --------------------------------------------------------------------------------------------------------- */
+/* ---- Start, devices ---------------------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuDriverGetVersion(int *version) {
     *version = (int)setting("FAKE_CUDA_DRIVER", 13000);
@@ -199,7 +206,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
     return CUDA_SUCCESS;
 }
 
-/* ---- Contexts ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 static CUcontext context_new(CUdevice device) {
     CUcontext made = calloc(1, sizeof *made);
@@ -299,10 +306,10 @@ EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
     return CUDA_SUCCESS;
 }
 
-/* ---- Capture -------------------------------------------------------------------------------------------------------------------- */
+/* ---- Capture ----------------------------------------------------------------------------------------------------- */
 
-/* True where a call that may not happen during a capture is made all the same: by a thread not relaxed, while a stream is
- * captured in global mode anywhere, or by this thread. */
+/* True where a call that may not happen during a capture is made all the same: by a thread not relaxed, while a stream
+ * is captured in global mode anywhere, or by this thread. */
 static bool unsafe_now(void) {
     if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
     for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
@@ -319,7 +326,9 @@ static bool legacy_is_blocked(void) {
     return false;
 }
 
-static bool is_default(CUstream stream) { return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD; }
+static bool is_default(CUstream stream) {
+    return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
 
 /* The checks every call on a stream makes. */
 static CUresult check_stream(CUstream stream) {
@@ -403,7 +412,7 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec executable) {
     return CUDA_SUCCESS;
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static block *block_at(CUdeviceptr address) {
     for (block *b = blocks; b; b = b->next)
@@ -411,7 +420,8 @@ static block *block_at(CUdeviceptr address) {
     return NULL;
 }
 
-static CUresult take(CUdeviceptr *address, size_t size, CUmemorytype type, bool managed, CUdevice device, CUmemoryPool pool) {
+static CUresult take(CUdeviceptr *address, size_t size, CUmemorytype type, bool managed, CUdevice device,
+                     CUmemoryPool pool) {
     pthread_mutex_lock(&lock);
     CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
     const size_t limit = (size_t)setting("FAKE_CUDA_MEMORY", 1l << 32);
@@ -419,7 +429,8 @@ static CUresult take(CUdeviceptr *address, size_t size, CUmemorytype type, bool 
     block *b = fits ? calloc(1, sizeof *b) : NULL;
     if (b) {
         const size_t rounded = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        *b = (block){blocks, aligned_alloc(ALIGNMENT, rounded), size, type, managed, device, pool, pool ? 0 : current()->id};
+        *b = (block){blocks, aligned_alloc(ALIGNMENT, rounded), size, type, managed, device,
+                     pool,   pool ? 0 : current()->id};
         memset(b->begin, 0xff, rounded); /* memory is what it was: here NaN */
         blocks = b;
         used[device] += size;
@@ -497,7 +508,8 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size
     return error;
 }
 
-EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *asked, void **answers, CUdeviceptr address) {
+EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *asked, void **answers,
+                                       CUdeviceptr address) {
     pthread_mutex_lock(&lock);
     const block *b = block_at(address);
     for (unsigned i = 0; i < count; i++) switch ((int)asked[i]) {
@@ -512,7 +524,8 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *aske
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
-    if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
     *pool = calloc(1, sizeof **pool);
     **pool = (struct CUmemPoolHandle_st){POOL, properties->location.id, properties->maxSize, 0, 0};
@@ -526,7 +539,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     (void)value;
-    return pool->kind == POOL && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return pool->kind == POOL && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? CUDA_SUCCESS
+                                                                                : CUDA_ERROR_INVALID_VALUE;
 }
 
 static _Atomic int trims;
@@ -540,7 +554,8 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmem
     CUresult error = injected("cuMemAllocFromPoolAsync");
     if (!error) error = check_stream(stream);
     if (error || !is_default(stream)) {
-        if (error || !stream->capture) return error ? error : take(address, size, CU_MEMORYTYPE_DEVICE, false, pool->device, pool);
+        if (error || !stream->capture)
+            return error ? error : take(address, size, CU_MEMORYTYPE_DEVICE, false, pool->device, pool);
         /* The graph's own memory, freed with it. */
         *address = (CUdeviceptr)aligned_alloc(ALIGNMENT, (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
         return CUDA_SUCCESS;
@@ -556,7 +571,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     return CUDA_SUCCESS;
 }
 
-/* ---- Modules ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- Modules ----------------------------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     CUresult error = injected("cuModuleLoadData");
@@ -592,7 +607,8 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
 }
 
 EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > SHARED_LIMIT) return CUDA_ERROR_INVALID_VALUE;
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > SHARED_LIMIT)
+        return CUDA_ERROR_INVALID_VALUE;
     function->shared_limit = value;
     return CUDA_SUCCESS;
 }
@@ -602,8 +618,9 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
     if (!error) error = check_stream(config->hStream);
     if (error) return error;
     if (extra || function->kind != FUNCTION || function->context != current()) return CUDA_ERROR_INVALID_HANDLE;
-    if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || config->gridDimY > 65535 || config->gridDimZ > 65535 ||
-        config->gridDimX > INT32_MAX || (int)config->sharedMemBytes > function->shared_limit)
+    if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || config->gridDimY > 65535 ||
+        config->gridDimZ > 65535 || config->gridDimX > INT32_MAX ||
+        (int)config->sharedMemBytes > function->shared_limit)
         return CUDA_ERROR_INVALID_VALUE;
     fake_launch launch = {.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
                           .threads = config->blockDimX * config->blockDimY * config->blockDimZ,
@@ -627,7 +644,7 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
     return CUDA_SUCCESS;
 }
 
-/* ---- Streams and events ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Streams and events ------------------------------------------------------------------------------------------ */
 
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
     if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
