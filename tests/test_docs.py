@@ -68,3 +68,7 @@ def test_make_offers_what_it_says():
 
 def test_version_is_in_the_changelog():
     assert f"## [{binding.lib.tsr_version().decode()}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_tables_are_those_of_the_results():
+    run(sys.executable, ROOT / "bench/table.py", "--check")

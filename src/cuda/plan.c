@@ -18,7 +18,7 @@ static const double LONE_BLOCK_RATE =
     0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
-enum { SPLIT_LAUNCHES = 4 };         /* beside the multiplication: three to pack, one to recompute what is marked */
+enum { SPLIT_LAUNCHES = 5 };         /* what packing (three) and recomputing (one) cost a small product, in launches */
 enum { LEAST_SLICE_STEPS = 4 };      /* of a kernel's tile_k, below which another slice costs more than it brings */
 enum { LEAST_THIN_SLICE = 512 };     /* the same for thin kernels */
 enum { THIN = 8 };                   /* C with as few columns or rows is for the thin kernels */
