@@ -6,14 +6,12 @@
  * Limits: 128 threads, at most 255 registers, 67,584 bytes of shared memory (more than Turing has): 2 blocks per SM.
  */
 #include "ieee_tile.cuh"
+#include "overlap.cuh"
 
 using tile_128x128 = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
 static_assert(tile_128x128::SHARED_BYTES == IEEE_TILE_128X128_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_tile_128x128(const __grid_constant__ ieee_args args) {
-#if __CUDA_ARCH__ >= 900
-    /* It may be launched early, behind the kernels that set the marks. */
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    wait_for_previous_kernel(); /* behind the kernels that set the marks it may be launched early */
     tile_128x128::run(args);
 }

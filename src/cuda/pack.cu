@@ -28,6 +28,7 @@
 #include <cuda_fp16.h>
 
 #include "args.h"
+#include "split.cuh"
 
 namespace {
 
@@ -51,8 +52,6 @@ static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a u
 static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
 static_assert(UNIT_ROWS == LINE && SPLIT_K == LINE, "a unit is 64 lines of 64, whichever way they run");
 static_assert(SPLIT_K * 2 == SPLIT_ROW_BYTES, "a row of a tile is SPLIT_K fp16 values");
-
-__host__ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 /* A place in an operand: a row group of one product and, where the kernel counts them, a block of k. */
 struct place {
@@ -83,8 +82,6 @@ __device__ int exponent_for(float largest, int target) {
     int e = target - (int)(__float_as_uint(largest) >> 23 & 0xff) + 127;
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, e));
 }
-
-__device__ float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
 
 __device__ float warp_max(float x) {
     for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
@@ -216,12 +213,12 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
 /* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
 template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
-    const int stored_rows = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     uint8_t *hi_rows = o.panels + u.batch * o.panels_batch_stride +
                        (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
-                       ((int64_t)u.kb * PIECES * stored_rows + skip) * SPLIT_ROW_BYTES;
-    uint8_t *lo_rows = hi_rows + stored_rows * SPLIT_ROW_BYTES;
-    const int rows = stored_rows - skip;
+                       ((int64_t)u.kb * PIECES * stored + skip) * SPLIT_ROW_BYTES;
+    uint8_t *lo_rows = hi_rows + stored * SPLIT_ROW_BYTES;
+    const int rows = stored - skip;
     float depth = 1;
     auto put = [&](int row, int quad, const float(&x)[QUAD]) {
         if (row >= rows) return;
@@ -301,20 +298,6 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
-}
-
-/* Kernels are queued so that one may begin while the one before it ends (no-ops before Hopper): each waits here before
- * it touches memory, and lets the next one come when it has nothing left to launch. */
-__device__ void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ void let_next_kernel_come() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");

@@ -1,22 +1,17 @@
-/* split.cuh: what the kernels on split operands (split_*.cu, args.h) have in common, whatever instruction multiplies:
- * the order of the tiles, where their rows lie in the panels, and how their sums become C. */
+/* split.cuh: what the kernels that make split operands (pack.cu) and multiply them (split_*.cu) have in common, whatever
+ * instruction multiplies: scales, the order of the tiles, where their rows lie in the panels (args.h), and how their
+ * sums become C. */
 #ifndef TESSERA_CUDA_SPLIT_CUH
 #define TESSERA_CUDA_SPLIT_CUH
 
 #include "args.h"
+#include "overlap.cuh"
 
 constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 
 __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
-
-/* Before Hopper kernels are not launched before the one in front has ended. */
-__device__ inline void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 /* ---- Which tile -------------------------------------------------------------------------------------------------- */
 
