@@ -144,13 +144,18 @@ static bool is_empty(const span *s) { return !s->count[0] || !s->count[1] || !s-
 static tsr_status span_make(span *s, const char *name, const float *data, int64_t rows, int64_t cols, int64_t batch,
                             int64_t row_stride, int64_t col_stride, int64_t batch_stride) {
     *s = (span){name, data, {rows, cols, batch}, {row_stride, col_stride, batch_stride}, 0, 0};
-    if (rows < 0)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.rows is %lld: it must not be negative", name, (long long)rows);
-    if (cols < 0)
-        return tsr_fail(TSR_INVALID_ARGUMENT, "%s.cols is %lld: it must not be negative", name, (long long)cols);
-    if (is_empty(s)) return TSR_OK;
+    static const char *const size_name[2] = {"rows", "cols"};
     static const char *const stride_name[3] = {"row_stride", "col_stride", "batch_stride"};
     const int64_t limit = INT64_MAX / (int64_t)(2 * sizeof(float));
+    for (int d = 0; d < 2; d++) {
+        if (s->count[d] < 0)
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not be negative", name, size_name[d],
+                            (long long)s->count[d]);
+        if (s->count[d] > limit) /* an empty or broadcast matrix may be as large; engines count past its end */
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not exceed %lld", name, size_name[d],
+                            (long long)s->count[d], (long long)limit);
+    }
+    if (is_empty(s)) return TSR_OK;
     for (int d = 0; d < 3; d++) {
         int64_t reach;
         if (__builtin_mul_overflow(s->count[d] - 1, s->stride[d], &reach) || reach > limit || reach < -limit ||

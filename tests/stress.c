@@ -1,4 +1,5 @@
-/* stress.c: random products against a double-precision triple loop, from one thread, from many, and after a fork.
+/* stress.c: random products against a double-precision triple loop, from one thread, from many, and after a fork; exits
+ * in the middle of products.
  *
  * Everything is integer-valued and small, so every sum is exact in float32 and results must be equal, not close. It is
  * a C program so that the address, undefined-behaviour and thread sanitizers can watch the library from its first call
@@ -33,8 +34,7 @@ static void expect(tsr_status status, const char *what) {
     if (status) fail(what);
 }
 
-/* ---- Random numbers and matrices ------------------------------------------------------------------------------------
- */
+/* ---- Random numbers and matrices --------------------------------------------------------------------------------- */
 
 static uint32_t next_random(uint64_t *seed) {
     *seed = *seed * 6364136223846793005u + 1442695040888963407u;
@@ -237,7 +237,53 @@ static void check_errors(tsr_context *context) {
         if (y[i] != 0) fail("a refused call wrote to C");
 }
 
-int main(void) {
+/* ---- Exits ------------------------------------------------------------------------------------------------------- */
+
+static void *multiply_until_the_end(void *context) {
+    enum { SIZE = 200 };
+    static float x[SIZE * SIZE];
+    float *y = malloc(sizeof x);
+    if (!y) fail("no memory");
+    const tsr_operand a = {x, SIZE, SIZE, SIZE, 1, 0, NULL};
+    const tsr_result c = {y, SIZE, SIZE, SIZE, 1, 0};
+    while (tsr_gemm(context, 1, &a, &a, 0, &c, NULL) == TSR_OK) continue;
+    fail("tsr_gemm while the process exits");
+    return NULL;
+}
+
+/* Ends this process while threads of its own are in the middle of products. */
+static void exit_while_multiplying(void) {
+    alarm(60);
+    tsr_options options = TSR_OPTIONS_DEFAULT;
+    options.threads = 3;
+    tsr_context *context;
+    expect(tsr_context_create(&context, &options), "tsr_context_create");
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, multiply_until_the_end, context)) fail("pthread_create");
+    }
+    usleep(20000);
+    exit(0);
+}
+
+/* It does so without waiting for them and without a fault: a sanitizer would report one, an alarm end the other. A new
+ * program each time, because sanitizers cannot follow a fork of one with threads. */
+static void check_exits(void) {
+    for (int round = 0; round < 10; round++) {
+        pid_t child = fork();
+        if (child < 0) fail("fork");
+        if (!child) {
+            execl("/proc/self/exe", "stress", "exit", (char *)NULL);
+            _exit(127);
+        }
+        int status = 0;
+        if (waitpid(child, &status, 0) != child || status) fail("a process could not exit while it multiplied");
+    }
+}
+
+int main(int count, char **words) {
+    if (count == 2 && strcmp(words[1], "exit") == 0) exit_while_multiplying();
+    check_exits();
     for (int threads = 0; threads <= 3; threads++) {
         tsr_options options = TSR_OPTIONS_DEFAULT;
         options.threads = threads;

@@ -117,8 +117,31 @@ def test_strides_that_overflow_together(product, first, second, sign):
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_overflowing_size(product, name):
-    getattr(product, name).rows = 2**62
+    getattr(product, name).rows = 2**59
     product.refused(f"{name}.row_stride", "leaves the address space")
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("size", ["rows", "cols"])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("value", [2**60, 2**63 - 1])
+def test_size_beyond_any_memory(product, name, size, value):
+    """Refused even where strides of zero, or nothing in the other direction, would make the matrix small."""
+    matrix = getattr(product, name)
+    matrix.row_stride = matrix.col_stride = 0
+    setattr(matrix, size, value)
+    setattr(matrix, {"rows": "cols", "cols": "rows"}[size], 0)
+    product.refused(f"{name}.{size} is {value}", "must not exceed")
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("m, n, k", [(2**59, 0, 5), (0, 2**59, 5), (1, 1, 2**59), (0, 0, 2**59)])
+def test_large_sizes_are_planned(cpu, m, n, k):
+    """The largest sizes that are not refused, as empty and broadcast matrices have them, overflow nothing."""
+    product = Product(cpu)
+    product.a, product.b = Operand(None, m, k, 0, 0, 0), Operand(None, k, n, 0, 0, 0)
+    product.c = Result(None, m, n, 1, 1, 0)
+    assert product.plan() == OK
 
 
 @pytest.mark.parametrize("name, size, words", [

@@ -64,14 +64,18 @@ def test_no_terms_scale_c(engine, rng, beta):
     assert_guards(c)
 
 
-def test_strides_of_single_rows_are_not_used(engine, rng):
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("stride", [0, 2**40, -2**40, 2**61, -2**61])
+def test_strides_of_single_rows_are_not_used(engine, rng, stride):
     """A stride that is never stepped may be anything, as NumPy leaves it for dimensions of one."""
     a, b = integers(rng, 1, 30), integers(rng, 30, 1)
-    odd_a = as_strided(a, (1, 30), (2**40, 4))
-    odd_b = as_strided(b, (30, 1), (4, -2**40))
     c = poisoned(1, 1)
-    engine.multiply(odd_a, odd_b, as_strided(c, (1, 1), (2**44, 2**43)))
+    engine.multiply(as_strided(a, (1, 30), (stride, 4)), as_strided(b, (30, 1), (4, stride)),
+                    as_strided(c, (1, 1), (stride, stride)))
     assert_exact(c, a, b)
+    outer = poisoned(30, 30)
+    engine.multiply(as_strided(a.T, (30, 1), (4, stride)), as_strided(b.T, (1, 30), (stride, 4)), outer)
+    assert_exact(outer, a.T, b.T)
 
 
 def test_operands_and_result_side_by_side(engine, rng):

@@ -1,9 +1,9 @@
 /* avx512.c: the AVX-512 microkernel.
  *
  * Tile 12 x 32: 12 rows of A against two vectors of 16 columns of B. Of the 32 vector registers 24 hold sums, two hold
- * the row of B, and one the element of A being broadcast. A step of K is 24 multiply-adds on 14 loads: at two of each a
- * cycle, the most any chip does, the multiply-adds are the limit, and 24 chains are three times what covers their
- * latency.
+ * the row of B, and one the element of A being broadcast. A step of K is 24 multiply-adds on 14 loads: where
+ * two of each are done a cycle, the multiply-adds are the limit, and 24 chains are three times what covers a latency of
+ * four cycles.
  *
  *             b[0..15]    b[16..31]
  *     a[0]    sum[0][0]   sum[0][1]

@@ -48,7 +48,8 @@ static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
 
 /* Where the part with this number begins, of `whole` cut at multiples of `unit` into parts as equal as that allows. */
 static int64_t part_begin(int64_t part, int64_t parts, int64_t whole, int64_t unit) {
-    return least(ceil_div(whole, unit) * part / parts * unit, whole);
+    const int64_t units = ceil_div(whole, unit);
+    return least((units / parts * part + units % parts * part / parts) * unit, whole);
 }
 
 /* ---- Which way round --------------------------------------------------------------------------------------------- */
@@ -69,14 +70,19 @@ static tsr_operand transposed_operand(const tsr_operand *o) {
     return (tsr_operand){o->data, o->cols, o->rows, o->col_stride, o->row_stride, o->batch_stride, o->packed};
 }
 
+/* The product to compute. Strides over a single row or column, which may be any number, are 1. */
 static tsr_problem oriented(const tsr_problem *p, bool swapped) {
-    if (!swapped) return *p;
     tsr_problem q = *p;
-    q.m = p->n;
-    q.n = p->m;
-    q.a = transposed_operand(&p->b);
-    q.b = transposed_operand(&p->a);
-    q.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
+    if (swapped) {
+        q.m = p->n;
+        q.n = p->m;
+        q.a = transposed_operand(&p->b);
+        q.b = transposed_operand(&p->a);
+        q.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
+    }
+    if (q.m == 1) q.a.row_stride = q.c.row_stride = 1;
+    if (q.n == 1) q.b.col_stride = q.c.col_stride = 1;
+    if (q.k == 1) q.a.col_stride = q.b.row_stride = 1;
     return q;
 }
 
@@ -251,11 +257,10 @@ static void multiply_piece(const struct panel *s, const struct block *block, int
                             .c_row = c->row_stride,
                             .alpha = s->p->alpha,
                             .beta = s->depth_first ? 1 : s->p->beta};
-    const bool contiguous = c->col_stride == 1 || s->p->n == 1;
     for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += block->panel) {
         tile.m = (int)least(kernel->mr, i_end - i);
         tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
-        if (contiguous)
+        if (c->col_stride == 1)
             kernel->multiply(&tile);
         else
             multiply_through_buffer(kernel, tile, c->col_stride);
@@ -416,7 +421,10 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
         return TSR_OK;
     }
     struct cpu_workspace *own = NULL;
-    if (!workspace && plan->workspace) {
+    float nothing; /* where panels of no bytes lie */
+    if (!plan->workspace)
+        workspace = &nothing;
+    else if (!workspace) {
         own = cpu_workspace_take(plan->workspace);
         if (!own) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a workspace of %zu bytes", plan->workspace);
         workspace = own->panels;

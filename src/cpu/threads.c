@@ -3,7 +3,8 @@
  * Workers are started when first wanted, up to the most that one call ever asked for, and then wait on a futex of their
  * own: after a short spin, because the next product often follows at once, they sleep. A caller takes idle workers from
  * a list and never waits for one, so any number of application threads may multiply at once. A forked child starts with
- * an empty pool; when the library is unloaded or the process exits, the workers are joined.
+ * an empty pool. When the library is unloaded or the process exits, the workers are joined, except where a process exits
+ * in the middle of a product: the application's thread that computes it still counts on them.
  */
 #include "threads.h"
 
@@ -20,7 +21,8 @@
 
 /* ---- Waiting for a word to change -------------------------------------------------------------------------------- */
 
-/* About 30 microseconds, less than putting a thread to sleep and waking it costs. */
+/* Looks at a word before its reader goes to sleep: long enough for the next of many products in a row to find its workers
+ * awake, short enough that an idle process shows no load. */
 enum { SPINS = 1000 };
 
 static void pause_briefly(void) {
@@ -98,8 +100,8 @@ static struct {
     pthread_mutex_t lock; /* of everything here */
     struct worker *all, *idle;
     int count;
-    bool closed; /* the library is going away: callers work alone */
-    bool fork_is_handled;
+    bool closed;        /* callers work alone: the library is going away, or forks would go unnoticed */
+    atomic_int callers; /* in cpu_gang_run; grows only under the lock */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void *worker_main(void *argument) {
@@ -121,8 +123,6 @@ static void *worker_main(void *argument) {
     }
 }
 
-/* The rest of this section is called with the pool locked. */
-
 static void before_fork(void) { pthread_mutex_lock(&pool.lock); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&pool.lock); }
 
@@ -135,14 +135,18 @@ static void after_fork_in_child(void) {
     }
     pool.idle = NULL;
     pool.count = 0;
+    atomic_store(&pool.callers, 0);
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* When the library is loaded: before a thread can hold the lock while another forks. */
+static __attribute__((constructor)) void watch_forks(void) {
+    pool.closed = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
+}
+
+/* The rest of this section is called with the pool locked. */
+
 static struct worker *start_worker(void) {
-    if (!pool.fork_is_handled) {
-        if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child)) return NULL;
-        pool.fork_is_handled = true;
-    }
     struct worker *made = calloc(1, sizeof *made);
     if (!made) return NULL;
     /* The application's signals are for its own threads. */
@@ -186,6 +190,7 @@ void cpu_gang_run(struct cpu_gang *gang, int size) {
     }
     struct worker *called[size - 1];
     pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add(&pool.callers, 1);
     while (gang->size < size && (called[gang->size - 1] = take_worker(size - 1))) gang->size++;
     pthread_mutex_unlock(&pool.lock);
     atomic_init(&gang->state, one_member);
@@ -209,6 +214,7 @@ void cpu_gang_run(struct cpu_gang *gang, int size) {
     }
     for (unsigned left; (left = atomic_load_explicit(&gang->running, memory_order_acquire));)
         wait_while(&gang->running, left);
+    atomic_fetch_sub(&pool.callers, 1);
 }
 
 int cpu_default_threads(void) {
@@ -220,8 +226,11 @@ int cpu_default_threads(void) {
 static __attribute__((destructor)) void join_workers(void) {
     pthread_mutex_lock(&pool.lock);
     pool.closed = true;
-    struct worker *all = pool.all;
-    pool.all = NULL;
+    struct worker *all = NULL;
+    if (!atomic_load(&pool.callers)) {
+        all = pool.all;
+        pool.all = NULL;
+    }
     for (struct worker *worker = all; worker; worker = worker->next) {
         atomic_store(&worker->leave, true);
         call(worker);
