@@ -86,6 +86,13 @@ def test_info_says_what_is_missing():
     assert "cuda kernel: split_fp32_sm90, tile 128 x 128, 384 threads, does not run here" in output
 
 
+def test_info_on_a_turing_gpu():
+    status, output = run("-c", "import binding; print(binding.info())", FAKE_CUDA_CAPABILITY="75")
+    kernels = {line.split(",")[0].removeprefix("cuda kernel: "): line for line in output.splitlines() if line.startswith("cuda kernel")}
+    assert status == 0 and kernels["ieee_tile_128x64"].endswith("runs here")
+    assert kernels["ieee_tile_128x128"].endswith(("needs compute capability 8.0 or newer", "left out of this build"))
+
+
 # ---- Workspace ----------------------------------------------------------------------------------------------------------
 
 PRODUCT = """

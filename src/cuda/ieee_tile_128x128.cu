@@ -3,7 +3,8 @@
  *
  * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 64 x 64, 4 x 8 lanes of 16 x 8: 6 loads of 16 bytes from shared
  * memory for 128 fma.
- * Limits: 128 threads, at most 255 registers, 67,584 bytes of shared memory (more than Turing has): 2 blocks per SM.
+ * Limits: 128 threads, at most 255 registers, 67,584 bytes of shared memory (more than Turing has): 2 blocks per SM
+ * (1 with 100 KB of shared memory: sm_86, sm_89, sm_120).
  */
 #include "ieee_tile.cuh"
 #include "overlap.cuh"

@@ -11,7 +11,7 @@ enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  pieces  waits  rate */
 [IEEE_TILE_128X128] =
-  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, TURING, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  0,  true,   103},
+  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  0,  true,   103},
 [IEEE_TILE_128X64] =
   {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  0,  false,   97},
 [IEEE_TILE_64X64] =
@@ -48,7 +48,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* ---- Images ------------------------------------------------------------------------------------------------------ */
 
 /* Fatbins, embedded by CMakeLists.txt. One that begins with a zero byte was left out of this build. */
-extern const unsigned char cuda_image_ieee_tile_128x128[], cuda_image_ieee_tile_128x128_compute_75[];
+extern const unsigned char cuda_image_ieee_tile_128x128[];
 extern const unsigned char cuda_image_ieee_tile_128x64[], cuda_image_ieee_tile_128x64_compute_75[];
 extern const unsigned char cuda_image_ieee_tile_64x64[], cuda_image_ieee_tile_64x64_compute_75[];
 extern const unsigned char cuda_image_ieee_thin_k[], cuda_image_ieee_thin_k_compute_75[];
@@ -60,13 +60,13 @@ extern const unsigned char cuda_image_split_wgmma_sm90[];
 extern const unsigned char cuda_image_split_mma_sm80[];
 extern const unsigned char cuda_image_split_reduce[];
 
-/* `portable` is the same as PTX of compute capability 7.5 alone. */
+/* `portable` is the same as PTX of compute capability 7.5 alone; NULL where that has too little shared memory for it or
+ * lacks its instructions. */
 static const struct {
     const char *name;
     const unsigned char *image, *portable;
 } modules[CUDA_MODULES] = {
-    [MODULE_IEEE_TILE_128X128] = {"ieee_tile_128x128", cuda_image_ieee_tile_128x128,
-                                  cuda_image_ieee_tile_128x128_compute_75},
+    [MODULE_IEEE_TILE_128X128] = {"ieee_tile_128x128", cuda_image_ieee_tile_128x128, NULL},
     [MODULE_IEEE_TILE_128X64] = {"ieee_tile_128x64", cuda_image_ieee_tile_128x64,
                                  cuda_image_ieee_tile_128x64_compute_75},
     [MODULE_IEEE_TILE_64X64] = {"ieee_tile_64x64", cuda_image_ieee_tile_64x64, cuda_image_ieee_tile_64x64_compute_75},
@@ -137,6 +137,8 @@ void cuda_kernels_print(const cuda_device *devices, int count, tsr_text *text) {
                      row->threads);
         if (runs)
             tsr_text_add(text, "runs here\n");
+        else if (!modules[row->module].image[0])
+            tsr_text_add(text, "does not run here: it was left out of this build\n");
         else
             tsr_text_add(text, "does not run here: it needs compute capability %d.%d%s\n", row->oldest / 10,
                          row->oldest % 10, row->newest == ANY_NEWER ? " or newer" : "");
