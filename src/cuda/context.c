@@ -15,8 +15,7 @@ enum { OVERLAP_CAPABILITY = 90, OVERLAP_DRIVER = 12030 };
 static pthread_mutex_t residents_lock = PTHREAD_MUTEX_INITIALIZER;
 static cuda_resident *residents; /* under residents_lock, as is everything in them but `functions` */
 
-/* ---- Stream capture -------------------------------------------------------------------------------------------------
- */
+/* ---- Stream capture ---------------------------------------------------------------------------------------------- */
 
 /* Loading a module or allocating memory is no part of what a capturing caller wants captured, and the driver refuses
  * such calls on a thread whose capture is not relaxed. Relaxed, they simply happen. Call again with the returned mode.
@@ -228,9 +227,8 @@ tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream,
     return error ? cuda_fail(error, "taking %zu bytes of workspace on GPU %d", bytes, cuda->device.ordinal) : TSR_OK;
 }
 
-tsr_status cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace) {
-    CUresult error = cuda->driver->cuMemFreeAsync(workspace, stream);
-    return error ? cuda_fail(error, "giving workspace back on GPU %d", cuda->device.ordinal) : TSR_OK;
+CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace) {
+    return cuda->driver->cuMemFreeAsync(workspace, stream);
 }
 
 static tsr_status make_counters(struct cuda_context *cuda) {

@@ -43,9 +43,10 @@ void cuda_leave(const struct cuda_context *cuda, bool pushed);
 /* The kernel's function, its module loaded where it was not. */
 tsr_status cuda_function(const struct cuda_context *cuda, const cuda_kernel *kernel, CUfunction *function);
 
-/* Workspace that lives in `stream`'s order: work queued between take and give may use it. */
+/* Workspace that lives in `stream`'s order: work queued between take and give may use it. Giving it back leaves
+ * tsr_last_error alone, for it may come after what went wrong. */
 tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream, size_t bytes, CUdeviceptr *workspace);
-tsr_status cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace);
+CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace);
 
 /* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it.
  */

@@ -6,8 +6,8 @@
 
 #include "internal.h"
 
-#if CUDA_VERSION < 12000
-#error "Tessera's CUDA engine needs the headers of CUDA 12.0 or newer"
+#if CUDA_VERSION < 12020 /* the first whose CUmemPoolProps has a maxSize */
+#error "Tessera's CUDA engine needs the headers of CUDA 12.2 or newer"
 #endif
 
 /* Every driver function the library calls. <cuda.h> renames some of them by macro (cuMemAlloc is cuMemAlloc_v2): the

@@ -229,7 +229,7 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     return status;
 }
 
-/* Computes as TSR_IEEE the tiles of C that a mark of A or B names. */
+/* Computes as TSR_IEEE the tiles of C that the split kernels left, by their marks. */
 static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_operand *a,
                                    const split_operand *b) {
     const cuda_kernel *kernel = &cuda_kernels[IEEE_TILE_128X128];
@@ -391,9 +391,8 @@ static tsr_status execute_in_context(const struct cuda_context *cuda, const cuda
         status = check_memory(cuda, "launch.workspace", &workspace);
     if (status) return status;
     status = execute_chunks(&q, plan, &p, take ? (char *)taken : workspace);
-    if (!take) return status;
-    tsr_status given_back = cuda_workspace_give(cuda, q.stream, taken);
-    return status ? status : given_back;
+    const CUresult error = take ? cuda_workspace_give(cuda, q.stream, taken) : CUDA_SUCCESS;
+    return error && !status ? cuda_fail(error, "giving workspace back on GPU %d", cuda->device.ordinal) : status;
 }
 
 tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
