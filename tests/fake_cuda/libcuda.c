@@ -72,7 +72,7 @@ struct CUfunc_st {
 struct CUmemPoolHandle_st {
     int kind;
     CUdevice device;
-    size_t limit, used, reserved;
+    size_t limit, used; /* bytes; no limit: 0 */
 };
 
 typedef struct block {
@@ -131,7 +131,6 @@ EXPORT const fake_launch *fake_launch_at(int index) { return &launches[index]; }
 EXPORT void fake_forget_launches(void) { launch_count = 0; }
 EXPORT const char *fake_broken_rule(void) { return broken_rule; }
 EXPORT int fake_modules_loaded(void) { return calls_of_load; }
-EXPORT size_t fake_memory_used(int device) { return used[device]; }
 EXPORT int fake_blocks(void) {
     int count = 0;
     for (block *b = blocks; b; b = b->next) count++;
@@ -528,7 +527,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
     *pool = calloc(1, sizeof **pool);
-    **pool = (struct CUmemPoolHandle_st){POOL, properties->location.id, properties->maxSize, 0, 0};
+    **pool = (struct CUmemPoolHandle_st){POOL, properties->location.id, properties->maxSize, 0};
     return CUDA_SUCCESS;
 }
 
