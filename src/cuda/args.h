@@ -1,5 +1,4 @@
-/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C: nvcc and the C compiler agree.
- */
+/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler. */
 #ifndef TESSERA_CUDA_ARGS_H
 #define TESSERA_CUDA_ARGS_H
 
@@ -99,9 +98,9 @@ typedef struct split_operand {
     int64_t marks_batch_stride;
 } split_operand;
 
-/* C = alpha*A*B + beta*C from split operands (split_*.cu). Tiles of marked panels are left alone.
- * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, unscaled, to
- * partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
+/* C = alpha*A*B + beta*C from split operands (split_*.cu), but for tiles whose marks multiply to more than mark_limit.
+ * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
+ * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
 typedef struct split_args {
     split_operand a, b;
     matrix_out c;
@@ -114,9 +113,9 @@ typedef struct split_args {
     float *partial;
 } split_args;
 
-/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it and names the panels that
- * did not fit as suspects; a second scales the suspects by their largest element and marks those that still do not fit.
- */
+/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it and notes each panel's depth
+ * in `suspects`; a second scales the rows of panels that came out too deep by their largest elements, and splits them
+ * again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;

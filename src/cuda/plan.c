@@ -18,7 +18,7 @@ static const double LONE_BLOCK_RATE =
     0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
-enum { SPLIT_LAUNCHES = 5 };         /* what packing (three) and recomputing (one) cost a small product, in launches */
+enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
 enum { LEAST_SLICE_STEPS = 4 };      /* of a kernel's tile_k, below which another slice costs more than it brings */
 enum { LEAST_THIN_SLICE = 512 };     /* the same for thin kernels */
 enum { THIN = 8 };                   /* C with as few columns or rows is for the thin kernels */
@@ -66,8 +66,8 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     l.panels_stride = round_up(rows, 8) * l.k_blocks * pieces * SPLIT_ROW_BYTES;
     l.exponents = (size_t)round_up(batch * l.panels_stride, align);
     l.suspects = l.exponents + (size_t)round_up(batch * rows * (int64_t)sizeof(int32_t), align);
-    l.marks = l.suspects + (size_t)round_up(batch * panels * (int64_t)sizeof(uint32_t), align);
-    l.bytes = l.marks + (size_t)round_up(batch * panels * (int64_t)sizeof(uint32_t), align);
+    l.marks = l.suspects + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
+    l.bytes = l.marks + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
     return l;
 }
 
