@@ -124,8 +124,8 @@ typedef struct tsr_launch {
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
 /* C = alpha*A*B + beta*C. On the CPU it is done when the call returns; on CUDA it has been queued on launch->stream,
- * the call does not synchronise and may be captured into a CUDA graph (the context must have been made before
- * capturing). */
+ * the call does not synchronise and may be captured into a CUDA graph: make the context before capturing, and keep it
+ * as long as the graph. */
 tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                     const tsr_result *c, const tsr_launch *launch);
 
@@ -162,7 +162,8 @@ typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it
 /* Packs `operand` for use on one side of products in this context, at its precision. To use it, set operand.packed in
  * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged:
  * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream; use on another stream
- * must be ordered after it by the caller. */
+ * must be ordered after it by the caller. The context must outlive it, and it every plan, graph and queued product that
+ * uses it. */
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
