@@ -4,13 +4,9 @@ import collections
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 import engine as engines
 from binding import CPU, CUDA, FP32, IEEE, TF32
-
-settings.register_profile("tessera", deadline=None, derandomize=True, database=None)
-settings.load_profile("tessera")
 
 
 def engines_where(condition):

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from layouts import LAYOUTS, assert_guards, filled, poisoned, row_major
+from properties import given, settings, st
 from reference import assert_componentwise, assert_exact, integers
 
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from layouts import filled, stepped
+from properties import given, settings, st
 from reference import FAMILIES, assert_componentwise, assert_tf32, normal, uniform
 
 SHAPES = [(1, 1, 1), (5, 7, 2), (33, 65, 17), (64, 48, 256), (200, 100, 1000), (40, 30, 5000)]

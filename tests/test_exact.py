@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from binding import CPU
 from layouts import LAYOUTS, assert_guards, filled, padded, row_major
+from properties import given, settings, st
 from reference import assert_exact, integers
 
 
