@@ -5,6 +5,7 @@ CMAKE_FLAGS ?=
 PYTEST      ?=
 JOBS        ?= $(shell nproc)
 TESTS        = tests/run $(BUILD)
+MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 
 .PHONY: build run test sanitize sanitize-gpu bench-cpu bench-gpu format install clean

@@ -8,7 +8,6 @@ install(TARGETS tessera EXPORT tessera-targets
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 install(EXPORT tessera-targets NAMESPACE tessera:: FILE tessera-config.cmake DESTINATION ${package_dir})
 
-# Before 1.0 a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/tessera-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/tessera-config-version.cmake DESTINATION ${package_dir})
 

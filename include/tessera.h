@@ -15,9 +15,9 @@
  *               float32 accumulation                              TF32's; NaN and Inf as IEEE says
  *
  * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more,
- * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|). beta
- * = 0 does not read C; alpha = 0 does not read A or B. Same inputs, same machine, same precision, same number of
- * threads: the same bits, every time. docs/numerics.md derives the bounds.
+ * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|).
+ * With beta = 0 C is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision, same
+ * number of threads: the same bits, every time. docs/numerics.md derives the bounds.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -101,9 +101,8 @@ typedef struct tsr_operand {
     const float *data;
     int64_t rows, cols;
     int64_t row_stride, col_stride;
-    int64_t batch_stride; /* from one product's matrix to the next; 0: every product shares this one */
-    const tsr_packed
-        *packed; /* from tsr_pack of this same matrix, or NULL; of use where all products share the matrix */
+    int64_t batch_stride;     /* from one product's matrix to the next; 0: every product shares this one */
+    const tsr_packed *packed; /* from tsr_pack of this same matrix, or NULL; of use where all products share it */
 } tsr_operand;
 
 /* A matrix to write. No two of its elements may share an address, nor may it overlap an operand. */
@@ -154,8 +153,7 @@ size_t tsr_plan_print(const tsr_plan *plan, char *text, size_t size);
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch);
 
-/* ---- Packed operands: pay for an operand's packing once ------------------------------------------------------------
- */
+/* ---- Packed operands: pay for an operand's packing once ---------------------------------------------------------- */
 
 typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it is B */ } tsr_side;
 
@@ -168,15 +166,13 @@ tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, co
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
 
-/* ---- What is here, and what happened -------------------------------------------------------------------------------
- */
+/* ---- What is here, and what happened ----------------------------------------------------------------------------- */
 
 /* Writes what this machine and build offer (engines, instruction sets, GPUs, kernels) as text, in the manner of
  * tsr_plan_print. */
 size_t tsr_info_print(char *text, size_t size);
 
-/* Counts since the context was created. On CUDA, reading them waits for the context's device to finish what is queued.
- */
+/* Counts since the context was created. On CUDA, reading them waits until the context's device has done what is queued. */
 typedef struct tsr_stats {
     uint64_t products;       /* products executed, each of a batch counted */
     uint64_t split_products; /* of those, how many took a split (matrix engine) path */

@@ -32,8 +32,8 @@ def test_what_is_installed(prefix):
     assert (prefix / "bin" / "tessera").exists()
     assert (library / "libtessera.so").resolve().name == f"libtessera.so.{VERSION}"
     names = {path.name for path in prefix.rglob("*") if not path.is_dir()}
-    major = VERSION.split(".")[0]
-    expected = {"tessera", "tessera.h", "tessera.pc", "libtessera.so", f"libtessera.so.{major}", f"libtessera.so.{VERSION}",
+    interface = VERSION.rpartition(".")[0]
+    expected = {"tessera", "tessera.h", "tessera.pc", "libtessera.so", f"libtessera.so.{interface}", f"libtessera.so.{VERSION}",
                 "tessera-config.cmake", "tessera-config-version.cmake"}
     extra = names - expected
     assert expected <= names and all(name.startswith("tessera-config-") for name in extra), extra

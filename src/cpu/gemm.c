@@ -241,8 +241,7 @@ struct block {
     int64_t row, step, panel;
 };
 
-/* A piece of work: the rows of C from i_first to i_end, made of those in `block`, and nr columns from j of the panel.
- */
+/* A piece of work: the rows of C from i_first to i_end, made of those in `block`, times nr columns from j of the panel. */
 static void multiply_piece(const struct panel *s, const struct block *block, int64_t i_first, int64_t i_end,
                            int64_t j) {
     const struct cpu_kernel *kernel = s->plan->kernel;

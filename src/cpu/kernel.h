@@ -44,8 +44,7 @@ struct cpu_kernel {
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;
 
-/* Before a loop over a constant number of rows or vectors: unrolled whole, so that an array indexed by it is registers.
- */
+/* Before a loop over a constant number of rows or vectors: unrolled whole, an array indexed by it becomes registers. */
 #ifdef __clang__
 #define CPU_UNROLL _Pragma("clang loop unroll(full)")
 #else
