@@ -15,7 +15,7 @@ import pytest
 
 import binding
 from reference import assert_exact, integers
-from toolchain import BUILD
+from toolchain import BUILD, need
 
 TESSERA = BUILD / "cli" / "tessera"
 COMMANDS = ["mul", "info", "plan", "check", "bench", "reference"]
@@ -340,7 +340,7 @@ def test_file_size_limit(files):
 def test_full_disk(files):
     mounted = files / "disk"
     mounted.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", mounted], capture_output=True).returncode:
+    if subprocess.run([need("mount"), "-t", "tmpfs", "-o", "size=64k", "tmpfs", mounted], capture_output=True).returncode:
         pytest.skip("a small file system to fill can only be mounted by root")
     try:
         np.save(files / "a.npy", np.ones((2000, 40), np.float32))

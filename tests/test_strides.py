@@ -44,7 +44,7 @@ def test_overlapping_windows(engine, rng):
     assert_exact(engine.product(windows, taps), windows, taps)
 
 
-@pytest.mark.parametrize("m, n, k", itertools.product([0, 5], repeat=3))
+@pytest.mark.parametrize("m, n, k", list(itertools.product([0, 5], repeat=3)))
 def test_sizes_of_zero(engine, rng, m, n, k):
     """k = 0 is an empty sum, m = 0 or n = 0 an empty result; nothing beside it is touched."""
     a, b = integers(rng, m, k), integers(rng, k, n)
