@@ -152,6 +152,18 @@ template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
     uint64_t full[STAGES], empty[STAGES];
 };
 
+/* A stage is full when its copies have landed, empty when every warp that computes has read it. */
+template <typename STAGE, int STAGES, int WARPS> __device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], WARPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+}
+
 template <int TILE_M, int TILE_N, int PIECES, int STAGES, int WARPS>
 __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N, PIECES>, STAGES, WARPS> &s) {
     ring<STAGES> at;
@@ -184,14 +196,7 @@ static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_SHARED, "what the host asks for"
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
     using namespace fp32;
     SHARED &s = *(SHARED *)shared_memory;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], 8); /* warps that read a stage */
-        }
-        barrier_init_fence();
-    }
-    __syncthreads();
+    make_barriers(s);
     wait_for_previous_kernel();
 
     const int wg = threadIdx.x / WARPGROUP;
@@ -256,14 +261,7 @@ static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_T128_SHARED, "what the host asks
 extern "C" __global__ void __launch_bounds__(WARPGROUP, 2) split_fp32_sm90_t128(const __grid_constant__ split_args g) {
     using namespace fp32_t128;
     SHARED &s = *(SHARED *)shared_memory;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], 4);
-        }
-        barrier_init_fence();
-    }
-    __syncthreads();
+    make_barriers(s);
     wait_for_previous_kernel();
 
     ring<STAGES> at, filling;
@@ -332,14 +330,7 @@ static_assert(sizeof(SHARED) == SPLIT_TF32_SM90_SHARED, "what the host asks for"
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(const __grid_constant__ split_args g) {
     using namespace tf32;
     SHARED &s = *(SHARED *)shared_memory;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], 8);
-        }
-        barrier_init_fence();
-    }
-    __syncthreads();
+    make_barriers(s);
     wait_for_previous_kernel();
 
     const int wg = threadIdx.x / WARPGROUP;
