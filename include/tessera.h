@@ -1,4 +1,4 @@
-/* tessera.h: float32 matrix multiplication, C = alpha*A*B + beta*C.
+/* tessera.h: float32 matrix multiplication, C = alpha*A*B + beta*C, or + beta*S with a matrix S of its own.
  *
  * The whole public interface of libtessera. C11, usable from C++. Everything here may be called from any number of
  * threads at once; only creating and destroying an object must not race with its use.
@@ -16,7 +16,7 @@
  *
  * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more,
  * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|).
- * With beta = 0 C is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision, same
+ * With beta = 0 C (or S) is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision, same
  * number of threads: the same bits, every time. docs/numerics.md derives the bounds.
  */
 #ifndef TESSERA_H
@@ -132,6 +132,12 @@ tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, con
 tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                           float beta, const tsr_result *c, const tsr_launch *launch);
 
+/* C = alpha*A*B + beta*S for `batch` products: S, the addend, is read with strides of its own, and C is only written.
+ * Strides of 0 broadcast: a bias for each column has row_stride 0. S may be C itself (the same data and strides), but
+ * may not overlap it otherwise. With beta = 0 it is not looked at, and may be NULL; its packed form never is. */
+tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
+                        float beta, const tsr_operand *addend, const tsr_result *c, const tsr_launch *launch);
+
 /* ---- Plans: decide once, execute often --------------------------------------------------------------------------- */
 
 typedef struct tsr_plan tsr_plan;
@@ -152,6 +158,11 @@ size_t tsr_plan_print(const tsr_plan *plan, char *text, size_t size);
 /* Executes on these matrices, whose shapes, strides and packed forms are the plan's. */
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch);
+
+/* The same with an addend, as in tsr_gemm_add. A plan does not depend on one: each execution brings its own, strides
+ * and all. */
+tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta,
+                                const tsr_operand *addend, float *c, const tsr_launch *launch);
 
 /* ---- Packed operands: pay for an operand's packing once ---------------------------------------------------------- */
 

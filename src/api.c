@@ -228,8 +228,11 @@ static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr
     return TSR_OK;
 }
 
-/* Everything about shapes and strides; pointers come in check_pointers, when there are any. */
-static tsr_status check_shapes(tsr_problem *p, span spans[3], const tsr_context *context, int64_t batch,
+/* The matrices of a product, as their spans are numbered. */
+enum { SPAN_A, SPAN_B, SPAN_C, SPAN_ADDEND, SPANS };
+
+/* Everything about shapes and strides of A, B and C; pointers come in check_pointers, when there are any. */
+static tsr_status check_shapes(tsr_problem *p, span spans[SPANS], const tsr_context *context, int64_t batch,
                                const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {
     if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
     if (!a) return tsr_fail(TSR_INVALID_ARGUMENT, "a is NULL");
@@ -259,21 +262,57 @@ static tsr_status check_shapes(tsr_problem *p, span spans[3], const tsr_context 
                         (long long)c->row_stride, (long long)c->col_stride, (long long)c->batch_stride);
     if ((status = check_packed(a, "a", context, TSR_LEFT)) || (status = check_packed(b, "b", context, TSR_RIGHT)))
         return status;
-    *p = (tsr_problem){a->rows, b->cols, a->cols, batch, 1, 0, *a, *b, *c};
+    *p = (tsr_problem){a->rows, b->cols, a->cols, batch, 1, 0, *a, *b, *c, {0}};
     return TSR_OK;
 }
 
-static tsr_status check_pointers(const tsr_problem *p, const span spans[3], const tsr_launch *launch,
+/* Sets the factors and the addend of a product whose shapes are checked. Without terms it reads neither A nor B, with
+ * beta = 0 no addend. */
+static tsr_status check_sum(tsr_problem *p, span spans[SPANS], float alpha, float beta, const tsr_operand *addend) {
+    p->alpha = alpha;
+    p->beta = beta;
+    if (alpha == 0) p->k = 0;
+    if (beta == 0) return TSR_OK;
+    if (!addend) return tsr_fail(TSR_INVALID_ARGUMENT, "addend is NULL; that is allowed where beta is 0");
+    tsr_status status = span_make(&spans[SPAN_ADDEND], "addend", addend->data, addend->rows, addend->cols, p->batch,
+                                  addend->row_stride, addend->col_stride, addend->batch_stride);
+    if (status) return status;
+    if (addend->rows != p->c.rows || addend->cols != p->c.cols)
+        return tsr_fail(TSR_INVALID_ARGUMENT,
+                        "addend is %lld x %lld, but c is %lld x %lld: to broadcast it, set a stride to 0",
+                        (long long)addend->rows, (long long)addend->cols, (long long)p->c.rows, (long long)p->c.cols);
+    p->addend = *addend;
+    return TSR_OK;
+}
+
+/* C as the addend of its own product. */
+static tsr_operand as_addend(const tsr_result *c) {
+    return (tsr_operand){c->data, c->rows, c->cols, c->row_stride, c->col_stride, c->batch_stride, NULL};
+}
+
+/* Strides along which there is one element only do not count. */
+static bool are_same_matrix(const span *x, const span *y) {
+    for (int d = 0; d < 3; d++)
+        if (x->count[d] > 1 && x->stride[d] != y->stride[d]) return false;
+    return x->data == y->data;
+}
+
+static tsr_status check_pointers(const tsr_problem *p, const span spans[SPANS], const tsr_launch *launch,
                                  size_t workspace) {
     if (!p->m || !p->n || !p->batch) return TSR_OK;
-    for (int i = p->k ? 0 : 2; i < 3; i++) {
+    const bool adds = p->beta != 0;
+    for (int i = p->k ? SPAN_A : SPAN_C; i <= (adds ? SPAN_ADDEND : SPAN_C); i++) {
         if (!spans[i].data) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is NULL", spans[i].name);
         if ((uintptr_t)spans[i].data % sizeof(float))
             return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is not aligned to a float (4 bytes)", spans[i].name);
     }
-    for (int i = 0; p->k && i < 2; i++)
-        if (may_overlap(&spans[2], &spans[i]))
+    for (int i = SPAN_A; p->k && i <= SPAN_B; i++)
+        if (may_overlap(&spans[SPAN_C], &spans[i]))
             return tsr_fail(TSR_INVALID_ARGUMENT, "c overlaps %s: the result needs memory of its own", spans[i].name);
+    if (adds && !are_same_matrix(&spans[SPAN_C], &spans[SPAN_ADDEND]) &&
+        may_overlap(&spans[SPAN_C], &spans[SPAN_ADDEND]))
+        return tsr_fail(TSR_INVALID_ARGUMENT,
+                        "c overlaps addend: the result needs memory of its own, or that of the whole addend");
     if (launch && launch->workspace) {
         if (launch->workspace_size < workspace)
             return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace_size is %zu; this product needs %zu bytes",
@@ -284,24 +323,25 @@ static tsr_status check_pointers(const tsr_problem *p, const span spans[3], cons
     return TSR_OK;
 }
 
-/* A product without terms reads neither A nor B. */
-static void drop_terms_if_alpha_zero(tsr_problem *p) {
-    if (p->alpha == 0) p->k = 0;
+tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
+                        float beta, const tsr_operand *addend, const tsr_result *c, const tsr_launch *launch) {
+    tsr_plan plan;
+    span spans[SPANS];
+    tsr_status status;
+    if ((status = check_shapes(&plan.problem, spans, context, batch, a, b, c)) ||
+        (status = check_sum(&plan.problem, spans, alpha, beta, addend)))
+        return status;
+    plan.context = context;
+    if ((status = plan_make(&plan)) || (status = check_pointers(&plan.problem, spans, launch, plan_workspace(&plan))))
+        return status;
+    return plan_execute(&plan, &plan.problem, launch);
 }
 
 tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                           float beta, const tsr_result *c, const tsr_launch *launch) {
-    tsr_plan plan;
-    span spans[3];
-    tsr_status status = check_shapes(&plan.problem, spans, context, batch, a, b, c);
-    if (status) return status;
-    plan.context = context;
-    plan.problem.alpha = alpha;
-    plan.problem.beta = beta;
-    drop_terms_if_alpha_zero(&plan.problem);
-    if ((status = plan_make(&plan)) || (status = check_pointers(&plan.problem, spans, launch, plan_workspace(&plan))))
-        return status;
-    return plan_execute(&plan, &plan.problem, launch);
+    if (!c) return tsr_fail(TSR_INVALID_ARGUMENT, "c is NULL");
+    const tsr_operand addend = as_addend(c);
+    return tsr_gemm_add(context, batch, alpha, a, b, beta, &addend, c, launch);
 }
 
 tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
@@ -316,7 +356,7 @@ tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch,
     if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
     *plan = NULL;
     tsr_plan draft;
-    span spans[3];
+    span spans[SPANS];
     tsr_status status = check_shapes(&draft.problem, spans, context, batch, a, b, c);
     if (status) return status;
     draft.context = context;
@@ -339,22 +379,28 @@ size_t tsr_plan_print(const tsr_plan *plan, char *buffer, size_t size) {
     return text.length;
 }
 
+tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta,
+                                const tsr_operand *addend, float *c, const tsr_launch *launch) {
+    if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
+    tsr_problem given = plan->problem, p;
+    given.a.data = a;
+    given.b.data = b;
+    given.c.data = c;
+    span spans[SPANS];
+    tsr_status status;
+    if ((status = check_shapes(&p, spans, plan->context, given.batch, &given.a, &given.b, &given.c)) ||
+        (status = check_sum(&p, spans, alpha, beta, addend)) ||
+        (status = check_pointers(&p, spans, launch, plan_workspace(plan))))
+        return status;
+    return plan_execute(plan, &p, launch);
+}
+
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch) {
     if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
-    tsr_problem p = plan->problem;
-    p.alpha = alpha;
-    p.beta = beta;
-    p.a.data = a;
-    p.b.data = b;
-    p.c.data = c;
-    span spans[3];
-    tsr_problem checked;
-    tsr_status status = check_shapes(&checked, spans, plan->context, p.batch, &p.a, &p.b, &p.c);
-    if (status) return status;
-    drop_terms_if_alpha_zero(&p);
-    if ((status = check_pointers(&p, spans, launch, plan_workspace(plan)))) return status;
-    return plan_execute(plan, &p, launch);
+    tsr_operand addend = as_addend(&plan->problem.c);
+    addend.data = c;
+    return tsr_plan_execute_add(plan, alpha, a, b, beta, &addend, c, launch);
 }
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */

@@ -19,12 +19,14 @@ typedef struct tsr_text {
 
 void tsr_text_add(tsr_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* A validated product. k = 0 stands for every product without terms (alpha = 0 too): C = beta*C, A and B unread. */
+/* A validated product, C = alpha*A*B + beta*S. k = 0 stands for every product without terms (alpha = 0 too): C = beta*S,
+ * A and B unread. The addend S is C itself where their data are the same; with beta = 0 it is all zero. */
 typedef struct tsr_problem {
     int64_t m, n, k, batch;
     float alpha, beta;
     tsr_operand a, b; /* m x k, k x n */
     tsr_result c;     /* m x n */
+    tsr_operand addend;
 } tsr_problem;
 
 struct cpu_kernel;   /* src/cpu/kernel.h */

@@ -52,12 +52,16 @@ def load(path):
             POINTER(Launch))
     declare("tsr_gemm_batch", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
             POINTER(Result), POINTER(Launch))
+    declare("tsr_gemm_add", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
+            POINTER(Operand), POINTER(Result), POINTER(Launch))
     declare("tsr_plan_create", c_int, POINTER(c_void_p), c_void_p, c_int64, POINTER(Operand), POINTER(Operand),
             POINTER(Result))
     declare("tsr_plan_destroy", None, c_void_p)
     declare("tsr_plan_workspace", c_size_t, c_void_p)
     declare("tsr_plan_print", c_size_t, c_void_p, c_char_p, c_size_t)
     declare("tsr_plan_execute", c_int, c_void_p, c_float, c_void_p, c_void_p, c_float, c_void_p, POINTER(Launch))
+    declare("tsr_plan_execute_add", c_int, c_void_p, c_float, c_void_p, c_void_p, c_float, POINTER(Operand), c_void_p,
+            POINTER(Launch))
     declare("tsr_pack", c_int, POINTER(c_void_p), c_void_p, c_int, POINTER(Operand), POINTER(Launch))
     declare("tsr_packed_destroy", None, c_void_p)
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
@@ -137,6 +141,12 @@ def gemm(context, a, b, c, alpha=1.0, beta=0.0, batch=None, launch=None):
         check(lib.tsr_gemm_batch(context.handle, batch, alpha, byref(a), byref(b), beta, byref(c), launch))
 
 
+def gemm_add(context, a, b, addend, c, alpha=1.0, beta=1.0, batch=1, launch=None):
+    """c = alpha*a*b + beta*addend; addend may be None."""
+    check(lib.tsr_gemm_add(context.handle, batch, alpha, byref(a), byref(b), beta, addend and byref(addend), byref(c),
+                           launch and byref(launch)))
+
+
 class Plan:
     def __init__(self, context, a, b, c, batch=1):
         self.handle, self.context = c_void_p(), context
@@ -154,6 +164,11 @@ class Plan:
     def execute(self, a, b, c, alpha=1.0, beta=0.0, launch=None):
         """a, b and c are addresses."""
         check(lib.tsr_plan_execute(self.handle, alpha, a, b, beta, c, launch and byref(launch)))
+
+    def execute_add(self, a, b, addend, c, alpha=1.0, beta=1.0, launch=None):
+        """a, b and c are addresses, addend is an Operand or None."""
+        check(lib.tsr_plan_execute_add(self.handle, alpha, a, b, beta, addend and byref(addend), c,
+                                       launch and byref(launch)))
 
 
 class Packed:

@@ -35,8 +35,8 @@ def pytest_passes(*arguments, **environment):
 
 
 # The tests that run on every engine, as far as the host code has a part in them.
-GENERAL = [HERE / f"test_{name}.py" for name in ("batch", "errors", "exact", "packed", "plans", "scaling", "special_values",
-                                                 "stats", "strides")]
+GENERAL = [HERE / f"test_{name}.py" for name in ("addend", "batch", "errors", "exact", "packed", "plans", "scaling",
+                                                 "special_values", "stats", "strides")]
 
 
 def test_the_general_tests():

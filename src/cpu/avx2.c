@@ -58,16 +58,17 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     }
 
     const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);
-    const bool reads_c = t->beta != 0;
+    const bool adds = t->beta != 0;
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         float *const at = c + i * c_row;
         __m256 result0, result1;
-        if (reads_c) {
-            const __m256 old0 = whole ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, mask0);
-            const __m256 old1 = whole ? _mm256_loadu_ps(at + LANES) : _mm256_maskload_ps(at + LANES, mask1);
-            result0 = _mm256_fmadd_ps(alpha, sum[i][0], _mm256_mul_ps(beta, old0));
-            result1 = _mm256_fmadd_ps(alpha, sum[i][1], _mm256_mul_ps(beta, old1));
+        if (adds) {
+            const float *const s = t->s + i * t->s_row;
+            const __m256 addend0 = whole ? _mm256_loadu_ps(s) : _mm256_maskload_ps(s, mask0);
+            const __m256 addend1 = whole ? _mm256_loadu_ps(s + LANES) : _mm256_maskload_ps(s + LANES, mask1);
+            result0 = _mm256_fmadd_ps(alpha, sum[i][0], _mm256_mul_ps(beta, addend0));
+            result1 = _mm256_fmadd_ps(alpha, sum[i][1], _mm256_mul_ps(beta, addend1));
         } else {
             result0 = _mm256_mul_ps(alpha, sum[i][0]);
             result1 = _mm256_mul_ps(alpha, sum[i][1]);

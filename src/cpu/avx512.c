@@ -65,7 +65,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     }
 
     const __m512 alpha = _mm512_set1_ps(t->alpha), beta = _mm512_set1_ps(t->beta);
-    const bool reads_c = t->beta != 0;
+    const bool adds = t->beta != 0;
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         CPU_UNROLL
@@ -73,9 +73,10 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
             const __mmask16 mask = v + 1 < vectors ? 0xffff : last;
             float *const at = c + i * c_row + v * LANES;
             __m512 result;
-            if (reads_c)
-                result = _mm512_fmadd_ps(alpha, sum[i][v], _mm512_mul_ps(beta, _mm512_maskz_loadu_ps(mask, at)));
-            else
+            if (adds) {
+                const __m512 addend = _mm512_maskz_loadu_ps(mask, t->s + i * t->s_row + v * LANES);
+                result = _mm512_fmadd_ps(alpha, sum[i][v], _mm512_mul_ps(beta, addend));
+            } else
                 result = _mm512_mul_ps(alpha, sum[i][v]);
             _mm512_mask_storeu_ps(at, mask, result);
         }

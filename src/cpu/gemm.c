@@ -14,7 +14,8 @@
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
  * or the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in
- * C: alpha scales each on its way (one fma, as many roundings as without alpha), beta only the first.
+ * C: alpha scales each on its way (one fma, as many roundings as without alpha), beta the addend, which only the first
+ * takes in.
  */
 #include <stdlib.h>
 #ifdef __SSE__
@@ -79,9 +80,10 @@ static tsr_problem oriented(const tsr_problem *p, bool swapped) {
         q.a = transposed_operand(&p->b);
         q.b = transposed_operand(&p->a);
         q.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
+        q.addend = transposed_operand(&p->addend);
     }
-    if (q.m == 1) q.a.row_stride = q.c.row_stride = 1;
-    if (q.n == 1) q.b.col_stride = q.c.col_stride = 1;
+    if (q.m == 1) q.a.row_stride = q.c.row_stride = q.addend.row_stride = 1;
+    if (q.n == 1) q.b.col_stride = q.c.col_stride = q.addend.col_stride = 1;
     if (q.k == 1) q.a.col_stride = q.b.row_stride = 1;
     return q;
 }
@@ -220,16 +222,17 @@ static void meet(struct team *team) {
     cpu_gang_release(team->gang);
 }
 
-/* A tile whose columns are not contiguous in C is made in a buffer. */
-static void multiply_through_buffer(const struct cpu_kernel *kernel, struct cpu_tile tile, int64_t c_col) {
+/* A tile whose columns are not contiguous in C, or in the addend, is made in a buffer. */
+static void multiply_through_buffer(const struct cpu_kernel *kernel, struct cpu_tile tile, int64_t s_col,
+                                    int64_t c_col) {
     float buffer[CPU_TILE_FLOATS];
     float *const c = tile.c;
     const int64_t c_row = tile.c_row;
     if (tile.beta != 0)
         for (int i = 0; i < tile.m; i++)
-            for (int j = 0; j < tile.n; j++) buffer[i * tile.n + j] = c[i * c_row + j * c_col];
-    tile.c = buffer;
-    tile.c_row = tile.n;
+            for (int j = 0; j < tile.n; j++) buffer[i * tile.n + j] = tile.s[i * tile.s_row + j * s_col];
+    tile.s = tile.c = buffer;
+    tile.s_row = tile.c_row = tile.n;
     kernel->multiply(&tile);
     for (int i = 0; i < tile.m; i++)
         for (int j = 0; j < tile.n; j++) c[i * c_row + j * c_col] = buffer[i * tile.n + j];
@@ -246,6 +249,9 @@ static void multiply_piece(const struct panel *s, const struct block *block, int
                            int64_t j) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     const tsr_result *c = &s->p->c;
+    /* The depths before this one are in C, the addend with them. */
+    const tsr_operand sums = {c->data, c->rows, c->cols, c->row_stride, c->col_stride, c->batch_stride, NULL};
+    const tsr_operand *addend = s->depth_first ? &sums : &s->p->addend;
     struct cpu_tile tile = {.n = (int)least(kernel->nr, s->columns - j),
                             .k = s->depth,
                             .a = block->a,
@@ -253,16 +259,18 @@ static void multiply_piece(const struct panel *s, const struct block *block, int
                             .a_step = block->step,
                             .b = s->b + j / kernel->nr * s->b_panel,
                             .b_step = s->b_step,
+                            .s_row = addend->row_stride,
                             .c_row = c->row_stride,
                             .alpha = s->p->alpha,
                             .beta = s->depth_first ? 1 : s->p->beta};
     for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += block->panel) {
         tile.m = (int)least(kernel->mr, i_end - i);
         tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
-        if (c->col_stride == 1)
+        if (tile.beta != 0) tile.s = addend->data + i * addend->row_stride + (s->j + j) * addend->col_stride;
+        if (c->col_stride == 1 && (tile.beta == 0 || addend->col_stride == 1))
             kernel->multiply(&tile);
         else
-            multiply_through_buffer(kernel, tile, c->col_stride);
+            multiply_through_buffer(kernel, tile, addend->col_stride, c->col_stride);
     }
 }
 
@@ -359,6 +367,7 @@ static tsr_problem product_of_batch(const tsr_problem *p, int64_t item) {
     one.a.data += item * p->a.batch_stride;
     one.b.data += item * p->b.batch_stride;
     one.c.data += item * p->c.batch_stride;
+    if (p->beta != 0) one.addend.data += item * p->addend.batch_stride;
     return one;
 }
 
@@ -400,17 +409,17 @@ static void work_on_batch(int index, unsigned met, void *argument) {
 #endif
 }
 
-/* C = beta*C. */
+/* C = beta*S. */
 static void scale(const tsr_problem *p) {
-    if (p->beta == 1) return;
+    const tsr_operand *s = &p->addend;
+    if (p->beta == 1 && s->data == p->c.data) return;
     for (int64_t item = 0; item < p->batch; item++)
-        for (int64_t i = 0; i < p->m; i++) {
-            float *row = p->c.data + item * p->c.batch_stride + i * p->c.row_stride;
+        for (int64_t i = 0; i < p->m; i++)
             for (int64_t j = 0; j < p->n; j++) {
-                float *c = row + j * p->c.col_stride;
-                *c = p->beta == 0 ? 0 : p->beta * *c;
+                float *c = p->c.data + item * p->c.batch_stride + i * p->c.row_stride + j * p->c.col_stride;
+                *c = p->beta == 0 ? 0
+                                  : p->beta * s->data[item * s->batch_stride + i * s->row_stride + j * s->col_stride];
             }
-        }
 }
 
 tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace) {

@@ -2,7 +2,7 @@
  *
  * A microkernel computes one tile of C, at most mr x nr, over one block of K:
  *
- *     c[i*c_row + j] = alpha * sum over p < k of a[i*a_row + p*a_step] * b[p*b_step + j]  +  beta * c[i*c_row + j]
+ *     c[i*c_row + j] = alpha * sum over p < k of a[i*a_row + p*a_step] * b[p*b_step + j]  +  beta * s[i*s_row + j]
  *
  * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
  * bits of C depend on where K is cut (kc) and on nothing else: not on the tile, the packing, nor the threads.
@@ -23,9 +23,11 @@ struct cpu_tile {
     int64_t a_row, a_step; /* in floats, as all strides */
     const float *b;
     int64_t b_step;
+    const float *s; /* the addend: c itself, or none of it */
+    int64_t s_row;
     float *c;
     int64_t c_row;
-    float alpha, beta; /* beta = 0: c is not read */
+    float alpha, beta; /* beta = 0: s is not read */
 };
 
 /* The most that a tile may hold. */

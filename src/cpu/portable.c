@@ -41,8 +41,8 @@ static void multiply(const struct cpu_tile *t) {
     }
     for (int i = 0; i < t->m; i++)
         for (int j = 0; j < t->n; j++) {
-            float *c = t->c + i * t->c_row + j;
-            *c = t->beta == 0 ? t->alpha * sum[i][j] : multiply_add(t->alpha, sum[i][j], t->beta * *c);
+            t->c[i * t->c_row + j] = t->beta == 0 ? t->alpha * sum[i][j]
+                                                  : multiply_add(t->alpha, sum[i][j], t->beta * t->s[i * t->s_row + j]);
         }
 }
 

@@ -33,7 +33,8 @@ typedef struct matrix_out {
     int64_t row_stride, col_stride, batch_stride;
 } matrix_out;
 
-/* C = alpha*A*B + beta*C in IEEE float32, operands read in place with any strides (ieee_*.cu).
+/* C = alpha*A*B + beta*S in IEEE float32, operands read in place with any strides (ieee_*.cu). `source` is S, which may
+ * be C: an element of it is read by the thread that writes the same one of C, before. With beta = 0 it is not read.
  * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole, by
  * one block each. The rest, the tail, is shared evenly by tail_units blocks: all its terms of k, tile after tile, are
  * cut into tail_units stretches of whole runs of IEEE_RUN terms. What a stretch covers of a tile is a piece. A tile in
@@ -47,7 +48,7 @@ typedef struct matrix_out {
 enum { IEEE_RUN = 32 };
 
 typedef struct ieee_args {
-    matrix_in a, b;
+    matrix_in a, b, source;
     matrix_out c;
     int32_t m, n, k, batch;
     float alpha, beta;
@@ -98,11 +99,12 @@ typedef struct split_operand {
     int64_t marks_batch_stride;
 } split_operand;
 
-/* C = alpha*A*B + beta*C from split operands (split_*.cu), but for tiles whose marks multiply to more than mark_limit.
+/* C = alpha*A*B + beta*S from split operands (split_*.cu; `source` is S, as in ieee_args), but for tiles whose marks multiply to more than mark_limit.
  * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
  * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
 typedef struct split_args {
     split_operand a, b;
+    matrix_in source;
     matrix_out c;
     int32_t m, n, batch;
     int32_t k_blocks;

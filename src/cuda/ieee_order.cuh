@@ -1,4 +1,4 @@
-/* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes. */
+/* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
 #pragma once
 
 #include "args.h"
@@ -69,4 +69,15 @@ static __device__ __forceinline__ bool first_segment(const ieee_args &args, int 
 static __device__ __forceinline__ float *partial_tile(const ieee_args &args, int tile, int piece) {
     const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.pieces + piece;
     return args.partial + index * args.tile_m * args.tile_n;
+}
+
+/* Element (row, col) of C, from its whole sum. */
+static __device__ __forceinline__ void store_element(const ieee_args &args, int row, int col, float sum) {
+    const matrix_in &s = args.source;
+    const matrix_out &c = args.c;
+    float value = args.alpha * sum;
+    if (args.beta != 0.0f)
+        value = fmaf(args.alpha, sum,
+                     args.beta * s.data[blockIdx.z * s.batch_stride + row * s.row_stride + col * s.col_stride]);
+    c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
 }

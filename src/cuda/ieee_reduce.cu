@@ -1,6 +1,6 @@
 /* ieee_reduce.cu: adds up the pieces of the tiles that were cut along k, and applies alpha and beta.
  *
- * C = alpha * (piece 0 + piece 1 + ...) + beta*C, always in this order: the same problem gives the same bits. A thread
+ * C = alpha * (piece 0 + piece 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A thread
  * has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads, no
  * shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
  * ceil(tile_m*tile_n / 512), grid.z = batch.
@@ -33,9 +33,11 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
         sum.w += next.w;
     }
     float *at = args.c.data + blockIdx.z * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
+    const float *add = args.source.data + blockIdx.z * args.source.batch_stride + row * args.source.row_stride +
+                       col * args.source.col_stride;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i, at += args.c.col_stride)
+    for (int i = 0; i < 4; ++i, at += args.c.col_stride, add += args.source.col_stride)
         if (col + i < args.n)
-            *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *at);
+            *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *add);
 }

@@ -1,4 +1,4 @@
-/* ieee_thin_k.cu: C = alpha*A*B + beta*C in IEEE float32 for n <= 8 columns, A read along k.
+/* ieee_thin_k.cu: C = alpha*A*B + beta*S in IEEE float32 for n <= 8 columns, A read along k.
  *
  * The matrix-vector shape: A is read once and everything else is small, so memory is what it takes. For A with
  * contiguous terms (col_stride 1), and for strides that no kernel likes.
@@ -100,9 +100,7 @@ template <int COLS> struct thin_k {
                 for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
                 if (lane != row * COLS + col || first_row + row >= args.m || col >= args.n) continue;
                 if (part.whole) {
-                    float *at = args.c.data + batch * args.c.batch_stride + (first_row + row) * args.c.row_stride +
-                                col * args.c.col_stride;
-                    *at = args.beta == 0.0f ? args.alpha * total : fmaf(args.alpha, total, args.beta * *at);
+                    store_element(args, first_row + row, col, total);
                 } else {
                     partial[(warp * WARP_ROWS + row) * TILE_N + col] = total;
                 }

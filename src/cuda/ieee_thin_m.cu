@@ -1,4 +1,4 @@
-/* ieee_thin_m.cu: C = alpha*A*B + beta*C in IEEE float32 for n <= 8 columns, A read along m.
+/* ieee_thin_m.cu: C = alpha*A*B + beta*S in IEEE float32 for n <= 8 columns, A read along m.
  *
  * The matrix-vector shape with a transposed matrix: A's rows are neighbours in memory (row_stride 1). A is read once,
  * all else is small, so memory is what it takes.
@@ -78,9 +78,7 @@ template <int COLS> struct thin_m {
 #pragma unroll
             for (int other = 1; other < WARPS; ++other) total += shared[(other * COLS + col) * TILE_M + my_row];
             if (part.whole) {
-                float *at = args.c.data + batch * args.c.batch_stride + (m0 + my_row) * args.c.row_stride +
-                            col * args.c.col_stride;
-                *at = args.beta == 0.0f ? args.alpha * total : fmaf(args.alpha, total, args.beta * *at);
+                store_element(args, m0 + my_row, col, total);
             } else {
                 partial[my_row * TILE_N + col] = total;
             }

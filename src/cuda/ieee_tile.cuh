@@ -1,4 +1,4 @@
-/* ieee_tile.cuh: C = alpha*A*B + beta*C in IEEE float32, a tile of C at a time, for every tile size (ieee_tile_*.cu).
+/* ieee_tile.cuh: C = alpha*A*B + beta*S in IEEE float32, a tile of C at a time, for every tile size (ieee_tile_*.cu).
  *
  * Operands are read in place with any strides. They pass through shared memory in slabs of SLAB terms of k, STAGES
  * slabs deep, k-major whatever their layout in global memory:
@@ -419,7 +419,11 @@ struct ieee_tile {
             beta = 0.0f;
         }
         out += my.warp_m * row_stride + my.warp_n * col_stride;
+        const matrix_in &s = args.source;
+        const float *source = s.data + blockIdx.z * s.batch_stride + (m0 + my.warp_m) * s.row_stride +
+                              (n0 + my.warp_n) * s.col_stride;
         const bool vectors = col_stride == 1 && row_stride % 4 == 0 && cols_left % 4 == 0 && (uintptr_t)out % 16 == 0;
+        const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
 
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) {
@@ -439,7 +443,10 @@ struct ieee_tile {
                     const float4 sums = *(const float4 *)(staging + line * RESULT_PITCH + col);
                     float4 value = {alpha * sums.y, alpha * sums.x, alpha * sums.w, alpha * sums.z};
                     if (beta != 0.0f) {
-                        const float4 old = *at;
+                        const float *add = source + out_row * s.row_stride + col * s.col_stride;
+                        const float4 old = source_vectors ? *(const float4 *)add
+                                                          : make_float4(add[0], add[s.col_stride],
+                                                                        add[2 * s.col_stride], add[3 * s.col_stride]);
                         value = {fmaf(alpha, sums.y, beta * old.x), fmaf(alpha, sums.x, beta * old.y),
                                  fmaf(alpha, sums.w, beta * old.z), fmaf(alpha, sums.z, beta * old.w)};
                     }
@@ -452,7 +459,8 @@ struct ieee_tile {
                     if (out_row >= rows_left || col >= cols_left) continue;
                     float *at = out + out_row * row_stride + col * col_stride;
                     const float value = staging[line * RESULT_PITCH + (col ^ 1)];
-                    *at = beta == 0.0f ? alpha * value : fmaf(alpha, value, beta * *at);
+                    *at = beta == 0.0f ? alpha * value
+                                       : fmaf(alpha, value, beta * source[out_row * s.row_stride + col * s.col_stride]);
                 }
             }
         }

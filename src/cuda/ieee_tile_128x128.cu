@@ -1,4 +1,4 @@
-/* ieee_tile_128x128.cu: C = alpha*A*B + beta*C in IEEE float32, tiles of 128 x 128: large products, and the tiles of a
+/* ieee_tile_128x128.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 128 x 128: large products, and the tiles of a
  * split product that are marked to be computed again.
  *
  * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 64 x 64, 4 x 8 lanes of 16 x 8: 6 loads of 16 bytes from shared

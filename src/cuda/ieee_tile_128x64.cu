@@ -1,4 +1,4 @@
-/* ieee_tile_128x64.cu: C = alpha*A*B + beta*C in IEEE float32, tiles of 128 x 64: medium and narrow products.
+/* ieee_tile_128x64.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 128 x 64: medium and narrow products.
  *
  * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 64 x 32, 8 x 4 lanes of 8 x 8: 4 loads of 16 bytes from shared
  * memory for 64 fma.

@@ -1,4 +1,4 @@
-/* ieee_tile_64x64.cu: C = alpha*A*B + beta*C in IEEE float32, tiles of 64 x 64: small products.
+/* ieee_tile_64x64.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 64 x 64: small products.
  *
  * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 32 x 32, 8 x 4 lanes of 4 x 8: 3 loads of 16 bytes from shared
  * memory for 32 fma.

@@ -106,6 +106,7 @@ static ieee_args ieee_args_of(const tsr_problem *p, const cuda_kernel *kernel) {
     ieee_args args = {
         .a = in_place(&p->a),
         .b = in_place(&p->b),
+        .source = in_place(&p->addend),
         .c = result(&p->c),
         .m = (int32_t)p->m,
         .n = (int32_t)p->n,
@@ -250,6 +251,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
     split_args args = {
         .a = panels_of(source_a),
         .b = panels_of(source_b),
+        .source = in_place(&p->addend),
         .c = result(&p->c),
         .m = (int32_t)p->m,
         .n = (int32_t)p->n,
@@ -292,7 +294,13 @@ static tsr_problem part_of(const tsr_problem *p, const chunk *at) {
         part.b.data += at->batch0 * p->b.batch_stride + at->k0 * p->b.row_stride + at->n0 * p->b.col_stride;
     }
     part.c.data += at->batch0 * p->c.batch_stride + at->m0 * p->c.row_stride + at->n0 * p->c.col_stride;
-    if (at->k0) part.beta = 1; /* the chunks of k before this one have scaled C */
+    if (at->k0) { /* the chunks of k before this one are in C, the addend with them */
+        part.beta = 1;
+        part.addend = (tsr_operand){part.c.data,         part.m, part.n, part.c.row_stride, part.c.col_stride,
+                                    part.c.batch_stride, NULL};
+    } else if (p->beta != 0)
+        part.addend.data += at->batch0 * p->addend.batch_stride + at->m0 * p->addend.row_stride +
+                            at->n0 * p->addend.col_stride;
     return part;
 }
 
@@ -367,7 +375,12 @@ static tsr_status execute_chunks(queue *q, const cuda_plan *plan, const tsr_prob
 /* ---- The engine's calls ------------------------------------------------------------------------------------------ */
 
 static tsr_status check_operands(const struct cuda_context *cuda, tsr_problem *p) {
+    const bool in_c = p->addend.data == p->c.data;
     tsr_status status = check_memory(cuda, "c.data", (void **)&p->c.data);
+    if (in_c)
+        p->addend.data = p->c.data;
+    else if (!status && p->beta != 0)
+        status = check_memory(cuda, "addend.data", (void **)&p->addend.data);
     if (!status && p->k) status = check_memory(cuda, "a.data", (void **)&p->a.data);
     if (!status && p->k) status = check_memory(cuda, "b.data", (void **)&p->b.data);
     return status;

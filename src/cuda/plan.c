@@ -51,6 +51,7 @@ tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed) {
     p.a = cuda_transposed(&problem->b), p.b = cuda_transposed(&problem->a);
     p.c.rows = problem->c.cols, p.c.cols = problem->c.rows;
     p.c.row_stride = problem->c.col_stride, p.c.col_stride = problem->c.row_stride;
+    p.addend = cuda_transposed(&problem->addend);
     return p;
 }
 

@@ -66,13 +66,15 @@ __device__ strip strip_at(const split_operand &o, int rows, int k_blocks, int ba
 /* Where the sums of a piece of work go: to C, or as they are to its slice's plane of `partial`. */
 struct destination {
     matrix_out c;
+    matrix_in source; /* what beta scales */
     float alpha, beta;
 };
 
 __device__ inline destination destination_of(const split_args &g, const work &w) {
-    if (g.slices > 1) return {{g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0}, 1, 0};
-    destination d = {g.c, g.alpha, g.beta};
+    if (g.slices > 1) return {{g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0}, {}, 1, 0};
+    destination d = {g.c, g.source, g.alpha, g.beta};
     d.c.data += w.batch * g.c.batch_stride;
+    d.source.data += w.batch * g.source.batch_stride;
     return d;
 }
 
@@ -114,10 +116,10 @@ __device__ inline void write_out(const split_args &g, const destination &d, int 
     const int rows = g.m - row0;
     const float scale = power_of_two(-exponent_b);
     float *to = d.c.data + row0 * d.c.row_stride + (col0 + lane) * d.c.col_stride;
-    float before[OUT_ROWS]; /* beta*C, read all at once rather than each where it is needed */
-    const float *from = to;
+    float before[OUT_ROWS]; /* beta*S, read all at once rather than each where it is needed */
+    const float *from = d.source.data + row0 * d.source.row_stride + (col0 + lane) * d.source.col_stride;
 #pragma unroll
-    for (int r = 0; r < OUT_ROWS; r++, from += d.c.row_stride)
+    for (int r = 0; r < OUT_ROWS; r++, from += d.source.row_stride)
         before[r] = d.beta != 0 && r < rows ? d.beta * *from : -0.0f;
 #pragma unroll
     for (int r = 0; r < OUT_ROWS; r++, to += d.c.row_stride)

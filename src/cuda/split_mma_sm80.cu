@@ -1,4 +1,4 @@
-/* split_mma_sm80.cu: C = alpha*A*B + beta*C from split operands (args.h) on the matrix instruction every GPU since
+/* split_mma_sm80.cu: C = alpha*A*B + beta*S from split operands (args.h) on the matrix instruction every GPU since
  * Ampere has.
  *
  *   split_fp32_mma_sm80   three products, float32 accuracy   tile 128 x 128   256 threads

@@ -1,6 +1,6 @@
 /* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
  *
- * C = alpha * (slice 0 + slice 1 + ...) + beta*C, always in this order, so that the same problem gives the same bits.
+ * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
  * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
  * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
  * batch.
@@ -21,5 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_
     float sum = 0;
     for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
     float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
-    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *to, g.alpha * sum);
+    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
+                        col * g.source.col_stride;
+    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
 }

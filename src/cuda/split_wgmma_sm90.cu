@@ -1,4 +1,4 @@
-/* split_wgmma_sm90.cu: C = alpha*A*B + beta*C from split operands (args.h) on Hopper's matrix instruction.
+/* split_wgmma_sm90.cu: C = alpha*A*B + beta*S from split operands (args.h) on Hopper's matrix instruction.
  *
  *   split_fp32_sm90        three products, float32 accuracy     tile 128 x 128   384 threads
  *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile  64 x 128   128 threads, two blocks per SM

@@ -27,8 +27,12 @@ static float *element(const matrix_out *c, int64_t batch, int row, int col) {
     return c->data + batch * c->batch_stride + row * c->row_stride + col * c->col_stride;
 }
 
-static void finish(float *c, float alpha, float sum, float beta) {
-    *c = beta == 0 ? alpha * sum : fmaf(alpha, sum, beta * *c);
+static float addend(const matrix_in *s, int64_t batch, int row, int col) {
+    return s->data[batch * s->batch_stride + row * s->row_stride + col * s->col_stride];
+}
+
+static float scaled(float alpha, float sum, float beta, const matrix_in *s, int64_t batch, int row, int col) {
+    return beta == 0 ? alpha * sum : fmaf(alpha, sum, beta * addend(s, batch, row, col));
 }
 
 /* Tiles in bands of 16 tile rows, down each column of a band. */
@@ -77,7 +81,7 @@ static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin,
         for (int col = col0; col < least(col0 + g->tile_n, g->n); col++) {
             const float sum = dot(g, batch, row, col, k_begin, k_end);
             if (whole)
-                finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
             else
                 partial_at(g, batch, tail, piece)[(row - row0) * g->tile_n + col - col0] = sum;
         }
@@ -129,17 +133,15 @@ static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
             if (pieces == 1) continue;
             float sum = partial_at(g, batch, tail, 0)[within];
             for (int piece = 1; piece < pieces; piece++) sum += partial_at(g, batch, tail, piece)[within];
-            finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+            *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
         }
 }
 
 static void ieee_scale(const fake_launch *l, const ieee_args *g) {
     for (int64_t batch = 0; batch < l->grid[2]; batch++)
         for (int row = 0; row < g->m; row++)
-            for (int col = 0; col < g->n; col++) {
-                float *c = element(&g->c, batch, row, col);
-                *c = g->beta == 0 ? 0 : g->beta * *c;
-            }
+            for (int col = 0; col < g->n; col++)
+                *element(&g->c, batch, row, col) = g->beta == 0 ? 0 : g->beta * addend(&g->source, batch, row, col);
 }
 
 /* ---- fp16 -------------------------------------------------------------------------------------------------------- */
@@ -279,7 +281,8 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
                     if (g->slices > 1)
                         g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = (float)sum;
                     else
-                        finish(element(&g->c, batch, row, col), g->alpha, (float)sum, g->beta);
+                        *element(&g->c, batch, row, col) = scaled(g->alpha, (float)sum, g->beta, &g->source, batch, row,
+                                                                  col);
                 }
         free(a);
         free(b);
@@ -295,7 +298,7 @@ static void split_reduce(const fake_launch *l, const split_args *g) {
             if (is_marked(g, batch, row, col)) continue;
             float sum = 0;
             for (int slice = 0; slice < g->slices; slice++) sum += g->partial[(batch * g->slices + slice) * area + i];
-            finish(element(&g->c, batch, row, col), g->alpha, sum, g->beta);
+            *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
         }
 }
 

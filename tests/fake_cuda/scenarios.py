@@ -433,6 +433,15 @@ def test_host_memory_is_refused_by_name(problem, which, name):
     problem.check()
 
 
+def test_host_memory_is_refused_as_addend(problem):
+    context = Context(CUDA, FP32)
+    host, c = np.zeros(problem.result_c.rows * problem.result_c.cols, np.float32), problem.result_c
+    addend = Operand(host.ctypes.data, c.rows, c.cols, c.cols, 1, 0)
+    refused(lib.tsr_gemm_add(context.handle, 1, 1.0, byref(problem.operand_a), byref(problem.operand_b), 1.0,
+                             byref(addend), byref(c), None), binding.INVALID_ARGUMENT, "addend.data is host memory")
+    assert names() == []
+
+
 def test_host_memory_is_refused_by_pack_and_as_workspace(problem):
     context = Context(CUDA, FP32, "split_fp32_sm90")
     host = np.zeros(4 << 20, np.float32)
