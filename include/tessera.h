@@ -138,6 +138,13 @@ tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, cons
 tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                         float beta, const tsr_operand *addend, const tsr_result *c, const tsr_launch *launch);
 
+/* The same as tsr_gemm_batch for matrices in ordinary host memory, done when the call returns, on any context. On CUDA
+ * they travel to the GPU and back in pieces, copies and products at once, and may be larger than its memory. Where the
+ * GPU fails in the middle the CPU computes what is missing: the result is right, and *share, unless NULL, is how much
+ * of C the context's own device has computed, 0 to 1. Below 1, tsr_last_error says why. */
+tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
+                         float beta, const tsr_result *c, double *share);
+
 /* ---- Plans: decide once, execute often --------------------------------------------------------------------------- */
 
 typedef struct tsr_plan tsr_plan;
@@ -176,6 +183,13 @@ typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
+
+/* Packing into memory of the caller's, on the CPU: tsr_pack_size bytes, 64-byte aligned, which become the packed operand.
+ * The matrix is not needed any more: to use the packed form set operand.packed, and operand.data to `memory`. It is gone
+ * with the memory, and is not for tsr_packed_destroy. The size is 0 where no memory could hold it. */
+size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
+tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side,
+                       const tsr_operand *operand);
 
 /* ---- What is here, and what happened ----------------------------------------------------------------------------- */
 

@@ -344,6 +344,23 @@ tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, cons
     return tsr_gemm_add(context, batch, alpha, a, b, beta, &addend, c, launch);
 }
 
+tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
+                         float beta, const tsr_result *c, double *share) {
+    double unwanted;
+    if (!share) share = &unwanted;
+    *share = 0;
+    tsr_problem p;
+    span spans[SPANS];
+    tsr_status status = check_shapes(&p, spans, context, batch, a, b, c);
+    if (status) return status;
+    const tsr_operand addend = as_addend(c);
+    if ((status = check_sum(&p, spans, alpha, beta, &addend)) || (status = check_pointers(&p, spans, NULL, 0)))
+        return status;
+    if (context->cuda) return cuda_offload(context, &p, share);
+    *share = 1;
+    return tsr_gemm_batch(context, batch, alpha, a, b, beta, c, NULL);
+}
+
 tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                     const tsr_result *c, const tsr_launch *launch) {
     return tsr_gemm_batch(context, 1, alpha, a, b, beta, c, launch);
@@ -405,8 +422,8 @@ tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, c
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
-tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
-                    const tsr_launch *launch) {
+static tsr_status check_pack(tsr_packed **packed, const tsr_context *context, tsr_side side,
+                             const tsr_operand *operand) {
     if (!packed) return tsr_fail(TSR_INVALID_ARGUMENT, "packed is NULL");
     *packed = NULL;
     if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
@@ -420,13 +437,36 @@ tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, co
     if (!is_empty(&s) && !operand->data) return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is NULL");
     if ((uintptr_t)operand->data % sizeof(float))
         return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is not aligned to a float (4 bytes)");
+    return TSR_OK;
+}
+
+/* Finds packed->bytes, which must be within the address space. */
+static tsr_status size_panels(tsr_packed *packed) {
+    packed->bytes = cpu_pack_size(packed->context, packed->side, packed->source.rows, packed->source.cols);
+    if (packed->bytes) return TSR_OK;
+    return tsr_fail(TSR_OUT_OF_MEMORY, "the packed form of operand exceeds the address space");
+}
+
+static tsr_status pack_on_cpu(tsr_packed *packed) {
+    tsr_status status = size_panels(packed);
+    if (status) return status;
+    packed->panels = aligned_alloc(64, packed->bytes);
+    if (!packed->panels) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for %zu bytes of packed operand", packed->bytes);
+    cpu_pack(packed);
+    return TSR_OK;
+}
+
+tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
+                    const tsr_launch *launch) {
+    tsr_status status = check_pack(packed, context, side, operand);
+    if (status) return status;
     tsr_packed *made = calloc(1, sizeof *made);
     if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a packed operand");
     made->context = context;
     made->side = side;
     made->source = *operand;
     made->source.packed = NULL;
-    status = context->cuda ? cuda_pack(made, launch) : cpu_pack(made);
+    status = context->cuda ? cuda_pack(made, launch) : pack_on_cpu(made);
     if (status) {
         free(made);
         return status;
@@ -442,4 +482,32 @@ void tsr_packed_destroy(tsr_packed *packed) {
     else
         free(packed->panels);
     free(packed);
+}
+
+/* In memory of the caller's the panels come first, so that what an operand's data point at is in use, and then this. */
+static size_t packed_bytes(void) { return (sizeof(tsr_packed) + 63) / 64 * 64; }
+
+size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
+    if (!context || context->cuda || rows < 0 || cols < 0) return 0;
+    const size_t panels = cpu_pack_size(context, side, rows, cols);
+    return panels ? panels + packed_bytes() : 0;
+}
+
+tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side,
+                       const tsr_operand *operand) {
+    tsr_status status = check_pack(packed, context, side, operand);
+    if (status) return status;
+    if (context->cuda)
+        return tsr_fail(TSR_UNSUPPORTED,
+                        "context is one of CUDA: pack into memory of your own on the CPU, or tsr_pack");
+    if (!memory || (uintptr_t)memory % 64)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "memory is %s", memory ? "not aligned to 64 bytes" : "NULL");
+    tsr_packed draft = {.context = context, .side = side, .source = *operand, .panels = memory};
+    draft.source.packed = NULL;
+    if ((status = size_panels(&draft))) return status;
+    cpu_pack(&draft);
+    draft.source.data = memory;
+    *packed = (tsr_packed *)((char *)memory + draft.bytes);
+    **packed = draft;
+    return TSR_OK;
 }

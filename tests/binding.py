@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 
 import numpy as np
 
@@ -64,6 +64,10 @@ def load(path):
             POINTER(Launch))
     declare("tsr_pack", c_int, POINTER(c_void_p), c_void_p, c_int, POINTER(Operand), POINTER(Launch))
     declare("tsr_packed_destroy", None, c_void_p)
+    declare("tsr_pack_size", c_size_t, c_void_p, c_int, c_int64, c_int64)
+    declare("tsr_pack_at", c_int, POINTER(c_void_p), c_void_p, c_void_p, c_int, POINTER(Operand))
+    declare("tsr_gemm_host", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float, POINTER(Result),
+            POINTER(c_double))
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
     declare("tsr_stats_read", c_int, c_void_p, POINTER(Stats))
     declare("tsr_trim", c_int, c_void_p)

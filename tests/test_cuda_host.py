@@ -53,6 +53,10 @@ def test_scenarios():
     pytest_passes(HERE / "fake_cuda" / "scenarios.py", FAKE_CUDA_DEVICES="2")
 
 
+def test_products_in_host_memory():
+    pytest_passes(HERE / "fake_cuda" / "offload.py")
+
+
 # ---- Machines that cannot ---------------------------------------------------------------------------------------------
 
 CREATE = """

@@ -31,7 +31,11 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
 const struct cpu_kernel *cpu_kernel_find(const char *name);
 void cpu_info_print(tsr_text *text);
 
-tsr_status cpu_pack(tsr_packed *packed);
+/* Bytes of the packed form of an operand, a multiple of 64; 0 where they exceed the address space. */
+size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
+
+/* Fills packed->panels, of that size and 64-byte aligned. */
+void cpu_pack(const tsr_packed *packed);
 
 /* Frees the memory kept from one call to the next. */
 void cpu_trim(void);

@@ -450,24 +450,27 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
+size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
+    const struct cpu_kernel *kernel = context->cpu_kernel;
+    const int64_t lanes = side == TSR_LEFT ? round_up(rows, kernel->mr) : round_up(cols, kernel->nr);
+    int64_t floats;
+    if (__builtin_mul_overflow(lanes, side == TSR_LEFT ? cols : rows, &floats) ||
+        floats > INT64_MAX / (int64_t)sizeof(float) - 64)
+        return 0;
+    return (size_t)round_up(floats + !floats, 16) * sizeof(float);
+}
+
 /* The whole operand, one depth of kc after the other, each as the panels that multiply_product reads. */
-tsr_status cpu_pack(tsr_packed *packed) {
+void cpu_pack(const tsr_packed *packed) {
     const struct cpu_kernel *kernel = packed->context->cpu_kernel;
     const tsr_operand *o = &packed->source;
     const bool left = packed->side == TSR_LEFT;
     const int64_t lanes = left ? o->rows : o->cols, k = left ? o->cols : o->rows;
     const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
     const int width = left ? kernel->mr : kernel->nr;
-    int64_t floats;
-    if (__builtin_mul_overflow(round_up(lanes, width), k, &floats) || floats > INT64_MAX / (int64_t)sizeof(float) - 64)
-        return tsr_fail(TSR_OUT_OF_MEMORY, "the packed form of operand exceeds the address space");
-    packed->bytes = (size_t)round_up(floats + !floats, 16) * sizeof(float);
-    float *panels = aligned_alloc(64, packed->bytes);
-    if (!panels) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for %zu bytes of packed operand", packed->bytes);
     const int64_t kc = even_block(k, kernel->kc, 1);
+    float *panels = packed->panels;
     for (int64_t first = 0; first < k; first += kc)
         cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes,
                         least(kc, k - first), lane_stride, k_stride, width);
-    packed->panels = panels;
-    return TSR_OK;
 }

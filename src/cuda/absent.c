@@ -28,6 +28,11 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
     return absent();
 }
 
+tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double *share) {
+    (void)context, (void)problem, (void)share;
+    return absent();
+}
+
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch) {
     (void)packed, (void)launch;
     return absent();

@@ -2,6 +2,8 @@
 #ifndef TESSERA_CUDA_CONTEXT_H
 #define TESSERA_CUDA_CONTEXT_H
 
+#include <pthread.h>
+
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
@@ -32,6 +34,8 @@ struct cuda_context {
     cuda_resident *resident;
     const cuda_kernel *forced; /* options.kernel, or NULL */
     CUdeviceptr counters;      /* a cuda_counters */
+    pthread_mutex_t offload_lock;
+    struct cuda_offload *offload; /* offload.c: what products in host memory keep here; NULL before the first */
 };
 
 /* Makes the context current on this thread, until cuda_leave with the same *pushed. */
@@ -47,6 +51,10 @@ tsr_status cuda_function(const struct cuda_context *cuda, const cuda_kernel *ker
  * tsr_last_error alone, for it may come after what went wrong. */
 tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream, size_t bytes, CUdeviceptr *workspace);
 CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace);
+
+/* Frees what products in host memory have kept. `alive`: the CUcontext still exists and is current; else what was in it
+ * went with it. */
+void cuda_offload_release(struct cuda_context *cuda, bool alive);
 
 /* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it.
  */

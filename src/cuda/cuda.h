@@ -31,6 +31,9 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
 tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
                         const tsr_launch *launch);
 
+/* Matrices in host memory: offload.c. */
+tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double *share);
+
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch);
 void cuda_packed_destroy(tsr_packed *packed);
 

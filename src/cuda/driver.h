@@ -28,6 +28,11 @@
     SYMBOL(cuDevicePrimaryCtxRetain)   \
     SYMBOL(cuDeviceTotalMem)           \
     SYMBOL(cuDriverGetVersion)         \
+    SYMBOL(cuEventCreate)              \
+    SYMBOL(cuEventDestroy)             \
+    SYMBOL(cuEventQuery)               \
+    SYMBOL(cuEventRecord)              \
+    SYMBOL(cuEventSynchronize)         \
     SYMBOL(cuFuncSetAttribute)         \
     SYMBOL(cuGetErrorName)             \
     SYMBOL(cuGetErrorString)           \
@@ -37,11 +42,15 @@
     SYMBOL(cuMemAllocFromPoolAsync)    \
     SYMBOL(cuMemFree)                  \
     SYMBOL(cuMemFreeAsync)             \
+    SYMBOL(cuMemFreeHost)              \
+    SYMBOL(cuMemHostAlloc)             \
     SYMBOL(cuMemPoolCreate)            \
     SYMBOL(cuMemPoolDestroy)           \
     SYMBOL(cuMemPoolSetAttribute)      \
     SYMBOL(cuMemPoolTrimTo)            \
     SYMBOL(cuMemcpyDtoH)               \
+    SYMBOL(cuMemcpyDtoHAsync)          \
+    SYMBOL(cuMemcpyHtoDAsync)          \
     SYMBOL(cuMemsetD8Async)            \
     SYMBOL(cuModuleGetFunction)        \
     SYMBOL(cuModuleLoadData)           \
@@ -51,6 +60,7 @@
     SYMBOL(cuStreamDestroy)            \
     SYMBOL(cuStreamGetCtx)             \
     SYMBOL(cuStreamSynchronize)        \
+    SYMBOL(cuStreamWaitEvent)          \
     SYMBOL(cuThreadExchangeStreamCaptureMode)
 
 typedef struct cuda_driver {

@@ -3,6 +3,9 @@
  * enforces and the library must respect are enforced here: current contexts, streams of their contexts, what may be
  * called during a capture, limits of pools and memory, shared memory asked for.
  *
+ * After fake_be_lazy, streams do nothing until somebody waits for them, and then only as much as that asks for: what is
+ * queued in the wrong order, or not waited for, gives a wrong result.
+ *
  * The environment describes the machine:
  *   FAKE_CUDA_DEVICES     GPUs (1)                        FAKE_CUDA_CAPABILITY   of each, 10*major + minor (90)
  *   FAKE_CUDA_DRIVER      version (13000)                 FAKE_CUDA_MEMORY       bytes of each (4 GiB)
@@ -27,7 +30,8 @@ enum {
     MODULE = 0x4d4f4431,
     FUNCTION = 0x46554e43,
     POOL = 0x504f4f4c,
-    GRAPH = 0x47524146
+    GRAPH = 0x47524146,
+    EVENT = 0x45564e54
 };
 
 struct CUctx_st {
@@ -47,6 +51,19 @@ struct CUgraph_st {
     } * nodes;
 };
 
+/* What a lazy stream has yet to do. */
+typedef struct operation {
+    struct operation *next;
+    enum { LAUNCH, COPY, WAIT, FREE } what;
+    fake_launch launch;
+    void *args, *to;
+    const void *from;
+    size_t size;
+    CUstream other; /* WAIT: until that stream has done so many of its operations */
+    long other_count;
+    CUdeviceptr freed;
+} operation;
+
 struct CUstream_st {
     int kind;
     CUcontext context;
@@ -54,6 +71,15 @@ struct CUstream_st {
     CUgraph capture; /* NULL: not capturing */
     CUstreamCaptureMode mode;
     pthread_t captured_by;
+    operation *first, *last;
+    long queued, done; /* operations */
+    CUresult error;    /* of one that failed */
+};
+
+struct CUevent_st {
+    int kind;
+    CUstream stream; /* NULL: never recorded, or on a stream that is not lazy */
+    long count;      /* operations of the stream that come before it */
 };
 
 struct CUmod_st {
@@ -98,7 +124,10 @@ static fake_launch *launches;
 static int launch_count;
 static char broken_rule[160];
 static char broken_call[64];
-static int broken_error;
+static int broken_error, calls_before_broken;
+static bool lost; /* every call that asks injected() fails from now on */
+static bool loses_device;
+static bool lazy;
 static _Atomic int calls_of_load;
 
 static _Thread_local CUcontext stack[16];
@@ -113,10 +142,12 @@ static long setting(const char *name, long otherwise) {
 static int devices(void) { return (int)setting("FAKE_CUDA_DEVICES", 1); }
 static CUcontext current(void) { return depth ? stack[depth - 1] : NULL; }
 
-/* A test has asked for this call to fail, once. */
+/* A test has asked for this call to fail: once, or as the first of all that follow. */
 static CUresult injected(const char *call) {
-    if (strcmp(broken_call, call)) return CUDA_SUCCESS;
+    if (lost) return (CUresult)broken_error;
+    if (strcmp(broken_call, call) || calls_before_broken-- > 0) return CUDA_SUCCESS;
     broken_call[0] = '\0';
+    lost = loses_device;
     return (CUresult)broken_error;
 }
 
@@ -125,7 +156,15 @@ static CUresult injected(const char *call) {
 EXPORT void fake_break(const char *call, int error) {
     snprintf(broken_call, sizeof broken_call, "%s", call);
     broken_error = error;
+    calls_before_broken = 0;
+    lost = loses_device = false;
 }
+EXPORT void fake_break_later(const char *call, int error, int calls_before, int for_good) {
+    fake_break(call, error);
+    calls_before_broken = calls_before;
+    loses_device = for_good;
+}
+EXPORT void fake_be_lazy(int on) { lazy = on; }
 EXPORT int fake_launches(void) { return launch_count; }
 EXPORT const fake_launch *fake_launch_at(int index) { return &launches[index]; }
 EXPORT void fake_forget_launches(void) { launch_count = 0; }
@@ -392,6 +431,54 @@ static CUresult run(const fake_launch *launch, const void *args) {
     return CUDA_ERROR_LAUNCH_FAILED;
 }
 
+/* ---- Lazy streams ------------------------------------------------------------------------------------------------ */
+
+static bool is_lazy(CUstream stream) { return lazy && !is_default(stream) && !stream->capture; }
+
+static CUresult queue(CUstream stream, operation op) {
+    operation *made = malloc(sizeof *made);
+    *made = op;
+    made->next = NULL;
+    *(stream->first ? &stream->last->next : &stream->first) = made;
+    stream->last = made;
+    stream->queued++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult give(CUdeviceptr address);
+
+/* The first `count` operations of the stream's life, and what they wait for. */
+static CUresult catch_up(CUstream stream, long count) {
+    while (stream->done < count) {
+        operation *op = stream->first;
+        stream->first = op->next;
+        stream->done++;
+        CUresult error = CUDA_SUCCESS;
+        if (op->what == WAIT)
+            error = catch_up(op->other, op->other_count);
+        else if (op->what == COPY)
+            memcpy(op->to, op->from, op->size);
+        else if (op->what == FREE)
+            error = give(op->freed);
+        else
+            error = run(&op->launch, op->args);
+        if (error && !stream->error) stream->error = error;
+        free(op->args);
+        free(op);
+    }
+    return stream->error;
+}
+
+static CUresult copy(void *to, const void *from, size_t size, CUstream stream) {
+    CUresult error = check_stream(stream);
+    if (error) return error;
+    if (is_lazy(stream)) return queue(stream, (operation){.what = COPY, .to = to, .from = from, .size = size});
+    memcpy(to, from, size);
+    return CUDA_SUCCESS;
+}
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
 EXPORT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
     CUgraph graph = (CUgraph)executable;
     CUresult error = check_stream(stream);
@@ -474,7 +561,8 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned fl
 
 EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags) {
     (void)flags;
-    return take((CUdeviceptr *)address, size, CU_MEMORYTYPE_HOST, false, current()->device, NULL);
+    CUresult error = injected("cuMemHostAlloc");
+    return error ? error : take((CUdeviceptr *)address, size, CU_MEMORYTYPE_HOST, false, current()->device, NULL);
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr address) {
@@ -499,6 +587,16 @@ EXPORT CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) {
     if (unsafe_now()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     memcpy(to, (void *)from, size);
     return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream stream) {
+    CUresult error = injected("cuMemcpyHtoDAsync");
+    return error ? error : copy((void *)to, from, size, stream);
+}
+
+EXPORT CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream stream) {
+    CUresult error = injected("cuMemcpyDtoHAsync");
+    return error ? error : copy(to, (void *)from, size, stream);
 }
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream stream) {
@@ -565,6 +663,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmem
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     CUresult error = check_stream(stream);
     if (error) return error;
+    if (is_lazy(stream)) return queue(stream, (operation){.what = FREE, .freed = address});
     if (is_default(stream) || !stream->capture) return give(address);
     add_node(stream->capture)->freed = (void *)address;
     return CUDA_SUCCESS;
@@ -634,8 +733,13 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
     launches = realloc(launches, (size_t)(launch_count + 1) * sizeof *launches);
     launches[launch_count++] = launch;
     pthread_mutex_unlock(&lock);
-    if (!capture) return run(&launch, parameters[0]);
     const size_t size = fake_kernel_args_size(launch.kernel);
+    if (is_lazy(config->hStream)) {
+        void *args = malloc(size);
+        memcpy(args, parameters[0], size);
+        return queue(config->hStream, (operation){.what = LAUNCH, .launch = launch, .args = args});
+    }
+    if (!capture) return run(&launch, parameters[0]);
     struct node *node = add_node(capture);
     node->launch = launch;
     node->args = malloc(size);
@@ -666,6 +770,9 @@ EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
 }
 
 EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+    CUresult error = injected("cuStreamSynchronize");
+    if (!error && !is_default(stream)) error = catch_up(stream, stream->queued);
+    if (error) return error;
     if (!is_default(stream) && stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
@@ -679,15 +786,46 @@ EXPORT CUresult cuCtxSynchronize(void) {
 
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
     (void)flags;
-    *event = malloc(1);
+    CUresult error = injected("cuEventCreate");
+    if (error) return error;
+    *event = calloc(1, sizeof **event);
+    (*event)->kind = EVENT;
     return CUDA_SUCCESS;
 }
-EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) { return (void)event, check_stream(stream); }
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-    (void)event, (void)flags;
-    return check_stream(stream);
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
+    CUresult error = injected("cuEventRecord");
+    if (!error) error = check_stream(stream);
+    if (error || event->kind != EVENT) return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    event->stream = is_default(stream) ? NULL : stream;
+    event->count = event->stream ? stream->queued : 0;
+    return CUDA_SUCCESS;
 }
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    (void)flags;
+    CUresult error = check_stream(stream);
+    if (error || !event->stream || !is_lazy(stream)) return error;
+    return queue(stream, (operation){.what = WAIT, .other = event->stream, .other_count = event->count});
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event) {
+    CUresult error = injected("cuEventSynchronize");
+    if (error || !event->stream) return error;
+    return catch_up(event->stream, event->count);
+}
+
+/* Of a lazy stream every third answer is that it is done, and then it is. */
+EXPORT CUresult cuEventQuery(CUevent event) {
+    static _Atomic int asked;
+    CUresult error = injected("cuEventQuery");
+    if (error || !event->stream) return error;
+    if (event->stream->done < event->count && ++asked % 3) return CUDA_ERROR_NOT_READY;
+    return catch_up(event->stream, event->count);
+}
+
 EXPORT CUresult cuEventDestroy(CUevent event) {
+    event->kind = 0;
     free(event);
     return CUDA_SUCCESS;
 }

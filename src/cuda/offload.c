@@ -1,0 +1,613 @@
+/* offload.c: products of matrices in host memory, in pieces that keep the bus busy both ways while the GPU computes.
+ *
+ * C is computed in blocks of bm x bn, each as a sum over chunks of bk of depth, in this order (the product is transposed
+ * beforehand where that makes A the smaller operand):
+ *
+ *     for each bm rows of A and C
+ *       for each bn columns of B and C         the block comes from the host where beta asks for it
+ *         for each bk of depth                 A's chunk comes with the first bn columns and stays for the others, where
+ *           C block += A chunk * B chunk       the GPU's memory allows; B's chunk comes each time
+ *         the block goes back
+ *
+ * Three streams run at once: `in` carries chunks to the GPU, `compute` multiplies, `out` carries blocks back. Each slot
+ * for a chunk or block on the GPU has an event: what is copied into it waits until what was there has been used.
+ * Ordinary memory cannot be copied by the GPU while others work, so everything passes through a ring of pinned memory,
+ * which the threads of the CPU fill and empty together, a piece at a time, a piece being a range of a chunk's elements.
+ *
+ * C is written by the CPU alone, from pieces that have arrived whole. So when the GPU fails, it is known to the element
+ * what of C is done, the rest of C is as it was, and the CPU computes that rest.
+ *
+ * Blocks follow from the shapes, the GPU's memory and options.max_workspace, not from what is free at the moment: the
+ * same product gives the same bits. Only where not even that much is free are they made smaller.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+#include "../plan.h" /* cuda/plan.h is another */
+#include "cpu/threads.h"
+#include "cuda/context.h"
+
+enum { PIECE_BYTES = 8 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
+enum { COPY_UNIT = 1 << 15, MOST_COPIERS = 32 };                          /* floats of it by one thread; threads */
+enum { IN_PIECES = 4, OUT_PIECES = 4, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
+enum { MOST_A_SLOTS = 64, B_SLOTS = 3, C_SLOTS = 3 };
+enum { ALIGNMENT = 256 }; /* of slots on the GPU */
+
+/* First choices: large enough for the kernels to be at their best, small enough for copies to begin early. */
+enum { CHUNK_BYTES = 32 << 20, BLOCK_BYTES = 64 << 20 }; /* of A and B together; of C */
+enum { LEAST_BN = 1024, LEAST_BK = 512 };
+
+/* Where the events of each kind begin. */
+enum {
+    PIECE_SENT = 0,                      /* a place of the ring has been copied to the GPU */
+    PIECE_BACK = PIECE_SENT + IN_PIECES, /* or from it */
+    A_USED = PIECE_BACK + OUT_PIECES,    /* the product that read the slot is done */
+    B_USED = A_USED + MOST_A_SLOTS,
+    ARRIVED = B_USED + B_SLOTS, /* what was queued last on `in` */
+    COMPUTED,                   /* and on `compute` */
+    EVENTS
+};
+
+struct cuda_offload {
+    CUstream in, compute, out;
+    CUevent events[EVENTS];
+    float *staging; /* pinned: IN_PIECES, then OUT_PIECES */
+    CUdeviceptr memory;
+    size_t bytes;
+    tsr_context *cpu; /* computes what a failing GPU leaves, with `staging` as its workspace */
+};
+
+/* How a product is cut, and where its parts lie in the memory taken for it. */
+typedef struct cut {
+    int64_t bm, bn, bk;
+    bool keeps_a; /* a slot for each chunk of depth; else as many as of B */
+    int a_slots;
+    size_t a_bytes, b_bytes, c_bytes, workspace; /* of a slot, and of what the kernels need */
+} cut;
+
+/* A block of C on its way back, its elements in the order in which they lie on the GPU. */
+typedef struct outgoing {
+    tsr_result to;
+    CUdeviceptr from;
+    int64_t queued, done; /* elements */
+} outgoing;
+
+/* One product under way. */
+typedef struct transfer {
+    tsr_context *context;
+    const cuda_driver *driver;
+    struct cuda_offload *kept;
+    tsr_problem p;
+    cut cut;
+    int64_t in_count;                 /* pieces sent so far */
+    int64_t out_queued, out_done;     /* pieces brought back so far, and copied to C */
+    outgoing blocks[C_SLOTS];         /* the last of them, by number */
+    int64_t block_count, block_first; /* begun so far; those before block_first are in C */
+    int64_t a_loads, b_loads;
+} transfer;
+
+static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+static int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+static size_t aligned(int64_t floats) {
+    return ((size_t)floats * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* ---- Copies by all threads --------------------------------------------------------------------------------------- */
+
+/* Elements `first` to `end` of a matrix, numbered along runs: rows, or columns where those are contiguous. */
+typedef struct copy {
+    float *matrix;
+    int64_t run_length, run_stride, step; /* elements of a run; from one run, and one element, to the next */
+    float *staging;                       /* where element `first` lies */
+    int64_t first, end;
+    bool to_staging;
+    _Atomic int64_t next;
+} copy;
+
+static bool runs_are_columns(int64_t row_stride, int64_t col_stride) { return row_stride == 1 && col_stride != 1; }
+
+static copy copy_of(float *matrix, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+    return runs_are_columns(row_stride, col_stride)
+               ? (copy){.matrix = matrix, .run_length = rows, .run_stride = col_stride, .step = row_stride}
+               : (copy){.matrix = matrix, .run_length = cols, .run_stride = row_stride, .step = col_stride};
+}
+
+/* Past the caches: what is copied here is read next by the GPU, or not for long, and a processor that stores a line by
+ * the ordinary way reads it first. */
+static void copy_floats(float *to, const float *from, int64_t count) {
+#ifdef __SSE__
+    for (; count && (uintptr_t)to % 16; count--) *to++ = *from++;
+    for (; count >= 16; count -= 16, to += 16, from += 16) {
+        const __m128 x0 = _mm_loadu_ps(from), x1 = _mm_loadu_ps(from + 4);
+        const __m128 x2 = _mm_loadu_ps(from + 8), x3 = _mm_loadu_ps(from + 12);
+        _mm_stream_ps(to, x0);
+        _mm_stream_ps(to + 4, x1);
+        _mm_stream_ps(to + 8, x2);
+        _mm_stream_ps(to + 12, x3);
+    }
+#endif
+    memcpy(to, from, (size_t)count * sizeof *to);
+}
+
+static void copy_run(const copy *c, float *in_matrix, float *in_staging, int64_t count) {
+    if (c->step == 1)
+        copy_floats(c->to_staging ? in_staging : in_matrix, c->to_staging ? in_matrix : in_staging, count);
+    else if (c->to_staging)
+        for (int64_t i = 0; i < count; i++) in_staging[i] = in_matrix[i * c->step];
+    else
+        for (int64_t i = 0; i < count; i++) in_matrix[i * c->step] = in_staging[i];
+}
+
+static void copy_units(int member, unsigned met, void *argument) {
+    (void)member, (void)met;
+    copy *c = argument;
+    for (int64_t at; (at = atomic_fetch_add_explicit(&c->next, COPY_UNIT, memory_order_relaxed)) < c->end;) {
+        const int64_t end = least(at + COPY_UNIT, c->end);
+        for (int64_t count; at < end; at += count) {
+            const int64_t run = at / c->run_length, within = at % c->run_length;
+            count = least(end - at, c->run_length - within);
+            copy_run(c, c->matrix + run * c->run_stride + within * c->step, c->staging + (at - c->first), count);
+        }
+    }
+#ifdef __SSE__
+    _mm_sfence(); /* stores past the caches are in no order with the others */
+#endif
+}
+
+static void copy_by_all(const transfer *t, copy *c, int64_t first, int64_t end, float *staging, bool to_staging) {
+    c->first = first;
+    c->end = end;
+    c->staging = staging;
+    c->to_staging = to_staging;
+    atomic_init(&c->next, first);
+    struct cpu_gang gang = {.work = copy_units, .argument = c};
+    const int64_t most = least(t->context->options.threads, MOST_COPIERS);
+    cpu_gang_run(&gang, (int)least(most, ceil_div(end - first, COPY_UNIT)));
+}
+
+/* ---- What is kept from call to call ------------------------------------------------------------------------------ */
+
+static void release(struct cuda_context *cuda, struct cuda_offload *kept, bool alive) {
+    const cuda_driver *driver = cuda->driver;
+    if (alive) {
+        for (int i = 0; i < EVENTS; i++)
+            if (kept->events[i]) driver->cuEventDestroy(kept->events[i]);
+        if (kept->in) driver->cuStreamDestroy(kept->in);
+        if (kept->compute) driver->cuStreamDestroy(kept->compute);
+        if (kept->out) driver->cuStreamDestroy(kept->out);
+        if (kept->staging) driver->cuMemFreeHost(kept->staging);
+        if (kept->memory) driver->cuMemFree(kept->memory);
+    }
+    tsr_context_destroy(kept->cpu);
+    free(kept);
+}
+
+void cuda_offload_release(struct cuda_context *cuda, bool alive) {
+    if (cuda->offload) release(cuda, cuda->offload, alive);
+    cuda->offload = NULL;
+}
+
+static tsr_status make_kept(const tsr_context *context, struct cuda_offload **made) {
+    struct cuda_context *cuda = context->cuda;
+    const cuda_driver *driver = cuda->driver;
+    struct cuda_offload *kept = calloc(1, sizeof *kept);
+    if (!kept) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory to prepare copies to the GPU");
+    tsr_options options = TSR_OPTIONS_DEFAULT;
+    options.precision = context->options.precision;
+    options.threads = context->options.threads;
+    options.max_workspace = STAGING_BYTES;
+    tsr_status status = tsr_context_create(&kept->cpu, &options);
+    CUresult error = CUDA_SUCCESS;
+    if (!status && !(error = driver->cuStreamCreate(&kept->in, CU_STREAM_NON_BLOCKING)) &&
+        !(error = driver->cuStreamCreate(&kept->compute, CU_STREAM_NON_BLOCKING)))
+        error = driver->cuStreamCreate(&kept->out, CU_STREAM_NON_BLOCKING);
+    for (int i = 0; !status && !error && i < EVENTS; i++)
+        error = driver->cuEventCreate(&kept->events[i], CU_EVENT_DISABLE_TIMING);
+    if (!status && !error) error = driver->cuMemHostAlloc((void **)&kept->staging, STAGING_BYTES, 0);
+    if (error) status = cuda_fail(error, "preparing copies to GPU %d", cuda->device.ordinal);
+    if (status)
+        release(cuda, kept, true);
+    else
+        *made = kept;
+    return status;
+}
+
+/* At least `bytes` on the GPU. */
+static CUresult take_memory(const cuda_driver *driver, struct cuda_offload *kept, size_t bytes) {
+    if (kept->bytes >= bytes) return CUDA_SUCCESS;
+    if (kept->memory) driver->cuMemFree(kept->memory);
+    kept->memory = 0;
+    kept->bytes = 0;
+    const CUresult error = driver->cuMemAlloc(&kept->memory, bytes);
+    if (error)
+        kept->memory = 0;
+    else
+        kept->bytes = bytes;
+    return error;
+}
+
+/* ---- How to cut -------------------------------------------------------------------------------------------------- */
+
+/* A block's product on the GPU: matrices as they lie in their slots. */
+static tsr_problem block_problem(const tsr_problem *p, int64_t m, int64_t n, int64_t k) {
+    const bool a_columns = runs_are_columns(p->a.row_stride, p->a.col_stride);
+    const bool b_columns = runs_are_columns(p->b.row_stride, p->b.col_stride);
+    const bool c_columns = runs_are_columns(p->c.row_stride, p->c.col_stride);
+    tsr_problem block = {.m = m, .n = n, .k = k, .batch = 1, .alpha = p->alpha, .beta = 1};
+    block.a = (tsr_operand){NULL, m, k, a_columns ? 1 : k, a_columns ? m : 1, 0, NULL};
+    block.b = (tsr_operand){NULL, k, n, b_columns ? 1 : n, b_columns ? k : 1, 0, NULL};
+    block.c = (tsr_result){NULL, m, n, c_columns ? 1 : n, c_columns ? m : 1, 0};
+    block.addend = (tsr_operand){NULL, m, n, block.c.row_stride, block.c.col_stride, 0, NULL};
+    return block;
+}
+
+static size_t total_bytes(const cut *c) {
+    return (size_t)c->a_slots * c->a_bytes + B_SLOTS * c->b_bytes + C_SLOTS * c->c_bytes + c->workspace;
+}
+
+/* Sizes of slots and workspace of the cut as it stands. */
+static tsr_status measure(cut *c, tsr_context *context, const tsr_problem *p) {
+    const int64_t chunks = ceil_div(p->k, c->bk);
+    c->a_slots = c->keeps_a ? (int)chunks : (int)least(B_SLOTS, chunks);
+    c->a_bytes = aligned(c->bm * c->bk);
+    c->b_bytes = aligned(c->bk * c->bn);
+    c->c_bytes = aligned(c->bm * c->bn);
+    tsr_plan plan = {.context = context, .problem = block_problem(p, c->bm, c->bn, c->bk)};
+    const tsr_status status = plan_make(&plan);
+    c->workspace = status ? 0 : (plan_workspace(&plan) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return status;
+}
+
+static void halve(int64_t *x, int64_t *or_y) {
+    int64_t *larger = *x >= *or_y ? x : or_y;
+    *larger = ceil_div(*larger, 2);
+}
+
+/* Makes the largest of what lies on the GPU smaller. False where nothing is left to be made smaller. */
+static bool shrink(cut *c) {
+    const size_t a = (size_t)c->a_slots * c->a_bytes, b = B_SLOTS * c->b_bytes, all_c = C_SLOTS * c->c_bytes;
+    if (c->bm <= 32 && c->bn <= 32 && c->bk <= 32) return false;
+    if (a >= b && a >= all_c && c->keeps_a) {
+        if (c->bm > 2 * LEAST_BN)
+            c->bm = ceil_div(c->bm, 2);
+        else
+            c->keeps_a = false;
+    } else if (a >= b && a >= all_c)
+        halve(&c->bm, &c->bk);
+    else if (b >= all_c)
+        halve(&c->bn, &c->bk);
+    else
+        halve(&c->bn, &c->bm);
+    return true;
+}
+
+static tsr_status choose_cut(cut *c, tsr_context *context, const tsr_problem *p, size_t limit) {
+    *c = (cut){.bm = p->m};
+    const int64_t block = BLOCK_BYTES / (int64_t)sizeof(float) / c->bm;
+    c->bn = least(p->n, block > LEAST_BN ? block : LEAST_BN);
+    const int64_t chunk = CHUNK_BYTES / (int64_t)sizeof(float) / (c->bm + c->bn);
+    c->bk = least(p->k, chunk > LEAST_BK ? chunk : LEAST_BK);
+    c->keeps_a = c->bn < p->n;
+    if (c->keeps_a && c->bk < ceil_div(p->k, MOST_A_SLOTS)) c->bk = ceil_div(p->k, MOST_A_SLOTS);
+    tsr_status status;
+    while (!(status = measure(c, context, p)) && total_bytes(c) > limit)
+        if (!shrink(c))
+            return tsr_fail(TSR_OUT_OF_MEMORY, "%zu bytes on the GPU are too few for any part of this product", limit);
+    return status;
+}
+
+/* Cuts, and takes the memory for it. */
+static tsr_status prepare(transfer *t) {
+    struct cuda_context *cuda = t->context->cuda;
+    size_t total = 0, limit = t->context->options.max_workspace;
+    CUresult error = t->driver->cuDeviceTotalMem(&total, cuda->device.ordinal);
+    if (error) return cuda_fail(error, "asking GPU %d for its memory", cuda->device.ordinal);
+    if (!limit || limit > total / 2) limit = total / 2;
+    for (;;) {
+        const tsr_status status = choose_cut(&t->cut, t->context, &t->p, limit);
+        if (status) return status;
+        const size_t bytes = total_bytes(&t->cut);
+        error = take_memory(t->driver, t->kept, bytes);
+        if (error != CUDA_ERROR_OUT_OF_MEMORY)
+            return error ? cuda_fail(error, "taking %zu bytes on GPU %d", bytes, cuda->device.ordinal) : TSR_OK;
+        limit = bytes / 2;
+    }
+}
+
+/* ---- To the GPU -------------------------------------------------------------------------------------------------- */
+
+static tsr_status driver_status(const transfer *t, CUresult error, const char *doing) {
+    return error ? cuda_fail(error, "%s GPU %d", doing, t->context->cuda->device.ordinal) : TSR_OK;
+}
+
+static tsr_status bring_back(transfer *t, bool wait); /* below */
+
+/* Queues the matrix on `in`, a piece at a time, as soon as the piece's place in the ring is free; meanwhile what has come
+ * back is taken out of the way. */
+static tsr_status send(transfer *t, copy matrix, int64_t count, CUdeviceptr to) {
+    const cuda_driver *driver = t->driver;
+    struct cuda_offload *kept = t->kept;
+    for (int64_t first = 0; first < count; first += PIECE) {
+        const int place = (int)(t->in_count++ % IN_PIECES);
+        float *staging = kept->staging + (int64_t)place * PIECE;
+        const int64_t end = least(first + PIECE, count);
+        tsr_status status = bring_back(t, false);
+        if (status) return status;
+        CUresult error = driver->cuEventSynchronize(kept->events[PIECE_SENT + place]);
+        if (error) return driver_status(t, error, "waiting for copies to");
+        copy_by_all(t, &matrix, first, end, staging, true);
+        error = driver->cuMemcpyHtoDAsync(to + (size_t)first * sizeof(float), staging,
+                                          (size_t)(end - first) * sizeof(float), kept->in);
+        if (!error) error = driver->cuEventRecord(kept->events[PIECE_SENT + place], kept->in);
+        if (error) return driver_status(t, error, "copying to");
+    }
+    return TSR_OK;
+}
+
+/* Sends an operand's chunk into a slot once the product that read the slot before is done. */
+static tsr_status send_chunk(transfer *t, const tsr_operand *o, CUdeviceptr slot, CUevent used) {
+    const CUresult error = t->driver->cuStreamWaitEvent(t->kept->in, used, 0);
+    if (error) return driver_status(t, error, "ordering copies to");
+    return send(t, copy_of((float *)o->data, o->rows, o->cols, o->row_stride, o->col_stride), o->rows * o->cols, slot);
+}
+
+/* ---- And back ---------------------------------------------------------------------------------------------------- */
+
+/* The first block of which not all is queued, or NULL. */
+static outgoing *next_to_queue(transfer *t) {
+    for (int64_t i = t->block_first; i < t->block_count; i++) {
+        outgoing *block = &t->blocks[i % C_SLOTS];
+        if (block->queued < block->to.rows * block->to.cols) return block;
+    }
+    return NULL;
+}
+
+static tsr_status queue_piece(transfer *t, outgoing *block) {
+    const cuda_driver *driver = t->driver;
+    struct cuda_offload *kept = t->kept;
+    const int place = (int)(t->out_queued % OUT_PIECES);
+    const int64_t count = block->to.rows * block->to.cols, end = least(block->queued + PIECE, count);
+    CUresult error = driver->cuMemcpyDtoHAsync(kept->staging + (int64_t)(IN_PIECES + place) * PIECE,
+                                               block->from + (size_t)block->queued * sizeof(float),
+                                               (size_t)(end - block->queued) * sizeof(float), kept->out);
+    if (!error) error = driver->cuEventRecord(kept->events[PIECE_BACK + place], kept->out);
+    if (error) return driver_status(t, error, "copying from");
+    block->queued = end;
+    t->out_queued++;
+    return TSR_OK;
+}
+
+/* Copies the oldest piece that has arrived into C. */
+static void deliver_piece(transfer *t) {
+    const int place = (int)(t->out_done % OUT_PIECES);
+    outgoing *block = &t->blocks[t->block_first % C_SLOTS];
+    const tsr_result *c = &block->to;
+    const int64_t count = c->rows * c->cols, end = least(block->done + PIECE, count);
+    copy matrix = copy_of(c->data, c->rows, c->cols, c->row_stride, c->col_stride);
+    copy_by_all(t, &matrix, block->done, end, t->kept->staging + (int64_t)(IN_PIECES + place) * PIECE, false);
+    block->done = end;
+    t->out_done++;
+    if (end == count) t->block_first++;
+}
+
+/* Queues what there is room for and delivers what has arrived. wait: until the oldest block that has been begun is in C,
+ * rather than as long as that takes no waiting. */
+static tsr_status bring_back(transfer *t, bool wait) {
+    const int64_t until = t->block_first + wait;
+    do {
+        outgoing *block;
+        tsr_status status = TSR_OK;
+        while (!status && t->out_queued - t->out_done < OUT_PIECES && (block = next_to_queue(t)))
+            status = queue_piece(t, block);
+        if (status || t->out_done == t->out_queued) return status;
+        CUevent event = t->kept->events[PIECE_BACK + t->out_done % OUT_PIECES];
+        const CUresult error = wait ? t->driver->cuEventSynchronize(event) : t->driver->cuEventQuery(event);
+        if (error == CUDA_ERROR_NOT_READY) return TSR_OK;
+        if (error) return driver_status(t, error, "waiting for copies from");
+        deliver_piece(t);
+    } while (!wait || t->block_first < until);
+    return TSR_OK;
+}
+
+/* ---- A block ----------------------------------------------------------------------------------------------------- */
+
+/* The part of an operand from (row, col) on. */
+static tsr_operand part_of(const tsr_operand *o, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+    return (tsr_operand){
+        o->data + row * o->row_stride + col * o->col_stride, rows, cols, o->row_stride, o->col_stride, 0, NULL};
+}
+
+/* C block = alpha * A chunk * B chunk + beta * C block, on the GPU. */
+static tsr_status multiply_chunk(transfer *t, tsr_problem *block, CUdeviceptr workspace) {
+    CUresult error = t->driver->cuEventRecord(t->kept->events[ARRIVED], t->kept->in);
+    if (!error) error = t->driver->cuStreamWaitEvent(t->kept->compute, t->kept->events[ARRIVED], 0);
+    if (error) return driver_status(t, error, "ordering products on");
+    tsr_plan plan = {.context = t->context, .problem = *block};
+    tsr_status status = plan_make(&plan);
+    const tsr_launch launch = {t->kept->compute, t->cut.workspace ? (void *)workspace : NULL, t->cut.workspace};
+    /* An edge may be planned with more workspace than the whole; then it takes its own. */
+    const bool fits = !status && plan_workspace(&plan) <= t->cut.workspace;
+    return status ? status : plan_execute(&plan, block, fits ? &launch : &(tsr_launch){.stream = t->kept->compute});
+}
+
+/* The block of C at rows i, columns j of product p, which is one of the batch. */
+static tsr_status compute_block(transfer *t, const tsr_problem *p, int64_t i, int64_t j) {
+    const cut *at = &t->cut;
+    struct cuda_offload *kept = t->kept;
+    const int64_t m = least(at->bm, p->m - i), n = least(at->bn, p->n - j), chunks = ceil_div(p->k, at->bk);
+    const CUdeviceptr a_slots = kept->memory, b_slots = a_slots + (size_t)at->a_slots * at->a_bytes;
+    const CUdeviceptr c_slots = b_slots + B_SLOTS * at->b_bytes;
+    const CUdeviceptr workspace = c_slots + C_SLOTS * at->c_bytes;
+    const int c_slot = (int)(t->block_count % C_SLOTS);
+    const CUdeviceptr c_memory = c_slots + (size_t)c_slot * at->c_bytes;
+    const tsr_result to = {
+        p->c.data + i * p->c.row_stride + j * p->c.col_stride, m, n, p->c.row_stride, p->c.col_stride, 0};
+    tsr_status status = TSR_OK;
+    /* The block that was in the slot before must have left. */
+    while (!status && t->block_count - t->block_first >= C_SLOTS) status = bring_back(t, true);
+    if (!status && p->beta != 0)
+        status = send(t, copy_of(to.data, m, n, to.row_stride, to.col_stride), m * n, c_memory);
+    for (int64_t chunk = 0; chunk < chunks && !status; chunk++) {
+        const int64_t depth = chunk * at->bk, k = least(at->bk, p->k - depth);
+        const bool sends_a = !at->keeps_a || j == 0;
+        const int a_slot = (int)(at->keeps_a ? chunk : t->a_loads % at->a_slots);
+        const int b_slot = (int)(t->b_loads++ % B_SLOTS);
+        if (sends_a) t->a_loads++;
+        const tsr_operand a = part_of(&p->a, i, depth, m, k), b = part_of(&p->b, depth, j, k, n);
+        tsr_problem block = block_problem(p, m, n, k);
+        block.a.data = (const float *)(a_slots + (size_t)a_slot * at->a_bytes);
+        block.b.data = (const float *)(b_slots + (size_t)b_slot * at->b_bytes);
+        block.addend.data = block.c.data = (float *)c_memory;
+        if (!chunk) block.beta = p->beta;
+        if (block.beta == 0) block.addend = (tsr_operand){0};
+        if (sends_a) status = send_chunk(t, &a, (CUdeviceptr)block.a.data, kept->events[A_USED + a_slot]);
+        if (!status) status = send_chunk(t, &b, (CUdeviceptr)block.b.data, kept->events[B_USED + b_slot]);
+        if (!status) status = multiply_chunk(t, &block, workspace);
+        if (status) break;
+        CUresult error = t->driver->cuEventRecord(kept->events[A_USED + a_slot], kept->compute);
+        if (!error) error = t->driver->cuEventRecord(kept->events[B_USED + b_slot], kept->compute);
+        status = driver_status(t, error, "ordering products on");
+    }
+    if (!status) {
+        CUresult error = t->driver->cuEventRecord(kept->events[COMPUTED], kept->compute);
+        if (!error) error = t->driver->cuStreamWaitEvent(kept->out, kept->events[COMPUTED], 0);
+        status = driver_status(t, error, "ordering copies from");
+    }
+    if (!status) t->blocks[t->block_count++ % C_SLOTS] = (outgoing){to, c_memory, 0, 0};
+    return status ? status : bring_back(t, false);
+}
+
+/* ---- The product ------------------------------------------------------------------------------------------------- */
+
+static tsr_problem product_of_batch(const tsr_problem *p, int64_t item) {
+    tsr_problem one = *p;
+    one.a.data += item * p->a.batch_stride;
+    one.b.data += item * p->b.batch_stride;
+    one.c.data += item * p->c.batch_stride;
+    return one;
+}
+
+static tsr_status compute_on_gpu(transfer *t) {
+    const tsr_problem *p = &t->p;
+    tsr_status status = prepare(t);
+    for (int64_t item = 0; item < p->batch && !status; item++) {
+        const tsr_problem one = product_of_batch(p, item);
+        for (int64_t i = 0; i < p->m && !status; i += t->cut.bm)
+            for (int64_t j = 0; j < p->n && !status; j += t->cut.bn) status = compute_block(t, &one, i, j);
+    }
+    while (!status && t->block_first < t->block_count) status = bring_back(t, true);
+    return status;
+}
+
+/* Rows i.., columns j.. of C, by the CPU, in memory that is there already. */
+static tsr_status compute_part(const transfer *t, const tsr_problem *p, int64_t i, int64_t j, int64_t m, int64_t n) {
+    if (!m || !n) return TSR_OK;
+    const tsr_operand a = part_of(&p->a, i, 0, m, p->k), b = part_of(&p->b, 0, j, p->k, n);
+    const tsr_result c = {
+        p->c.data + i * p->c.row_stride + j * p->c.col_stride, m, n, p->c.row_stride, p->c.col_stride, 0};
+    const tsr_launch launch = {NULL, t->kept->staging, STAGING_BYTES};
+    return tsr_gemm(t->kept->cpu, p->alpha, &a, &b, p->beta, &c, &launch);
+}
+
+/* What is missing of a block of which `done` elements are in C. */
+static tsr_status compute_rest(const transfer *t, const tsr_problem *p, int64_t i, int64_t j, int64_t done) {
+    const int64_t m = least(t->cut.bm, p->m - i), n = least(t->cut.bn, p->n - j);
+    tsr_status status;
+    if (runs_are_columns(p->c.row_stride, p->c.col_stride)) {
+        const int64_t column = done / m, row = done % m;
+        if (!row) return compute_part(t, p, i, j + column, m, n - column);
+        status = compute_part(t, p, i + row, j + column, m - row, 1);
+        return status ? status : compute_part(t, p, i, j + column + 1, m, n - column - 1);
+    }
+    const int64_t row = done / n, column = done % n;
+    if (!column) return compute_part(t, p, i + row, j, m - row, n);
+    status = compute_part(t, p, i + row, j + column, 1, n - column);
+    return status ? status : compute_part(t, p, i + row + 1, j, m - row - 1, n);
+}
+
+/* Computes on the CPU what the GPU has not delivered, in the order it would have. */
+static tsr_status finish_on_cpu(transfer *t, double *share) {
+    const tsr_problem *p = &t->p;
+    int64_t block = 0;
+    double done_by_gpu = 0;
+    tsr_status status = TSR_OK;
+    for (int64_t item = 0; item < p->batch && !status; item++) {
+        const tsr_problem one = product_of_batch(p, item);
+        for (int64_t i = 0; i < p->m && !status; i += t->cut.bm)
+            for (int64_t j = 0; j < p->n && !status; j += t->cut.bn, block++) {
+                const int64_t all = least(t->cut.bm, p->m - i) * least(t->cut.bn, p->n - j);
+                const int64_t done = block < t->block_first   ? all
+                                     : block < t->block_count ? t->blocks[block % C_SLOTS].done
+                                                              : 0;
+                done_by_gpu += (double)done;
+                status = compute_rest(t, &one, i, j, done);
+            }
+    }
+    *share = done_by_gpu / ((double)p->m * (double)p->n * (double)p->batch);
+    return status;
+}
+
+static tsr_operand transposed_operand(const tsr_operand *o) {
+    return (tsr_operand){o->data, o->cols, o->rows, o->col_stride, o->row_stride, o->batch_stride, NULL};
+}
+
+/* With A the smaller operand, without packed forms, and with strides along a single row or column that mislead nobody. */
+static tsr_problem oriented(const tsr_problem *p) {
+    tsr_problem q = *p;
+    q.a.packed = q.b.packed = NULL;
+    if (p->m > p->n) {
+        q.m = p->n;
+        q.n = p->m;
+        q.a = transposed_operand(&p->b);
+        q.b = transposed_operand(&p->a);
+        q.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
+    }
+    return q;
+}
+
+/* With the lock held and the context current. */
+static tsr_status offload(tsr_context *context, const tsr_problem *problem, double *share) {
+    struct cuda_context *cuda = context->cuda;
+    transfer t = {.context = context, .driver = cuda->driver, .p = oriented(problem)};
+    tsr_status status = cuda->offload ? TSR_OK : make_kept(context, &cuda->offload);
+    if (status) return status;
+    t.kept = cuda->offload;
+    status = compute_on_gpu(&t);
+    *share = 1;
+    if (!status) return TSR_OK;
+    /* Nothing may still be on its way into the staging memory. On a GPU that is lost this fails, too, which is fine. */
+    t.driver->cuStreamSynchronize(t.kept->in);
+    t.driver->cuStreamSynchronize(t.kept->compute);
+    t.driver->cuStreamSynchronize(t.kept->out);
+    *share = 0;
+    if (!t.out_done) return status; /* nothing has been written */
+    char why[400];
+    snprintf(why, sizeof why, "%s", tsr_last_error());
+    status = finish_on_cpu(&t, share);
+    if (!status) tsr_fail(TSR_OK, "%s", why);
+    return status;
+}
+
+tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double *share) {
+    struct cuda_context *cuda = context->cuda;
+    *share = 1;
+    if (!problem->m || !problem->n || !problem->batch) return TSR_OK;
+    if (!problem->k) return cpu_execute(&(cpu_plan){0}, problem, NULL); /* C = beta*C is not worth the way */
+    bool pushed;
+    *share = 0;
+    tsr_status status = cuda_enter(cuda, &pushed);
+    if (status) return status;
+    /* One at a time: they would share the bus, and need the same memory twice. */
+    pthread_mutex_lock(&cuda->offload_lock);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+    status = offload(context, problem, share);
+    cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
+    pthread_mutex_unlock(&cuda->offload_lock);
+    cuda_leave(cuda, pushed);
+    return status;
+}
