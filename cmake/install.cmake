@@ -2,7 +2,7 @@
 # Both refer to files relative to their own place, so an installed tree may be moved.
 include(CMakePackageConfigHelpers)
 
-install(TARGETS tessera EXPORT tessera-targets
+install(TARGETS tessera tessera_blas EXPORT tessera-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         PUBLIC_HEADER DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)

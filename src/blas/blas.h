@@ -1,0 +1,37 @@
+/* blas.h: a product as the entry points hand it on, its arguments found legal. */
+#ifndef TESSERA_BLAS_PRODUCT_H
+#define TESSERA_BLAS_PRODUCT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tessera.h"
+
+/* C = alpha*op(A)*op(B) + beta*C on column-major matrices, as sgemm has it: op(A) is m x k, op(B) k x n. A row-major
+ * product is that of the transposes, C^T = op(B)^T op(A)^T, so A and B change places. */
+typedef struct blas_product {
+    bool transpose_a, transpose_b;
+    int64_t m, n, k;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+    int64_t batch, stride_a, stride_b, stride_c; /* one product: batch = 1 */
+    const tsr_operand *packed_a, *packed_b;      /* packed in blas_packing_context, instead of the above; or NULL */
+} blas_product;
+
+/* Computes it, on the device that settings and size choose. */
+void blas_multiply(const blas_product *product);
+
+/* The context, on the CPU, in which operands are packed. */
+tsr_context *blas_packing_context(void);
+
+/* A and B as tessera.h has them. C is row-major there, so that it is C^T that is computed: op(A)^T is on the right of
+ * that product and op(B)^T on its left. */
+tsr_operand blas_right_operand(const blas_product *product);
+tsr_operand blas_left_operand(const blas_product *product);
+
+/* What cannot be reported through the standard's interface, and leaves no result: says so and aborts. */
+_Noreturn void blas_give_up(const char *why);
+
+#endif

@@ -1,0 +1,119 @@
+/* sgemm.c: sgemm_ and cblas_sgemm, with 32-bit and with 64-bit integers. */
+#include <stdbool.h>
+
+#include "blas.h"
+#include "tessera_blas.h"
+#include "xerbla.h"
+
+/* What the reference's sgemm checks, in its order: the number of the first illegal argument, or 0. */
+static int first_illegal(const blas_product *p) {
+    if (p->m < 0) return 3;
+    if (p->n < 0) return 4;
+    if (p->k < 0) return 5;
+    if (p->lda < blas_most(1, p->transpose_a ? p->k : p->m)) return 8;
+    if (p->ldb < blas_most(1, p->transpose_b ? p->n : p->k)) return 10;
+    if (p->ldc < blas_most(1, p->m)) return 13;
+    return 0;
+}
+
+static inline void check_and_multiply(blas_interface caller, bool row_major, const blas_product *p) {
+    const int illegal = first_illegal(p);
+    if (illegal)
+        blas_report_sgemm(caller, row_major, illegal);
+    else
+        blas_multiply(p);
+}
+
+/* ---- Fortran ----------------------------------------------------------------------------------------------------- */
+
+/* 'N', 'T' or 'C' (which for real matrices is 'T'), in either case. */
+static bool is_transpose_letter(char letter, bool *transpose) {
+    letter = (char)(letter | 0x20);
+    *transpose = letter != 'n';
+    return letter == 'n' || letter == 't' || letter == 'c';
+}
+
+static void sgemm(blas_interface caller, char transa, char transb, blas_product p) {
+    if (!is_transpose_letter(transa, &p.transpose_a))
+        blas_report_sgemm(caller, false, 1);
+    else if (!is_transpose_letter(transb, &p.transpose_b))
+        blas_report_sgemm(caller, false, 2);
+    else
+        check_and_multiply(caller, false, &p);
+}
+
+void sgemm_(const char *transa, const char *transb, const int *m, const int *n, const int *k, const float *alpha,
+            const float *a, const int *lda, const float *b, const int *ldb, const float *beta, float *c,
+            const int *ldc) {
+    sgemm(FORTRAN, *transa, *transb,
+          (blas_product){.m = *m,
+                         .n = *n,
+                         .k = *k,
+                         .alpha = *alpha,
+                         .beta = *beta,
+                         .a = a,
+                         .b = b,
+                         .c = c,
+                         .lda = *lda,
+                         .ldb = *ldb,
+                         .ldc = *ldc,
+                         .batch = 1});
+}
+
+void sgemm_64_(const char *transa, const char *transb, const int64_t *m, const int64_t *n, const int64_t *k,
+               const float *alpha, const float *a, const int64_t *lda, const float *b, const int64_t *ldb,
+               const float *beta, float *c, const int64_t *ldc) {
+    sgemm(FORTRAN_64, *transa, *transb,
+          (blas_product){.m = *m,
+                         .n = *n,
+                         .k = *k,
+                         .alpha = *alpha,
+                         .beta = *beta,
+                         .a = a,
+                         .b = b,
+                         .c = c,
+                         .lda = *lda,
+                         .ldb = *ldb,
+                         .ldc = *ldc,
+                         .batch = 1});
+}
+
+/* ---- C ----------------------------------------------------------------------------------------------------------- */
+
+static inline void sgemm_c(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb,
+                           int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b,
+                           int64_t ldb, float beta, float *c, int64_t ldc) {
+    const bool row_major = layout == CblasRowMajor;
+    if ((!row_major && layout != CblasColMajor) || !blas_is_transpose(transa) || !blas_is_transpose(transb)) {
+        const blas_check checks[] = {
+            {!row_major && layout != CblasColMajor, 1, "layout", layout},
+            {!blas_is_transpose(transa), 2, "TransA", transa},
+            {!blas_is_transpose(transb), 3, "TransB", transb},
+        };
+        blas_all_legal(caller, "cblas_sgemm", checks, sizeof checks / sizeof checks[0]);
+    } else if (row_major)
+        check_and_multiply(caller, true,
+                           &(blas_product){transb != CblasNoTrans, transa != CblasNoTrans, n, m, k, alpha, beta, b, a,
+                                           c, ldb, lda, ldc, 1, 0, 0, 0, NULL, NULL});
+    else
+        check_and_multiply(caller, false,
+                           &(blas_product){transa != CblasNoTrans, transb != CblasNoTrans, m, n, k, alpha, beta, a, b,
+                                           c, lda, ldb, ldc, 1, 0, 0, 0, NULL, NULL});
+}
+
+void cblas_sgemm(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, int m, int n, int k, float alpha,
+                 const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc) {
+    sgemm_c(CBLAS, layout, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void cblas_sgemm64_(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, int64_t m, int64_t n,
+                    int64_t k, float alpha, const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                    float *c, int64_t ldc) {
+    sgemm_c(CBLAS_64_OPENBLAS, layout, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+void cblas_sgemm_64(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, int64_t m, int64_t n,
+                    int64_t k, float alpha, const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                    float *c, int64_t ldc) {
+    sgemm_c(CBLAS_64, layout, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}

@@ -1,0 +1,88 @@
+/* xerbla.c: errors as the reference implementation reports them.
+ *
+ * The handlers are the program's: xerbla_ and cblas_xerbla are looked up, not defined here, so that whatever the program
+ * brings, in itself or in the BLAS it has besides, hears of our errors, too. Where there is none, the message goes to
+ * standard error. The reference finds a wrong layout or transpose in cblas_sgemm and tells cblas_xerbla; everything else
+ * is found by sgemm, which cblas_sgemm calls, and goes to xerbla_, whose CBLAS form adds one to the number and passes it
+ * on to cblas_xerbla. For row-major matrices A and B are exchanged on the way, so that the numbers are those of the
+ * exchanged arguments: a handler that wants to know looks at RowMajorStrg.
+ */
+#include "xerbla.h"
+
+#include <stdio.h>
+
+#define EXPORT __attribute__((visibility("default"), weak))
+
+extern EXPORT void xerbla_(const char *routine, const int *argument, size_t length);
+extern EXPORT void xerbla_64_(const char *routine, const int64_t *argument, size_t length);
+extern EXPORT void cblas_xerbla(int argument, const char *routine, const char *format, ...);
+extern EXPORT void cblas_xerbla64_(int64_t argument, const char *routine, const char *format, ...);
+extern EXPORT void cblas_xerbla_64(int64_t argument, const char *routine, const char *format, ...);
+
+/* The reference's state while a CBLAS function runs, read by handlers. Set while an error is reported, and only then. */
+extern EXPORT int RowMajorStrg, CBLAS_CallFromC;
+int RowMajorStrg, CBLAS_CallFromC;
+
+static bool is_cblas(blas_interface caller) { return caller >= CBLAS; }
+
+/* False where there is no handler. */
+static bool tell_cblas_xerbla(blas_interface caller, int argument, const char *routine, const char *text) {
+    if (caller == CBLAS && cblas_xerbla)
+        cblas_xerbla(argument, routine, "%s", text);
+    else if (caller == CBLAS_64 && cblas_xerbla_64)
+        cblas_xerbla_64(argument, routine, "%s", text);
+    else if (caller == CBLAS_64_OPENBLAS && cblas_xerbla64_)
+        cblas_xerbla64_(argument, routine, "%s", text);
+    else
+        return false;
+    return true;
+}
+
+static bool tell_xerbla(blas_interface caller, int argument) {
+    static const char routine[] = "SGEMM "; /* six characters, as Fortran names were */
+    const int64_t wide = argument;
+    if ((caller == FORTRAN || caller == CBLAS) && xerbla_)
+        xerbla_(routine, &argument, sizeof routine - 1);
+    else if (caller != FORTRAN && caller != CBLAS && xerbla_64_)
+        xerbla_64_(routine, &wide, sizeof routine - 1);
+    else
+        return false;
+    return true;
+}
+
+/* The number that the argument has in the call as it was made: the exchange undone, and the layout counted. */
+static int number_in_cblas(int argument, bool row_major) {
+    static const struct { int told, meant; } exchanged[] = {{4, 5}, {5, 4}, {9, 11}, {11, 9}};
+    const int number = argument + 1;
+    for (size_t i = 0; row_major && i < sizeof exchanged / sizeof exchanged[0]; i++)
+        if (exchanged[i].told == number) return exchanged[i].meant;
+    return number;
+}
+
+void blas_report_sgemm(blas_interface caller, bool row_major, int argument) {
+    CBLAS_CallFromC = is_cblas(caller);
+    RowMajorStrg = row_major;
+    if (!tell_xerbla(caller, argument) &&
+        !(is_cblas(caller) && tell_cblas_xerbla(caller, argument + 1, "cblas_sgemm", ""))) {
+        if (is_cblas(caller))
+            fprintf(stderr, "Parameter %d to routine cblas_sgemm was incorrect\n",
+                    number_in_cblas(argument, row_major));
+        else
+            fprintf(stderr, " ** On entry to SGEMM  parameter number %2d had an illegal value\n", argument);
+    }
+    CBLAS_CallFromC = RowMajorStrg = 0;
+}
+
+bool blas_all_legal(blas_interface caller, const char *routine, const blas_check checks[], size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (!checks[i].illegal) continue;
+        char text[80];
+        snprintf(text, sizeof text, "Illegal %s setting, %lld\n", checks[i].name, (long long)checks[i].value);
+        CBLAS_CallFromC = 1;
+        if (!tell_cblas_xerbla(caller, checks[i].argument, routine, text))
+            fprintf(stderr, "Parameter %d to routine %s was incorrect\n%s", checks[i].argument, routine, text);
+        CBLAS_CallFromC = 0;
+        return false;
+    }
+    return true;
+}
