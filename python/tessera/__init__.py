@@ -1,0 +1,157 @@
+"""Tessera: float32 matrix multiplication for NumPy arrays and PyTorch tensors.
+
+    import tessera
+    c = tessera.matmul(a, b)      # torch.matmul's semantics, on torch tensors (CPU, CUDA) or NumPy arrays
+    tessera.enable()              # from here on every float32 product of torch runs on Tessera, backward passes, too
+
+On a GPU with tensor cores products are split into fp16 pieces and accurate to float32 (precision "fp32", the default);
+"ieee" is plain IEEE float32, "tf32" as accurate as TF32.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, ContextManager, Optional, Sequence, TypeVar, Union
+
+import numpy as np
+
+from . import _library, _numpy
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._torch import Stats
+
+    Array = TypeVar("Array", np.ndarray, torch.Tensor)
+    Packed = Any
+
+__all__ = ["addmm", "baddbmm", "bmm", "disable", "enable", "enabled", "info", "linear", "matmul", "pack", "reset_stats", "stats"]
+__version__ = _library.version()
+
+
+def _module_for(*arguments):
+    """The implementation for these arguments: NumPy's where one is of NumPy, else torch's."""
+    for argument in arguments:
+        if isinstance(argument, (np.ndarray, _numpy.Packed)):
+            return _numpy
+    return _torch_module()
+
+
+def _torch_module():
+    try:
+        from . import _torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise TypeError("arguments must be numpy.ndarray; torch tensors need PyTorch, which is not installed") from None
+    return _torch
+
+
+# ---- Products --------------------------------------------------------------------------------------------------------
+
+def matmul(a: "Union[Array, Packed]", b: "Union[Array, Packed]", *, precision: str = "fp32",
+           out: "Optional[Array]" = None) -> "Array":
+    """The matrix product of two float32 arrays, with the semantics of torch.matmul.
+
+    1-D arguments are vectors, leading dimensions broadcast, and any strides are taken as they are: transposes, slices and
+    expanded views are not copied. One argument may be a matrix from `pack`. On torch tensors it is differentiable, and
+    runs on the current CUDA stream without synchronising.
+
+    precision: "fp32" (float32-accurate, on tensor cores where there are any), "ieee" (IEEE float32 arithmetic) or "tf32".
+    out: where to write the result; it must have the result's shape and may not overlap an argument.
+    """
+    return _module_for(a, b).matmul(a, b, precision=precision, out=out)
+
+
+def bmm(a: "Array", b: "Array", *, precision: str = "fp32", out: "Optional[Array]" = None) -> "Array":
+    """Products of two batches: a (batch, m, k), b (batch, k, n), as torch.bmm."""
+    return _module_for(a, b).bmm(a, b, precision=precision, out=out)
+
+
+def addmm(input: "Array", a: "Array", b: "Array", *, beta: float = 1, alpha: float = 1, precision: str = "fp32",
+          out: "Optional[Array]" = None) -> "Array":
+    """beta * input + alpha * a @ b for matrices, as torch.addmm; input broadcasts and is added in the same kernel. With
+    beta = 0 it is not read. out may be input itself."""
+    return _module_for(input, a, b).addmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out)
+
+
+def baddbmm(input: "Array", a: "Array", b: "Array", *, beta: float = 1, alpha: float = 1, precision: str = "fp32",
+            out: "Optional[Array]" = None) -> "Array":
+    """addmm for batches of matrices, as torch.baddbmm."""
+    return _module_for(input, a, b).baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out)
+
+
+def linear(input: "Array", weight: "Union[Array, Packed]", bias: "Optional[Array]" = None, *,
+           precision: str = "fp32") -> "Array":
+    """input @ weight.T + bias, as torch.nn.functional.linear: weight (out_features, in_features), or that from `pack`."""
+    return _module_for(input, weight).linear(input, weight, bias, precision=precision)
+
+
+def pack(matrix: "Array") -> "Packed":
+    """A matrix prepared for use in many products, as either argument of `matmul` or the weight of `linear`.
+
+    What is prepared depends on the use, so it happens at the first one. A torch tensor may be written to: it is then
+    prepared again. A NumPy array must not change."""
+    return _module_for(matrix).pack(matrix)
+
+
+# ---- The drop-in for torch -------------------------------------------------------------------------------------------
+
+def enable(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> None:
+    """From here on torch's float32 products (aten::mm, addmm, bmm, baddbmm: and so nn.Linear, attention, einsum and their
+    backward passes) on these devices ("cuda", "cpu") run on Tessera, in all threads.
+
+    Products of other types stay torch's, and so do those that torch is expected to do quicker, unless `always`. May be
+    called again to change the settings. The environment variable TESSERA_ENABLE=1 calls it when tessera is imported,
+    and from torch 2.5 on when torch is; TESSERA_PRECISION and TESSERA_DEVICES set its arguments."""
+    _torch_module().enable(precision, devices, always)
+
+
+def disable() -> None:
+    """All products are torch's again."""
+    if f"{__name__}._torch" in sys.modules:
+        _torch_module().disable()
+
+
+def enabled(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> ContextManager[None]:
+    """`with tessera.enabled(): ...`: enable inside, and what was before it outside. The setting is the process's, not the
+    thread's, because backward passes run in threads of their own."""
+    return _torch_module().enabled(precision, devices, always)
+
+
+def stats() -> "Stats":
+    """What the drop-in did since the start or reset_stats(): how many products were taken, by shape and precision, and how
+    many were left to torch, by reason. Printable."""
+    return _torch_module().stats()
+
+
+def reset_stats() -> None:
+    """Starts counting anew."""
+    _torch_module().reset_stats()
+
+
+# ---- What is here ----------------------------------------------------------------------------------------------------
+
+def info() -> str:
+    """What this machine and build offer, as text."""
+    lines = _library.info().splitlines() + [f"library: {_library.PATH}", f"python: {sys.version.split()[0]}, numpy {np.__version__}"]
+    try:
+        import torch
+
+        from . import _build
+        cuda = f", CUDA {torch.version.cuda}" if _build.has_cuda(torch) else ", no CUDA"
+        path = _build.operator_path()
+        lines += [f"torch: {torch.__version__}{cuda}",
+                  f"operator: {path}" if path.exists() else "operator: to be compiled at first use, or by `python -m tessera build`"]
+    except ModuleNotFoundError:
+        lines.append("torch: not installed")
+    return "\n".join(lines)
+
+
+def _enable_by_environment() -> None:
+    if os.environ.get("TESSERA_ENABLE", "0") not in ("", "0"):
+        enable(os.environ.get("TESSERA_PRECISION", "fp32"), os.environ.get("TESSERA_DEVICES", "cuda").split(","))
+
+
+_enable_by_environment()

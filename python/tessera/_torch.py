@@ -1,0 +1,215 @@
+"""Products of torch tensors: loads the operator (csrc/), and the switch that puts torch's own products through it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple, Optional, Sequence, Union
+
+import torch
+
+from . import _build, _library
+
+torch.ops.load_library(str(_build.build()))
+_ops = torch.ops.tessera
+
+DEVICES = ("cpu", "cuda")
+
+
+# ---- Products --------------------------------------------------------------------------------------------------------
+
+class Packed:
+    """A matrix with the panels made of it for each side, orientation and precision it has been used with; tessera.pack
+    makes it. Writing to the tensor is noticed, and the panels are made again."""
+
+    def __init__(self, matrix: torch.Tensor):
+        self._object = torch.classes.tessera.Packed(matrix)
+        self.matrix = matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.matrix.shape
+
+    def __repr__(self) -> str:
+        return f"tessera.Packed(shape={tuple(self.shape)}, {self.matrix.device})"
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor or a numpy.ndarray, not {type(value).__name__}")
+
+
+_matmul = _ops.matmul.default
+_matmul_out = _ops.matmul.out
+
+
+def _matmul_packed(a, b, precision: str, out) -> torch.Tensor:
+    if out is not None:
+        raise TypeError("matmul(): out is not supported with a packed matrix")
+    if isinstance(a, Packed):
+        _check_tensor("b", b)
+        return _ops.packed_matmul(a._object, b, precision=precision)
+    _check_tensor("a", a)
+    return _ops.matmul_packed(a, b._object, False, None, precision=precision)
+
+
+def matmul(a, b, *, precision: str = "fp32", out: Optional[torch.Tensor] = None) -> torch.Tensor:
+    if isinstance(a, Packed) or isinstance(b, Packed):
+        return _matmul_packed(a, b, precision, out)
+    _check_tensor("a", a)
+    _check_tensor("b", b)
+    if out is None:
+        return _matmul(a, b, precision=precision)
+    _check_tensor("out", out)
+    _matmul_out(a, b, precision=precision, out=out)
+    return out
+
+
+def _gemm(dims: int, input, a, b, beta, alpha, precision, out) -> torch.Tensor:
+    for name, value in (("a", a), ("b", b), ("out", out)):
+        _check_tensor(name, value)
+        if name != "out" and value.dim() != dims:
+            raise RuntimeError(f"{name} must be a {dims}D tensor, but it is {value.dim()}D")
+    _ops.gemm.out(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out)
+    return out
+
+
+def bmm(a, b, *, precision: str = "fp32", out=None) -> torch.Tensor:
+    if out is not None:
+        return _gemm(3, None, a, b, 0, 1, precision, out)
+    return _ops.bmm(a, b, precision=precision)
+
+
+def addmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None) -> torch.Tensor:
+    if out is not None:
+        return _gemm(2, input, a, b, beta, alpha, precision, out)
+    return _ops.addmm(input, a, b, beta=beta, alpha=alpha, precision=precision)
+
+
+def baddbmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None) -> torch.Tensor:
+    if out is not None:
+        return _gemm(3, input, a, b, beta, alpha, precision, out)
+    return _ops.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision)
+
+
+def linear(input, weight, bias=None, *, precision: str = "fp32") -> torch.Tensor:
+    if isinstance(weight, Packed):
+        _check_tensor("input", input)
+        return _ops.matmul_packed(input, weight._object, True, bias, precision=precision)
+    return _ops.linear(input, weight, bias, precision=precision)
+
+
+def pack(matrix: torch.Tensor) -> Packed:
+    return Packed(matrix)
+
+
+# ---- vmap ------------------------------------------------------------------------------------------------------------
+
+def _gemm_vmap(info, in_dims, input, a, b, *, beta=1, alpha=1, precision="fp32"):
+    """The mapped dimension becomes one more leading dimension."""
+    dims = a.dim() - (in_dims[1] is not None)
+
+    def lead(tensor, dim):
+        if dim is None:
+            return tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
+        return tensor.movedim(dim, 0)
+
+    def lead_broadcast(tensor, dim):
+        tensor = lead(tensor, dim)
+        return tensor.reshape(tensor.shape[0], *(1,) * (dims + 1 - tensor.dim()), *tensor.shape[1:])
+
+    added = None if input is None else lead_broadcast(input, in_dims[0])
+    product = _ops.gemm(added, lead(a, in_dims[1]), lead(b, in_dims[2]), beta=beta, alpha=alpha, precision=precision)
+    return product, 0
+
+
+if hasattr(torch.library, "register_vmap"):
+    torch.library.register_vmap("tessera::gemm", _gemm_vmap)
+
+
+# ---- The drop-in -----------------------------------------------------------------------------------------------------
+
+class ProductCount(NamedTuple):
+    """How often a product was taken: `calls` times `batch` products of (m, k) by (k, n)."""
+    device: str
+    precision: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    calls: int
+
+
+class Stats(NamedTuple):
+    """What the drop-in did: products taken, those left to torch by reason, and the taken ones by kind, most calls first."""
+    taken: int
+    passed: dict[str, int]
+    products: list[ProductCount]
+
+    def __str__(self) -> str:
+        lines = [f"{self.taken} products taken; left to torch: " +
+                 (", ".join(f"{count} ({reason})" for reason, count in self.passed.items() if count) or "none")]
+        lines += [f"{p.calls:8} x {p.device} {p.precision} " + (f"{p.batch} of " if p.batch != 1 else "") + f"{p.m} x {p.n} x {p.k}"
+                  for p in self.products]
+        return "\n".join(lines)
+
+
+_REASONS = {"dtype": "not float32", "layout": "not plain strided tensors of one device", "shape": "empty or unusual shape or out",
+            "quicker": "torch is quicker"}
+
+
+def _devices(devices: Union[str, Sequence[str]]) -> tuple[str, ...]:
+    chosen = (devices,) if isinstance(devices, str) else tuple(devices)
+    for device in chosen:
+        if device not in DEVICES:
+            raise ValueError(f"devices must be among 'cpu' and 'cuda', not {device!r}")
+    return chosen
+
+
+def _prepare_cuda(precision: str) -> None:
+    """Makes the library's place on the current GPU now: in the middle of a stream capture would be too late."""
+    if _build.has_cuda(torch) and torch.cuda.is_available():
+        one = torch.ones(1, 1, device="cuda")
+        _matmul(one, one, precision=precision)
+
+
+def enable(precision: str, devices, always: bool) -> None:
+    chosen = _devices(devices)
+    _library.precision_number(precision)
+    if "cuda" in chosen:
+        _prepare_cuda(precision)
+    for device in chosen:
+        _ops.switch(device, True, precision, always)
+
+
+def disable() -> None:
+    for device in DEVICES:
+        _ops.switch(device, False, "fp32", False)
+
+
+@contextlib.contextmanager
+def enabled(precision: str, devices, always: bool):
+    chosen = _devices(devices)
+    _library.precision_number(precision)
+    if "cuda" in chosen:
+        _prepare_cuda(precision)
+    before = {device: _ops.switch(device, True, precision, always) for device in chosen}
+    try:
+        yield
+    finally:
+        for device, setting in before.items():
+            on = setting != "off"
+            _ops.switch(device, on, setting.split()[0] if on else "fp32", setting.endswith("always"))
+
+
+def stats() -> Stats:
+    products = []
+    for line in _ops.taken():
+        device, precision, *numbers = line.split()
+        products.append(ProductCount(device, precision, *map(int, numbers)))
+    products.sort(key=lambda product: -product.calls)
+    passed = {_REASONS[reason]: int(count) for reason, count in (line.split() for line in _ops.passed())}
+    return Stats(sum(product.calls for product in products), passed, products)
+
+
+def reset_stats() -> None:
+    _ops.forget()

@@ -1,0 +1,269 @@
+/* drop_in.cpp: aten::mm, addmm, bmm and baddbmm on float32 tensors through Tessera, while it is switched on.
+ *
+ * The kernels sit at torch's CPU and CUDA keys, below autograd, autocast, vmap and tensor subclasses: what those make of
+ * a model's products arrives here as plain tensors, backward passes included. What is not taken goes to the very
+ * function that torch had registered. They are registered when a device is first switched on and stay; switching
+ * afterwards is one atomic store, so any thread may do it at any time.
+ */
+#include "drop_in.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <torch/library.h>
+#ifdef TESSERA_TORCH_CUDA
+#include <ATen/ops/addmm_cuda_dispatch.h>
+#include <ATen/ops/baddbmm_cuda_dispatch.h>
+#include <ATen/ops/bmm_cuda_dispatch.h>
+#include <ATen/ops/mm_cuda_dispatch.h>
+#endif
+
+#include <atomic>
+#include <memory>
+
+namespace tessera {
+
+/* ---- The switches ------------------------------------------------------------------------------------------------ */
+
+/* One device's setting in one word: 0 is off, else ON, ALWAYS where even what torch does quicker is taken, and the
+ * precision from bit 2 on. */
+enum : uint32_t { ON = 1, ALWAYS = 2 };
+
+struct Switch {
+    std::atomic<uint32_t> word{0};
+    torch::Library *kernels = nullptr; /* once registered; kept as long as the process */
+    bool is_on() const { return word.load(std::memory_order_relaxed); }
+};
+
+static Switch cpu_switch, cuda_switch;
+
+static uint32_t word_of(tsr_precision precision, bool always) {
+    return static_cast<uint32_t>(precision) << 2 | (always ? ON | ALWAYS : ON);
+}
+
+/* ---- Counting what is left to torch ------------------------------------------------------------------------------ */
+
+enum Reason { OTHER_DTYPE, OTHER_LAYOUT, OTHER_SHAPE, TORCH_IS_QUICKER, REASONS };
+static const char *const reason_names[REASONS] = {"dtype", "layout", "shape", "quicker"};
+static std::atomic<uint64_t> passed[REASONS];
+
+static bool pass(Reason reason) {
+    passed[reason].fetch_add(1, std::memory_order_relaxed);
+    return false;
+}
+
+std::vector<std::string> products_passed() {
+    std::vector<std::string> lines;
+    for (int i = 0; i < REASONS; i++) lines.push_back(reason_names[i] + (" " + std::to_string(passed[i].load())));
+    return lines;
+}
+
+void forget_counts() {
+    for (auto &count : passed) count = 0;
+    forget_products_taken();
+}
+
+/* ---- Taking a product -------------------------------------------------------------------------------------------- */
+
+/* Named dimensions are torch's to match and to pass on; newer versions of it have none. */
+template <class AnyTensor> static auto has_names(const AnyTensor &tensor, int) -> decltype(tensor.has_names()) {
+    return tensor.has_names();
+}
+template <class AnyTensor> static bool has_names(const AnyTensor &, long) { return false; }
+
+static bool is_plain(const at::Tensor &tensor, const at::Tensor &a) {
+    return tensor.layout() == at::kStrided && tensor.device() == a.device() && !has_names(tensor, 0);
+}
+
+/* Whether C may be written while the others are read. */
+static bool is_apart(const Product &p) {
+    return at::has_internal_overlap(p.c) == at::MemOverlap::No &&
+           at::get_overlap_status(p.c, p.a) == at::MemOverlapStatus::No &&
+           at::get_overlap_status(p.c, p.b) == at::MemOverlapStatus::No &&
+           (!p.s.defined() || p.s.is_same(p.c) || at::get_overlap_status(p.c, p.s) == at::MemOverlapStatus::No);
+}
+
+/* Computes a product of `dims`-dimensional tensors into product->c, made here where it is undefined; false where it is
+ * torch's to compute, errors included. */
+static bool take(const Switch &device, Product *product, int64_t dims) {
+    const uint32_t word = device.word.load(std::memory_order_relaxed);
+    if (!word) return false;
+    Product &p = *product;
+    for (const at::Tensor *tensor : {&p.a, &p.b, &p.s, &p.c}) {
+        if (!tensor->defined()) continue;
+        if (tensor->scalar_type() != at::kFloat) return pass(OTHER_DTYPE);
+        if (!is_plain(*tensor, p.a)) return pass(OTHER_LAYOUT);
+    }
+    if (p.a.dim() != dims || p.b.dim() != dims || p.a.size(-1) != p.b.size(-2) || !p.a.numel() || !p.b.numel() ||
+        (dims == 3 && p.a.size(0) != p.b.size(0)))
+        return pass(OTHER_SHAPE);
+    int64_t sizes[3] = {p.a.size(0), p.a.size(-2), p.b.size(-1)};
+    const at::IntArrayRef result_sizes(sizes + (3 - dims), static_cast<size_t>(dims));
+    if (p.c.defined() && (p.c.sizes() != result_sizes || !is_apart(p))) return pass(OTHER_SHAPE);
+    if (p.s.defined()) {
+        if (!at::is_expandable_to(p.s.sizes(), result_sizes)) return pass(OTHER_SHAPE);
+        if (p.beta == 0)
+            p.s.reset();
+        else if (p.s.sizes() != result_sizes)
+            p.s = p.s.expand(result_sizes);
+    }
+    p.precision = static_cast<tsr_precision>(word >> 2);
+    const Reduced reduced = reduce(p);
+    if (!(word & ALWAYS) && !is_quicker_than_torch(reduced)) return pass(TORCH_IS_QUICKER);
+    if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
+    execute(reduced, p);
+    count_taken(reduced, p);
+    return true;
+}
+
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+
+using at::Scalar;
+using at::Tensor;
+
+using Multiply = Tensor(const Tensor &, const Tensor &);
+using MultiplyOut = Tensor &(const Tensor &, const Tensor &, Tensor &);
+using Add = Tensor(const Tensor &, const Tensor &, const Tensor &, const Scalar &, const Scalar &);
+using AddOut = Tensor &(const Tensor &, const Tensor &, const Tensor &, const Scalar &, const Scalar &, Tensor &);
+using AddInPlace = Tensor &(Tensor &, const Tensor &, const Tensor &, const Scalar &, const Scalar &);
+
+static Product product_of(const Tensor &a, const Tensor &b, const Tensor &c) {
+    Product product;
+    product.a = a, product.b = b, product.c = c;
+    return product;
+}
+
+static Product sum_of(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha,
+                      const Tensor &c) {
+    Product product = product_of(a, b, c);
+    product.s = s;
+    product.alpha = alpha.toDouble();
+    product.beta = beta.toDouble();
+    return product;
+}
+
+/* A complex factor is torch's to refuse. */
+static bool is_real(const Scalar &beta, const Scalar &alpha) { return !beta.isComplex() && !alpha.isComplex(); }
+
+/* Each takes a product of `dims`-dimensional tensors or gives it to torch's own function. */
+template <const Switch &device, int dims, Multiply *torch_function>
+static Tensor multiply(const Tensor &a, const Tensor &b) {
+    if (device.is_on()) {
+        Product product = product_of(a, b, {});
+        if (take(device, &product, dims)) return product.c;
+    }
+    return torch_function(a, b);
+}
+
+template <const Switch &device, int dims, MultiplyOut *torch_function>
+static Tensor &multiply_out(const Tensor &a, const Tensor &b, Tensor &out) {
+    if (device.is_on()) {
+        Product product = product_of(a, b, out);
+        if (take(device, &product, dims)) return out;
+    }
+    return torch_function(a, b, out);
+}
+
+template <const Switch &device, int dims, Add *torch_function>
+static Tensor add(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha) {
+    if (device.is_on() && is_real(beta, alpha)) {
+        Product product = sum_of(s, a, b, beta, alpha, {});
+        if (take(device, &product, dims)) return product.c;
+    }
+    return torch_function(s, a, b, beta, alpha);
+}
+
+template <const Switch &device, int dims, AddOut *torch_function>
+static Tensor &add_out(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha,
+                       Tensor &out) {
+    if (device.is_on() && is_real(beta, alpha)) {
+        Product product = sum_of(s, a, b, beta, alpha, out);
+        if (take(device, &product, dims)) return out;
+    }
+    return torch_function(s, a, b, beta, alpha, out);
+}
+
+template <const Switch &device, int dims, AddInPlace *torch_function>
+static Tensor &add_in_place(Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha) {
+    if (device.is_on() && is_real(beta, alpha)) {
+        Product product = sum_of(s, a, b, beta, alpha, s);
+        if (take(device, &product, dims)) return s;
+    }
+    return torch_function(s, a, b, beta, alpha);
+}
+
+/* ---- Registration ------------------------------------------------------------------------------------------------ */
+
+static void register_cpu(torch::Library *library) {
+    library->impl("mm", multiply<cpu_switch, 2, at::cpu::mm>);
+    library->impl("bmm", multiply<cpu_switch, 3, at::cpu::bmm>);
+    library->impl("mm.out", multiply_out<cpu_switch, 2, at::cpu::mm_outf>);
+    library->impl("bmm.out", multiply_out<cpu_switch, 3, at::cpu::bmm_outf>);
+    library->impl("addmm", add<cpu_switch, 2, at::cpu::addmm>);
+    library->impl("baddbmm", add<cpu_switch, 3, at::cpu::baddbmm>);
+    library->impl("addmm.out", add_out<cpu_switch, 2, at::cpu::addmm_outf>);
+    library->impl("baddbmm.out", add_out<cpu_switch, 3, at::cpu::baddbmm_outf>);
+    library->impl("addmm_", add_in_place<cpu_switch, 2, at::cpu::addmm_>);
+    library->impl("baddbmm_", add_in_place<cpu_switch, 3, at::cpu::baddbmm_>);
+}
+
+static void register_cuda(torch::Library *library) {
+#ifdef TESSERA_TORCH_CUDA
+    library->impl("mm", multiply<cuda_switch, 2, at::cuda::mm>);
+    library->impl("bmm", multiply<cuda_switch, 3, at::cuda::bmm>);
+    library->impl("mm.out", multiply_out<cuda_switch, 2, at::cuda::mm_outf>);
+    library->impl("bmm.out", multiply_out<cuda_switch, 3, at::cuda::bmm_outf>);
+    library->impl("addmm", add<cuda_switch, 2, at::cuda::addmm>);
+    library->impl("baddbmm", add<cuda_switch, 3, at::cuda::baddbmm>);
+    library->impl("addmm.out", add_out<cuda_switch, 2, at::cuda::addmm_outf>);
+    library->impl("baddbmm.out", add_out<cuda_switch, 3, at::cuda::baddbmm_outf>);
+    library->impl("addmm_", add_in_place<cuda_switch, 2, at::cuda::addmm_>);
+    library->impl("baddbmm_", add_in_place<cuda_switch, 3, at::cuda::baddbmm_>);
+#else
+    (void)library;
+#endif
+}
+
+/* torch warns that kernels of its own are overridden, which is what the caller asked for. */
+struct Silence final : c10::WarningHandler {
+#if TESSERA_TORCH_AT_LEAST(2, 0)
+    void process(const c10::Warning &) override {}
+#else
+    void process(const c10::SourceLocation &, const std::string &, const bool) override {}
+#endif
+};
+
+#if TESSERA_TORCH_AT_LEAST(2, 0)
+using HandlerGuard = c10::WarningUtils::WarningHandlerGuard;
+#else
+using HandlerGuard = c10::Warning::WarningHandlerGuard;
+#endif
+
+static void register_once(Switch *device, c10::DispatchKey key, void (*registration)(torch::Library *)) {
+    static std::mutex lock;
+    std::lock_guard<std::mutex> guard(lock);
+    if (device->kernels) return;
+    Silence silence;
+    HandlerGuard quiet(&silence);
+    device->kernels = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    registration(device->kernels);
+}
+
+std::string switch_drop_in(c10::string_view device, bool on, c10::string_view precision, bool always) {
+    const bool on_cpu = device == "cpu";
+    TORCH_CHECK_VALUE(on_cpu || device == "cuda", "devices must be 'cpu' or 'cuda', not '", device, "'");
+    const tsr_precision chosen = precision_named(precision);
+    Switch &chosen_switch = on_cpu ? cpu_switch : cuda_switch;
+    if (on)
+        register_once(&chosen_switch, on_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA,
+                      on_cpu ? register_cpu : register_cuda);
+    const uint32_t before = chosen_switch.word.exchange(on ? word_of(chosen, always) : 0);
+    if (!before) return "off";
+    return std::string(name_of(static_cast<tsr_precision>(before >> 2))) + (before & ALWAYS ? " always" : "");
+}
+
+} // namespace tessera

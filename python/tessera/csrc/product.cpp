@@ -1,0 +1,364 @@
+/* product.cpp: strides, contexts, plans and workspace of a product of tensors. */
+#include "product.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#ifdef TESSERA_TORCH_CUDA
+#if TESSERA_TORCH_AT_LEAST(2, 4) /* since then torch offers it to C, and CUDA's headers are not needed */
+extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+#else
+#include <c10/cuda/CUDAStream.h>
+#endif
+#endif
+
+namespace tessera {
+
+static const char *const precision_names[] = {"fp32", "ieee", "tf32"}; /* indexed by tsr_precision */
+
+tsr_precision precision_named(c10::string_view name) {
+    for (int i = 0; i < 3; i++)
+        if (name == precision_names[i]) return static_cast<tsr_precision>(i);
+    TORCH_CHECK_VALUE(false, "precision must be 'fp32', 'ieee' or 'tf32', not '", name, "'");
+}
+
+const char *name_of(tsr_precision precision) { return precision_names[precision]; }
+
+static void check(tsr_status status) {
+    if (status == TSR_OK) return;
+#if TESSERA_TORCH_AT_LEAST(2, 0)
+    TORCH_CHECK_WITH(OutOfMemoryError, status != TSR_OUT_OF_MEMORY, "tessera: ", tsr_last_error());
+#endif
+    TORCH_CHECK(false, "tessera: ", tsr_last_error());
+}
+
+/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
+
+/* Where products run. On the CPU as many threads as torch uses, so that torch.set_num_threads and torchrun's
+ * OMP_NUM_THREADS hold here, too. */
+struct Place {
+    c10::DeviceType type;
+    int index, threads;
+    tsr_precision precision;
+    bool operator<(const Place &o) const {
+        return std::tie(type, index, threads, precision) < std::tie(o.type, o.index, o.threads, o.precision);
+    }
+};
+
+static Place place_of(c10::Device device, tsr_precision precision) {
+    const bool on_cpu = device.is_cpu();
+    return {device.type(), on_cpu ? 0 : device.index(), on_cpu ? at::get_num_threads() : 0, precision};
+}
+
+/* Contexts live as long as the process: plans, graphs and packed matrices refer to them. */
+static tsr_context *context_of(const Place &place) {
+    static std::mutex lock;
+    static auto &contexts = *new std::map<Place, tsr_context *>;
+    std::lock_guard<std::mutex> guard(lock);
+    tsr_context *&context = contexts[place];
+    if (!context) {
+        tsr_options options = TSR_OPTIONS_DEFAULT;
+        options.device = place.type == c10::kCPU ? TSR_DEVICE_CPU : TSR_DEVICE_CUDA;
+        options.device_index = place.type == c10::kCPU ? -1 : place.index;
+        options.precision = place.precision;
+        options.threads = std::min(place.threads, 1024);
+        check(tsr_context_create(&context, &options));
+    }
+    return context;
+}
+
+void prepare(c10::Device device, tsr_precision precision) { context_of(place_of(device, precision)); }
+
+static void *current_stream(const c10::Device &device) {
+    void *stream = nullptr;
+#ifdef TESSERA_TORCH_CUDA
+#if TESSERA_TORCH_AT_LEAST(2, 4)
+    TORCH_CHECK(!aoti_torch_get_current_cuda_stream(device.index(), &stream), "tessera: torch has no current stream");
+#else
+    stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+#endif
+#else
+    (void)device;
+#endif
+    return stream;
+}
+
+/* ---- Packed matrices --------------------------------------------------------------------------------------------- */
+
+/* Inference tensors have no version: they cannot be written to outside of inference mode, and count as unchanged. */
+static uint32_t version_of(const at::Tensor &tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+Packed::Packed(at::Tensor matrix) : matrix_(std::move(matrix)), version_(version_of(matrix_)) {}
+
+Packed::~Packed() { drop_panels(); }
+
+void Packed::drop_panels() {
+    for (const Panels &p : panels_) tsr_packed_destroy(p.packed);
+    panels_.clear();
+}
+
+const tsr_packed *Packed::panels(tsr_context *context, tsr_side side, const tsr_operand &operand,
+                                 const tsr_launch &launch) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (version_ != version_of(matrix_)) {
+        drop_panels();
+        version_ = version_of(matrix_);
+    }
+    for (const Panels &p : panels_)
+        if (p.context == context && p.side == side && p.row_stride == operand.row_stride &&
+            p.col_stride == operand.col_stride)
+            return p.packed;
+    Panels made = {context, side, operand.row_stride, operand.col_stride, nullptr};
+    check(tsr_pack(&made.packed, context, side, &operand, &launch));
+    panels_.push_back(made);
+    return made.packed;
+}
+
+/* ---- Products that were taken from torch ------------------------------------------------------------------------- */
+
+using Kind = std::array<int64_t, 7>; /* device type and index, precision, batch, m, n, k */
+
+static std::mutex taken_lock;
+static auto &taken = *new std::map<Kind, std::atomic<uint64_t>>; /* entries stay: plans point at them */
+
+static std::atomic<uint64_t> *counter_of(const Kind &kind) {
+    enum { MOST_KINDS = 1 << 16 }; /* then the rest is counted together, as all zeros */
+    std::lock_guard<std::mutex> guard(taken_lock);
+    return &taken[taken.size() < MOST_KINDS || taken.count(kind) ? kind : Kind{}];
+}
+
+std::vector<std::string> products_taken() {
+    std::lock_guard<std::mutex> guard(taken_lock);
+    std::vector<std::string> lines;
+    for (const auto &entry : taken) {
+        const uint64_t calls = entry.second.load(std::memory_order_relaxed);
+        if (!calls) continue;
+        const Kind &kind = entry.first;
+        std::string line = c10::Device(static_cast<c10::DeviceType>(kind[0]), static_cast<c10::DeviceIndex>(kind[1])).str();
+        line += std::string(" ") + precision_names[kind[2]];
+        for (int i = 3; i < 7; i++) line += " " + std::to_string(kind[i]);
+        lines.push_back(line + " " + std::to_string(calls));
+    }
+    return lines;
+}
+
+void forget_products_taken() {
+    std::lock_guard<std::mutex> guard(taken_lock);
+    for (auto &entry : taken) entry.second = 0;
+}
+
+/* ---- Plans ------------------------------------------------------------------------------------------------------- */
+
+/* All that a plan depends on, and nothing that has padding: keys are compared and hashed as words. */
+struct PlanKey {
+    int64_t device, index, threads, precision;
+    int64_t batch, m, n, k;
+    int64_t a_row, a_col, a_batch, b_row, b_col, b_batch, c_row, c_col, c_batch;
+    int64_t a_packed, b_packed;
+};
+
+struct Planned {
+    PlanKey key;
+    tsr_plan *plan = nullptr;
+    size_t workspace;
+    bool quicker_than_torch;
+    std::atomic<uint64_t> *taken = nullptr; /* its counter, once it has been taken from torch */
+    ~Planned() { tsr_plan_destroy(plan); }
+};
+
+static size_t hash_of(const PlanKey &key) {
+    uint64_t hash = 0;
+    const int64_t *words = &key.device;
+    for (size_t i = 0; i < sizeof key / sizeof *words; i++)
+        hash = (hash ^ static_cast<uint64_t>(words[i])) * 0x9e3779b97f4a7c15u;
+    return hash >> 32;
+}
+
+static std::string text_of(const tsr_plan *plan) {
+    std::string text(tsr_plan_print(plan, nullptr, 0), '\0');
+    tsr_plan_print(plan, &text[0], text.size() + 1);
+    return text;
+}
+
+/* By measurement (bench/torch/linear.py). On a GPU the tensor cores are what we have over torch, so the plans that use
+ * them are taken; on the CPU the kernels are as good as torch's, except for matrices with next to no width. */
+static bool expect_quicker(const PlanKey &key, const tsr_plan *plan) {
+    if (static_cast<c10::DeviceType>(key.device) == c10::kCPU) return std::min({key.m, key.n, key.k}) >= 16;
+    return text_of(plan).find("kernel: split") != std::string::npos;
+}
+
+/* Plans are kept by each thread for itself, so that finding one takes no lock; where two products fall into one slot
+ * the later one stays. Making a plan again costs microseconds. */
+static Planned *planned_for(const PlanKey &key, const Place &place, const Reduced &r) {
+    enum { SLOTS = 1024 };
+    static thread_local std::unique_ptr<std::array<std::unique_ptr<Planned>, SLOTS>> slots;
+    if (!slots) slots = std::make_unique<std::array<std::unique_ptr<Planned>, SLOTS>>();
+    std::unique_ptr<Planned> &slot = (*slots)[hash_of(key) % SLOTS];
+    if (slot && !std::memcmp(&slot->key, &key, sizeof key)) return slot.get();
+    auto made = std::make_unique<Planned>();
+    made->key = key;
+    check(tsr_plan_create(&made->plan, context_of(place), r.batch, &r.a, &r.b, &r.c));
+    made->workspace = tsr_plan_workspace(made->plan);
+    made->quicker_than_torch = expect_quicker(key, made->plan);
+    slot = std::move(made);
+    return slot.get();
+}
+
+bool is_quicker_than_torch(const Reduced &reduced) { return reduced.planned->quicker_than_torch; }
+
+void count_taken(const Reduced &r, const Product &product) {
+    std::atomic<uint64_t> *&counter = r.planned->taken;
+    if (!counter) {
+        const c10::Device device = product.a.device();
+        counter = counter_of({static_cast<int64_t>(device.type()), device.index(), product.precision, r.batch, r.m, r.n, r.k});
+    }
+    counter->fetch_add(1, std::memory_order_relaxed);
+}
+
+/* ---- Strides ----------------------------------------------------------------------------------------------------- */
+
+/* The strides of the last two dimensions, and of the others: of a tensor, or of a contiguous one not yet made. */
+struct Strides {
+    c10::SmallVector<int64_t, 6> of;
+    int64_t row() const { return of[of.size() - 2]; }
+    int64_t col() const { return of[of.size() - 1]; }
+};
+
+static Strides strides_of(const at::Tensor &tensor) {
+    const auto strides = tensor.strides();
+    return {{strides.begin(), strides.end()}};
+}
+
+static Strides contiguous_strides(at::IntArrayRef batch_sizes, int64_t m, int64_t n) {
+    Strides strides;
+    strides.of.resize(batch_sizes.size() + 2);
+    int64_t step = 1;
+    for (size_t d = strides.of.size(); d-- > 0;) {
+        strides.of[d] = step;
+        step *= d == batch_sizes.size() + 1 ? n : d == batch_sizes.size() ? m : batch_sizes[d];
+    }
+    return strides;
+}
+
+/* Puts rows of neighbouring products under each other where they continue each other: then a batch of products with one
+ * B is one product with more rows. */
+static bool fold_rows(Reduced *r, const Reduced::Loop &loop) {
+    const bool one_row = r->m == 1;
+    if (loop.b || (!one_row && (loop.a != r->m * r->a.row_stride || loop.c != r->m * r->c.row_stride ||
+                                loop.s != r->m * r->s.row_stride)))
+        return false;
+    if (one_row) r->a.row_stride = loop.a, r->c.row_stride = loop.c, r->s.row_stride = loop.s;
+    r->m *= loop.size;
+    return true;
+}
+
+/* Leading dimensions, innermost last: those that continue each other in every tensor become one, one becomes rows where
+ * it can, the longest of the others becomes the batch, and what is left is looped over. */
+static void reduce_leading(Reduced *r, at::IntArrayRef sizes, const Strides &a, const Strides &b, const Strides &s,
+                           const Strides &c) {
+    for (size_t d = 0; d < sizes.size(); d++) {
+        if (sizes[d] == 1) continue;
+        const Reduced::Loop next = {sizes[d], a.of[d], b.of[d], s.of.empty() ? 0 : s.of[d], c.of[d]};
+        if (!r->loops.empty()) {
+            Reduced::Loop &outer = r->loops.back();
+            const int64_t n = next.size;
+            if (outer.a == n * next.a && outer.b == n * next.b && outer.s == n * next.s && outer.c == n * next.c) {
+                outer = {outer.size * n, next.a, next.b, next.s, next.c};
+                continue;
+            }
+        }
+        r->loops.push_back(next);
+    }
+    if (!r->loops.empty() && fold_rows(r, r->loops.back())) r->loops.pop_back();
+    if (r->loops.empty()) return;
+    const auto longest = std::max_element(r->loops.begin(), r->loops.end(),
+                                          [](const Reduced::Loop &x, const Reduced::Loop &y) { return x.size < y.size; });
+    r->batch = longest->size;
+    r->a.batch_stride = longest->a;
+    r->b.batch_stride = longest->b;
+    r->s.batch_stride = longest->s;
+    r->c.batch_stride = longest->c;
+    r->loops.erase(longest);
+}
+
+Reduced reduce(const Product &p) {
+    const int64_t dims = p.a.dim(), m = p.a.size(-2), k = p.a.size(-1), n = p.b.size(-1);
+    const auto leading = p.a.sizes().slice(0, dims - 2);
+    const Strides a = strides_of(p.a), b = strides_of(p.b);
+    const Strides c = p.c.defined() ? strides_of(p.c) : contiguous_strides(leading, m, n);
+    const Strides s = p.s.defined() ? strides_of(p.s) : Strides{};
+    Reduced r = {1, m, n, k, {}, {}, {}, {}, {}, nullptr};
+    r.a.row_stride = a.row(), r.a.col_stride = a.col();
+    r.b.row_stride = b.row(), r.b.col_stride = b.col();
+    r.c.row_stride = c.row(), r.c.col_stride = c.col();
+    if (p.s.defined()) r.s.row_stride = s.row(), r.s.col_stride = s.col();
+    if (dims > 2) reduce_leading(&r, leading, a, b, s, c);
+    r.a.rows = r.c.rows = r.s.rows = r.m;
+    r.a.cols = r.b.rows = r.k;
+    r.b.cols = r.c.cols = r.s.cols = r.n;
+
+    const Place place = place_of(p.a.device(), p.precision);
+    if (p.packed) {
+        tsr_launch launch = {};
+        launch.stream = p.a.is_cuda() ? current_stream(p.a.device()) : nullptr;
+        const bool left = p.packed_side == TSR_LEFT;
+        tsr_operand &operand = left ? r.a : r.b;
+        operand.data = (left ? p.a : p.b).data_ptr<float>();
+        if (!operand.batch_stride && r.loops.empty())
+            operand.packed = p.packed->panels(context_of(place), p.packed_side, operand, launch);
+    }
+    const PlanKey key = {
+        static_cast<int64_t>(place.type), place.index, place.threads, place.precision,
+        r.batch, r.m, r.n, r.k,
+        r.a.row_stride, r.a.col_stride, r.a.batch_stride,
+        r.b.row_stride, r.b.col_stride, r.b.batch_stride,
+        r.c.row_stride, r.c.col_stride, r.c.batch_stride,
+        reinterpret_cast<int64_t>(r.a.packed), reinterpret_cast<int64_t>(r.b.packed)};
+    r.planned = planned_for(key, place, r);
+    return r;
+}
+
+/* ---- Execution --------------------------------------------------------------------------------------------------- */
+
+void execute(const Reduced &r, const Product &p) {
+    const Planned &planned = *r.planned;
+    tsr_launch launch = {};
+    c10::OptionalDeviceGuard guard;
+    c10::DataPtr workspace;
+    if (p.a.is_cuda()) {
+        guard.reset_device(p.a.device());
+        launch.stream = current_stream(p.a.device());
+        if (planned.workspace) { /* free again at once, for what is queued on this stream afterwards */
+            workspace = c10::GetAllocator(c10::kCUDA)->allocate(planned.workspace);
+            launch.workspace = workspace.get();
+            launch.workspace_size = planned.workspace;
+        }
+    }
+    tsr_operand s = r.s;
+    const float *a = p.a.data_ptr<float>(), *b = p.b.data_ptr<float>();
+    float *c = p.c.data_ptr<float>();
+    s.data = p.s.defined() ? p.s.data_ptr<float>() : nullptr;
+
+    int64_t steps = 1;
+    for (const Reduced::Loop &loop : r.loops) steps *= loop.size;
+    for (int64_t step = 0; step < steps; step++) {
+        int64_t rest = step, at_a = 0, at_b = 0, at_s = 0, at_c = 0;
+        for (const Reduced::Loop &loop : r.loops) {
+            const int64_t i = rest % loop.size;
+            rest /= loop.size;
+            at_a += i * loop.a, at_b += i * loop.b, at_s += i * loop.s, at_c += i * loop.c;
+        }
+        tsr_operand addend = s;
+        if (s.data) addend.data += at_s;
+        check(tsr_plan_execute_add(planned.plan, static_cast<float>(p.alpha), a + at_a, b + at_b,
+                                   static_cast<float>(p.beta), p.s.defined() ? &addend : nullptr, c + at_c, &launch));
+    }
+}
+
+} // namespace tessera

@@ -1,0 +1,160 @@
+"""tessera.matmul and its kin beside torch's, on integers: equal, whatever the shapes and strides."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tessera
+from tensors import assert_within_bound, integers, strided
+
+EXAMPLES = settings(max_examples=1500, deadline=None, database=None, derandomize=True,
+                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def layouts(draw, shape):
+    """A tensor of this shape in a layout of hypothesis's choice, as a function of the device."""
+    dims = len(shape)
+    order = draw(st.permutations(range(dims)))
+    steps = [draw(st.integers(1, 3)) for _ in range(dims)]
+    expanded = [d for d in range(dims) if draw(st.integers(0, 7)) == 0]
+    return lambda device: strided(shape, order, steps, expanded, device)
+
+
+@st.composite
+def matmul_arguments(draw):
+    """Two tensors that torch.matmul takes."""
+    size = st.integers(0, 9) if draw(st.booleans()) else st.integers(1, 40)
+    m, n, k = draw(size), draw(size), draw(size)
+    batch = [draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3)))]
+    shapes = []
+    for matrix in ([m, k], [k, n]):
+        own = [1 if draw(st.booleans()) else size for size in batch][draw(st.integers(0, len(batch))):]
+        shapes.append(own + matrix)
+    if draw(st.integers(0, 5)) == 0:
+        shapes[0] = [k]
+    if draw(st.integers(0, 5)) == 0:
+        shapes[1] = [k]
+    return [draw(layouts(shape)) for shape in shapes]
+
+
+@EXAMPLES
+@given(arguments=matmul_arguments())
+def test_any_shapes_and_strides(device, arguments):
+    a, b = (make(device) for make in arguments)
+    expected = torch.matmul(a, b)
+    product = tessera.matmul(a, b)
+    assert product.shape == expected.shape and product.is_contiguous()
+    assert torch.equal(product, expected)
+    out = torch.full_like(expected, float("nan"))
+    assert tessera.matmul(a, b, out=out) is out and torch.equal(out, expected)
+
+
+@EXAMPLES
+@given(data=st.data(), beta=st.sampled_from([0, 1, -2]), alpha=st.sampled_from([0, 1, 3]))
+def test_any_addend(device, data, beta, alpha):
+    batch, m, n, k = (data.draw(st.integers(1, 9)) for _ in range(4))
+    a, b = (data.draw(layouts(shape))(device) for shape in ([batch, m, k], [batch, k, n]))
+    keep = [data.draw(st.booleans()) for _ in range(3)]
+    shape = [size if kept else 1 for size, kept in zip((batch, m, n), keep)][data.draw(st.integers(0, 2)):]
+    addend = data.draw(layouts(shape))(device)
+    assert torch.equal(tessera.baddbmm(addend, a, b, beta=beta, alpha=alpha), torch.baddbmm(addend, a, b, beta=beta, alpha=alpha))
+    if len(shape) < 3:
+        assert torch.equal(tessera.addmm(addend, a[0], b[0], beta=beta, alpha=alpha),
+                           torch.addmm(addend, a[0], b[0], beta=beta, alpha=alpha))
+    if len(shape) == 1:
+        assert torch.equal(tessera.linear(a, b[0].t(), addend), torch.nn.functional.linear(a, b[0].t(), addend))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
+def test_precisions(device, precision):
+    a, b = integers(150, 200, device=device), integers(200, 130, device=device)
+    assert torch.equal(tessera.matmul(a, b, precision=precision), a @ b)
+    if precision != "tf32":
+        a, b = torch.randn(150, 2000, device=device), torch.randn(2000, 130, device=device)
+        assert_within_bound(tessera.matmul(a, b, precision=precision), a, b)
+
+
+def test_large_operands_of_every_orientation(device):
+    """Large enough for the split kernels on a GPU."""
+    for make_a in (lambda: integers(700, 900, device=device), lambda: integers(900, 700, device=device).t()):
+        for make_b in (lambda: integers(900, 800, device=device), lambda: integers(800, 900, device=device).t()):
+            a, b = make_a(), make_b()
+            assert torch.equal(tessera.matmul(a, b), a @ b)
+            bias = integers(800, device=device)
+            assert torch.equal(tessera.linear(a, b.t(), bias), a @ b + bias)
+
+
+def test_linear_shapes(device):
+    weight, bias = integers(6, 5, device=device), integers(6, device=device)
+    for shape in ((5,), (3, 5), (2, 3, 5), (4, 2, 3, 5), (0, 5), (2, 0, 5)):
+        x = integers(*shape, device=device)
+        assert torch.equal(tessera.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+        assert torch.equal(tessera.linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
+def test_bmm_and_out(device):
+    a, b, addend = integers(3, 4, 5, device=device), integers(3, 5, 6, device=device), integers(3, 4, 6, device=device)
+    assert torch.equal(tessera.bmm(a, b), torch.bmm(a, b))
+    out = torch.empty(3, 6, 4, device=device).transpose(1, 2)  # any strides
+    assert torch.equal(tessera.bmm(a, b, out=out), torch.bmm(a, b))
+    assert torch.equal(tessera.baddbmm(addend, a, b, alpha=2, out=out), torch.baddbmm(addend, a, b, alpha=2))
+    expected = torch.addmm(addend[0], a[0], b[0], beta=2)
+    assert torch.equal(tessera.addmm(addend[0], a[0], b[0], beta=2, out=out[0]), expected)
+    accumulator = addend[0].clone()
+    assert torch.equal(tessera.addmm(accumulator, a[0], b[0], beta=2, out=accumulator), expected)
+
+
+def test_nothing_is_copied(device):
+    """A view of a large tensor, transposed, sliced and expanded over a batch: memory beyond the result stays small."""
+    base = integers(64, 64, device=device)
+    a = base[::2, 1:33].t().expand(1000, 32, 32)
+    if device == "cuda":
+        tessera.matmul(a, base[:32, :32])
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        product = tessera.matmul(a, base[:32, :32])
+        assert torch.cuda.max_memory_allocated() - before < product.numel() * 4 * 1.5
+    else:
+        product = tessera.matmul(a, base[:32, :32])
+    assert torch.equal(product, a @ base[:32, :32])
+
+
+def test_packed(device):
+    weight, x, bias = integers(300, 200, device=device), integers(400, 200, device=device), integers(300, device=device)
+    packed = tessera.pack(weight)
+    assert packed.shape == weight.shape and "300" in repr(packed)
+    for _ in range(2):
+        assert torch.equal(tessera.linear(x, packed), x @ weight.t())
+        assert torch.equal(tessera.linear(x, packed, bias), x @ weight.t() + bias)
+        assert torch.equal(tessera.linear(x.view(2, 2, 100, 200), packed), (x @ weight.t()).view(2, 2, 100, 300))
+        assert torch.equal(tessera.linear(x[0], packed, bias), x[0] @ weight.t() + bias)
+        assert torch.equal(tessera.matmul(x.t()[:, :300], packed), x.t()[:, :300] @ weight)
+        assert torch.equal(tessera.matmul(packed, x.t()), weight @ x.t())
+        assert torch.equal(tessera.matmul(packed, x[0]), weight @ x[0])
+        weight.mul_(2)  # noticed: the next round sees the new values
+
+
+def test_packed_bits_are_those_of_the_plain_product(device):
+    weight, x = torch.randn(512, 768, device=device), torch.randn(300, 768, device=device)
+    assert torch.equal(tessera.linear(x, tessera.pack(weight)), tessera.linear(x, weight))
+
+
+def test_gradient_through_packed(device):
+    weight, x = integers(6, 5, device=device), integers(3, 5, device=device, requires_grad=True)
+    tessera.linear(x, tessera.pack(weight)).sum().backward()
+    assert torch.equal(x.grad, torch.ones(3, 6, device=device) @ weight)
+
+
+def test_same_bits_every_time(device):
+    a, b = torch.randn(300, 1000, device=device), torch.randn(1000, 200, device=device)
+    first = tessera.matmul(a, b)
+    assert all(torch.equal(tessera.matmul(a, b), first) for _ in range(5))
+
+
+def test_nan_and_infinity(device):
+    a, b = torch.ones(200, 300, device=device), torch.ones(300, 200, device=device)
+    a[3, 4], b[5, 6], a[7, 8] = float("nan"), float("inf"), float("-inf")
+    assert torch.equal(tessera.matmul(a, b).nan_to_num(1e9), torch.matmul(a, b).nan_to_num(1e9))
