@@ -293,11 +293,13 @@ static tsr_status choose_cut(cut *c, tsr_context *context, const tsr_problem *p,
     c->bk = least(p->k, chunk > LEAST_BK ? chunk : LEAST_BK);
     c->keeps_a = c->bn < p->n;
     if (c->keeps_a && c->bk < ceil_div(p->k, MOST_A_SLOTS)) c->bk = ceil_div(p->k, MOST_A_SLOTS);
-    tsr_status status;
-    while (!(status = measure(c, context, p)) && total_bytes(c) > limit)
+    for (;;) {
+        const tsr_status status = measure(c, context, p); /* a kernel may have room with smaller blocks alone */
+        if (status && status != TSR_OUT_OF_MEMORY) return status;
+        if (!status && total_bytes(c) <= limit) return TSR_OK;
         if (!shrink(c))
             return tsr_fail(TSR_OUT_OF_MEMORY, "%zu bytes on the GPU are too few for any part of this product", limit);
-    return status;
+    }
 }
 
 /* Cuts, and takes the memory for it. */

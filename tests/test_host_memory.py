@@ -1,0 +1,75 @@
+"""tsr_gemm_host: matrices in host memory, on every engine. What a failing GPU leaves, and the order of copies and products, are
+tested on the fake driver (fake_cuda/offload.py)."""
+
+from ctypes import byref, c_double
+
+import numpy as np
+import pytest
+
+import binding
+import layouts
+import reference
+from binding import CPU, Operand, Result, lib
+
+MIB = 1 << 20
+
+
+def multiply(context, a, b, c, alpha=1.0, beta=0.0):
+    share = c_double()
+    batch = c.shape[0] if c.ndim == 3 else 1
+    binding.check(lib.tsr_gemm_host(context.handle, batch, alpha, byref(binding.matrix(Operand, a)), byref(binding.matrix(Operand, b)),
+                                    beta, byref(binding.matrix(Result, c)), byref(share)))
+    assert share.value == 1
+
+
+@pytest.mark.parametrize("layout", ["row_major", "padded_columns", "backward"])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (65, 33, 129), (300, 500, 700)])
+def test_products(engine, rng, m, n, k, layout):
+    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
+    make = layouts.LAYOUTS[layout]
+    a, b, c = layouts.filled(make, a), layouts.filled(make, b), layouts.filled(make, before)
+    multiply(engine.context, a, b, c, 2, 3)
+    reference.assert_exact(c, a, b, 2, 3, before)
+    layouts.assert_guards(c)
+
+
+@pytest.mark.parametrize("limit", [2 * MIB, 12 * MIB])
+def test_more_than_the_device_may_take(cuda, rng, limit):
+    m, n, k = 1100, 1300, 1500
+    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
+    c = layouts.filled(layouts.padded, before)
+    multiply(cuda.new_context(max_workspace=limit), a, b, c, 1, 1)
+    reference.assert_exact(c, a, b, 1, 1, before)
+    layouts.assert_guards(c)
+
+
+def test_the_bound(accurate, rng):
+    a, b = reference.exponents_60(rng, 257, 300, 1000)
+    c = np.full((257, 300), np.nan, np.float32)
+    multiply(accurate.context, a, b, c)
+    reference.assert_componentwise(c, a, b)
+
+
+def test_special_values(accurate, rng):
+    a, b = reference.normal(rng, 50, 60, 70)
+    a[3, 5], a[7, 9], b[11, 13], a[20] = np.inf, np.nan, -np.inf, 0
+    c = np.zeros((50, 60), np.float32)
+    multiply(accurate.context, a, b, c)
+    reference.assert_special_values(c, a, b)
+
+
+def test_a_batch_and_the_same_bits_again(engine, rng):
+    a, b = rng.standard_normal((5, 70, 90), np.float32), rng.standard_normal((5, 90, 80), np.float32)
+    first, second = np.zeros((2, 5, 70, 80), np.float32)
+    multiply(engine.context, a, b, first)
+    multiply(engine.context, a, b, second)
+    assert np.array_equal(first, second)
+    assert np.allclose(first, a.astype(np.float64) @ b, rtol=0, atol=2e-2)
+
+
+def test_refusals(engine):
+    x = np.zeros((4, 4), np.float32)
+    with pytest.raises(binding.TesseraError, match="c overlaps a"):
+        multiply(engine.context, x, x.copy(), x)
+    with pytest.raises(binding.TesseraError, match="must equal b.rows"):
+        multiply(engine.context, x, np.zeros((3, 4), np.float32), np.zeros((4, 4), np.float32))
