@@ -1,0 +1,158 @@
+"""The modules of kernelbench/ as KernelBench judges them: its static checker, its correctness trials, its timing, unchanged.
+
+    git clone https://github.com/ScalingIntelligence/KernelBench
+    python3 bench/gpu/kernelbench.py KernelBench [--save FILE]
+
+Each module is loaded by KernelBench's eval_kernel_against_ref beside the problem's own model: five correctness trials, then the mean of
+100 calls, the L2 cache flushed before each, for the module and for eager torch. Added to that: the errors of both against float64 on
+the problem's inputs, and how long the module takes to compile. The modules are compiled first, side by side, so that nothing else runs
+while they are timed.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import datetime
+import importlib
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from unittest import mock
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REFERENCE = (1, 2, 8, 16, 18)
+
+
+class Record:
+    """What KernelBench needs of pydantic.BaseModel."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+def load_kernelbench(folder):
+    """KernelBench's modules, without its package's __init__, which asks for clients of language models; what else of its packages is not
+    installed is stood in for, for nothing here uses it."""
+    package = types.ModuleType("kernelbench")
+    package.__path__ = [str(folder / "src/kernelbench")]
+    sys.modules["kernelbench"] = package
+    for name in ("dotenv", "tqdm", "openai", "litellm", "requests", "pydantic"):
+        if importlib.util.find_spec(name) is None:
+            sys.modules[name] = mock.MagicMock(BaseModel=Record)
+    return types.SimpleNamespace(eval=importlib.import_module("kernelbench.eval"),
+                                 checker=importlib.import_module("kernelbench.kernel_static_checker"))
+
+
+def machine():
+    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    gpu, driver = query.stdout.splitlines()[0].split(", ")
+    commit = os.environ.get("TESSERA_COMMIT") or subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"],
+                                                                capture_output=True, text=True).stdout.strip()
+    return {"gpu": gpu, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda, "commit": commit or "unknown",
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
+
+
+def number_of(path):
+    return int(path.name.split("_")[0])
+
+
+def build(path):
+    """Compiles a module in a process of its own; returns the seconds it took."""
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv[1])['ModelNew']()", str(path)], check=True)
+    return time.monotonic() - begin
+
+
+def differences(model, reference, inputs):
+    """Of both models on the same inputs: relative Frobenius error and largest error, against float64, by blocks of rows."""
+    def blocks(A, B):  # of the product, and what they are computed from
+        if A.dim() == 3 and B.dim() == 3:
+            return [(slice(i, i + 8), A[i:i + 8], B[i:i + 8]) for i in range(0, len(A), 8)]
+        return [(slice(None), A, B)]
+
+    with torch.no_grad():
+        results = [f(*inputs) for f in (model, reference)]
+        squares, largest, norm = [0.0, 0.0], [0.0, 0.0], 0.0
+        for where, A, B in blocks(*inputs):
+            exact = reference(A.double(), B.double())
+            norm += exact.square().sum().item()
+            for i, result in enumerate(results):
+                difference = (result[where].double() - exact).abs_()
+                largest[i] = max(largest[i], difference.max().item())
+                squares[i] += difference.square_().sum().item()
+                del difference
+    return [(squares[i] / norm) ** 0.5 for i in range(2)], largest
+
+
+def judge(kernelbench, path, problem, precision, trials):
+    source = path.read_text()
+    valid, errors, warnings = kernelbench.checker.validate_kernel_static(source, backend="cuda", precision="fp32")
+    if precision != "fp32":
+        source += f'\nModelNew = functools.partial(ModelNew, precision="{precision}")\n'
+    talk = io.StringIO()
+    with contextlib.redirect_stdout(talk):
+        result = kernelbench.eval.eval_kernel_against_ref(
+            problem.read_text(), source, num_correct_trials=5, num_perf_trials=trials, measure_performance=True,
+            device=torch.device("cuda:0"), precision=torch.float32)
+    if not result or not result.correctness:
+        raise RuntimeError(f"{path.name}: KernelBench says {vars(result) if result else None}\n{talk.getvalue()}")
+    context = {}
+    exec(problem.read_text(), context)
+    reference, inputs = context["Model"](), [x.cuda() for x in context["get_inputs"]()]
+    exec(source, context)
+    error, largest = differences(context["ModelNew"](), reference, inputs)
+    torch.cuda.empty_cache()
+    return {"problem": number_of(path), "name": path.stem.split("_", 1)[1], "precision": precision,
+            "ms": result.runtime, "torch_ms": result.ref_runtime, "speedup": round(result.ref_runtime / result.runtime, 3),
+            "ms_std": result.runtime_stats["std"], "torch_ms_std": result.ref_runtime_stats["std"], "trials": trials,
+            "correct": result.metadata["correctness_trials"], "checker": "valid" if valid else "; ".join(errors),
+            "checker_warnings": warnings, "error": float(f"{error[0]:.3e}"), "torch_error": float(f"{error[1]:.3e}"),
+            "largest_error": float(f"{largest[0]:.3e}"), "torch_largest_error": float(f"{largest[1]:.3e}")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="the modules of kernelbench/ by KernelBench's own measure")
+    parser.add_argument("kernelbench", type=pathlib.Path, help="a clone of KernelBench")
+    parser.add_argument("--commit", help="KernelBench's commit, where the folder is no clone")
+    parser.add_argument("--only", type=int, nargs="+", help="only these problems")
+    parser.add_argument("--precision", choices=("fp32", "ieee"), help="only this one")
+    parser.add_argument("--trials", type=int, default=100, help="calls to time (default 100)")
+    parser.add_argument("--save", type=pathlib.Path, help="write the records there as JSON")
+    options = parser.parse_args()
+    commit = options.commit or subprocess.run(["git", "-C", str(options.kernelbench), "rev-parse", "HEAD"], capture_output=True, text=True,
+                                              check=True).stdout.strip()
+    kernelbench = load_kernelbench(options.kernelbench)
+    about = {**machine(), "kernelbench_commit": commit[:12]}
+
+    paths = sorted((path for path in (ROOT / "kernelbench").glob("[0-9]*.py") if not options.only or number_of(path) in options.only),
+                   key=lambda path: (number_of(path) not in REFERENCE, number_of(path)))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", folder)
+        with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+            seconds = dict(zip(paths, pool.map(build, paths)))
+        records = []
+        for path in paths:
+            (problem,) = (options.kernelbench / "KernelBench/level1").glob(f"{number_of(path)}_*.py")
+            for precision in [options.precision] if options.precision else ["fp32", "ieee"]:
+                begin = time.monotonic()
+                records.append({**judge(kernelbench, path, problem, precision, options.trials), "build_s": round(seconds[path], 1), **about})
+                r = records[-1]
+                print(f"{r['problem']:3d} {r['name']:18s} {precision}  {r['ms']:8.3f} ms  torch {r['torch_ms']:8.3f} ms  {r['speedup']:5.2f} x  "
+                      f"error {r['error']:.2e} (torch {r['torch_error']:.2e})  {r['correct']}  {r['checker']} {r['checker_warnings'] or ''}  "
+                      f"built in {r['build_s']:.0f} s  [{time.monotonic() - begin:.0f} s]", flush=True)
+                if options.save:
+                    options.save.parent.mkdir(parents=True, exist_ok=True)
+                    options.save.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()

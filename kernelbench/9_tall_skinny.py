@@ -1,0 +1,2600 @@
+"""Product of tall and skinny matrices, in float32: C = A @ B (KernelBench level 1, problem 9).
+
+    model = ModelNew()              # needs torch, nvcc and an NVIDIA GPU of compute capability 7.5 or newer
+    C = model(A, B)                 # A: (M, K), B: (K, N), C: (M, N)
+
+Any sizes and strides; the current stream; differentiable, the gradients by the same kernels. Tensors on the CPU are moved to
+the GPU, where the result stays. The first use compiles the CUDA source below (under a minute); torch keeps the result.
+
+How it computes. precision="fp32", the default, is as accurate as float32 arithmetic. On Hopper (compute capability 9.0, CUDA 12 or
+newer) each operand is scaled by a power of two for each row of A and column of B and split into two half-precision pieces, which
+together hold 23 bits: x = hi + lo. The tensor cores multiply hi*hi, hi*lo and lo*hi, and the sums are kept in float32 registers, to
+which the tensor cores' own are added every 64 terms. That is three half-precision products, not one: each element's error is at most
+(K + 2) 2^-24 times the sum of its terms' magnitudes, the bound of float32 itself, and on ordinary data it is smaller than that of
+plain float32. Where an operand cannot be split that well (Inf, NaN, elements too far apart in magnitude), the kernels notice and the
+tiles of C concerned are computed in plain float32, without the CPU taking part. precision="ieee" computes everything in plain float32
+(fma), as do other GPUs.
+
+Written by kernelbench/generate.py of Tessera from the library's own sources; change those, not this file. Apache License 2.0.
+"""
+
+import functools
+import os
+from unittest import mock
+
+import torch
+from torch.utils.cpp_extension import load_inline
+
+
+class ModelNew(torch.nn.Module):
+    """C = A @ B. precision: "fp32" or "ieee", see above."""
+
+    def __init__(self, precision="fp32"):
+        super().__init__()
+        if precision not in ("fp32", "ieee"):
+            raise ValueError(f'precision must be "fp32" or "ieee", not {precision!r}')
+        self.ieee = precision == "ieee"
+        extension()
+
+    def forward(self, A, B):
+        if not (isinstance(A, torch.Tensor) and isinstance(B, torch.Tensor)):
+            raise TypeError(f"A and B must be tensors, not {type(A).__name__} and {type(B).__name__}")
+        if not (A.is_cuda and B.is_cuda):
+            A, B = on_gpu(A, B)
+        return product(A, False, B, False, self.ieee)
+
+
+def get_inputs():
+    return [torch.rand(32768, 32), torch.rand(32, 32768)]
+
+
+def get_init_inputs():
+    return []
+
+
+def on_gpu(A, B):
+    """Both on one GPU: that of the one which is on one, else the current one."""
+    device = A.device if A.is_cuda else B.device if B.is_cuda else torch.device("cuda", torch.cuda.current_device())
+    return tuple(x.to(device) if x.device.type == "cpu" else x for x in (A, B))
+
+
+def product(left, left_transposed, right, right_transposed, ieee):
+    """op(left) @ op(right), op a transposition where asked for."""
+    if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
+        return Product.apply(left, left_transposed, right, right_transposed, ieee)
+    return extension().multiply(left, left_transposed, right, right_transposed, ieee)
+
+
+class Product(torch.autograd.Function):
+    """A product whose gradients are products again."""
+
+    @staticmethod
+    def forward(context, left, left_transposed, right, right_transposed, ieee):
+        context.save_for_backward(left, right)
+        context.options = left_transposed, right_transposed, ieee
+        return extension().multiply(left, left_transposed, right, right_transposed, ieee)
+
+    @staticmethod
+    def backward(context, gradient):
+        left, right = context.saved_tensors
+        left_transposed, right_transposed, ieee = context.options
+        of_left = of_right = None
+        if context.needs_input_grad[0]:
+            if left_transposed:
+                of_left = product(right, right_transposed, gradient, True, ieee)
+            else:
+                of_left = product(gradient, False, right, not right_transposed, ieee)
+        if context.needs_input_grad[2]:
+            if right_transposed:
+                of_right = product(gradient, True, left, left_transposed, ieee)
+            else:
+                of_right = product(left, not left_transposed, gradient, False, ieee)
+        return of_left, None, of_right, None, None
+
+
+@functools.lru_cache(maxsize=None)
+def extension():
+    """The sources below, compiled for the GPU that is there."""
+    if not (torch.cuda.is_available() and torch.version.cuda):
+        raise RuntimeError("this module needs an NVIDIA GPU and a torch with CUDA")
+    capability = torch.cuda.get_device_capability()
+    if capability < (7, 5):
+        raise RuntimeError("this module needs a GPU of compute capability 7.5 or newer, not {}.{}".format(*capability))
+    hopper = capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12
+    flags = [f"-DTESSERA_SPLIT={int(hopper)}"]
+    if int(torch.__version__.split(".")[0]) < 2:
+        flags.append("-std=c++17")  # older than what the kernels need by default
+    # Hopper's matrix instructions are for sm_90a alone. A torch that adds architectures of its own to these flags takes them from the
+    # environment; it is given one that no Hopper GPU would take instead.
+    architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if hopper else []
+    environment = {"TORCH_CUDA_ARCH_LIST": "8.0"} if hopper else {}
+    with mock.patch.dict(os.environ, environment):
+        return load_inline(
+            name="tessera_9_tall_skinny_{}".format("sm90a" if hopper else "portable"),
+            cpp_sources=[ARGUMENTS, HOST],
+            cuda_sources=[ARGUMENTS, IEEE_KERNELS] + ([SPLIT_KERNELS] if hopper else []),
+            functions=["multiply"],
+            extra_cflags=["-O2"] + flags,
+            extra_cuda_cflags=["-O3"] + flags + architecture,
+        )
+
+
+# ---- Host side, C++ ---------------------------------------------------------------------------------------------------------
+
+HOST = r"""
+/* The host side: checks the tensors, plans the product, takes memory from torch and queues the kernels on the current
+ * stream. It never waits for the GPU. What stands under "From src/..." is the library's own code, word for word; the
+ * rest is what that code expects around it, and the way from torch to it. */
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+
+extern "C" void ieee_tile_128x128(ieee_args);
+extern "C" void ieee_tile_128x64(ieee_args);
+extern "C" void ieee_tile_64x64(ieee_args);
+extern "C" void ieee_reduce(ieee_args);
+#if TESSERA_SPLIT
+extern "C" void pack_sample(pack_pair_args);
+extern "C" void pack_split(pack_pair_args);
+extern "C" void pack_rescale(pack_pair_args);
+extern "C" void split_fp32_sm90(split_args);
+extern "C" void split_reduce(split_args);
+#endif
+
+namespace {
+
+/* Errors are thrown (TORCH_CHECK), so that the status of the library's functions is always this. */
+enum tsr_status { TSR_OK };
+struct tsr_packed;
+
+/* From include/tessera.h. */
+
+/* A matrix to read: element (i, j) is data[i*row_stride + j*col_stride]. A transpose is two strides exchanged, a slice
+ * is a larger stride, a reversed view has a negative one, a broadcast one of zero. Strides count floats, not bytes. */
+typedef struct tsr_operand {
+    const float *data;
+    int64_t rows, cols;
+    int64_t row_stride, col_stride;
+    int64_t batch_stride;     /* from one product's matrix to the next; 0: every product shares this one */
+    const tsr_packed *packed; /* from tsr_pack of this same matrix, or NULL; of use where all products share it */
+} tsr_operand;
+
+/* A matrix to write. No two of its elements may share an address, nor may it overlap an operand. */
+typedef struct tsr_result {
+    float *data;
+    int64_t rows, cols;
+    int64_t row_stride, col_stride;
+    int64_t batch_stride;
+} tsr_result;
+
+/* From src/internal.h. */
+
+/* A validated product, C = alpha*A*B + beta*S. k = 0 stands for every product without terms (alpha = 0 too): C = beta*S,
+ * A and B unread. The addend S is C itself where their data are the same; with beta = 0 it is all zero. */
+typedef struct tsr_problem {
+    int64_t m, n, k, batch;
+    float alpha, beta;
+    tsr_operand a, b; /* m x k, k x n */
+    tsr_result c;     /* m x n */
+    tsr_operand addend;
+} tsr_problem;
+
+enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 }; /* compute capabilities, 10*major + minor */
+
+enum cuda_family { FAMILY_IEEE_TILE, FAMILY_SPLIT, FAMILY_SUPPORT };
+
+struct cuda_kernel {
+    const char *name;
+    const void *function;
+    cuda_family family;
+    int oldest, newest; /* GPUs */
+    int tile_m, tile_n, tile_k;
+    int threads, shared_bytes; /* of a block */
+    int blocks;                /* resident on a multiprocessor */
+    int pieces;
+    bool waits;  /* it waits by itself for the kernel before it, so it may be launched early */
+    double rate; /* multiply-adds per multiprocessor and cycle */
+};
+
+struct cuda_device {
+    int capability, multiprocessors, shared_per_block;
+};
+
+struct cuda_counters {
+    unsigned long long marked_panels, fallback_tiles;
+};
+
+struct cuda_context {
+    cuda_device device;
+    cuda_counters *counters;
+};
+
+enum cuda_kernel_id {
+    IEEE_TILE_128X128, IEEE_TILE_128X64, IEEE_TILE_64X64, IEEE_REDUCE,
+#if TESSERA_SPLIT
+    SPLIT_FP32_SM90, PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
+#endif
+    CUDA_KERNELS
+};
+
+/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */
+const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
+    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 0, true, 103},
+    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, false, 97},
+    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, false, 84},
+    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, false, 0},
+#if TESSERA_SPLIT
+    {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 2, true, 570},
+    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 0, true, 0},
+    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
+    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
+    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, true, 0},
+#endif
+};
+
+bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
+    return device->capability >= kernel->oldest && device->capability <= kernel->newest &&
+           kernel->shared_bytes <= device->shared_per_block;
+}
+
+double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
+    const bool few_float32_units = device->capability <= 80; /* 64 of them */
+    return kernel->family != FAMILY_SPLIT && few_float32_units ? kernel->rate / 2 : kernel->rate;
+}
+
+/* ---- The plan ---------------------------------------------------------------------------------------------------- */
+
+/* From src/cuda/cuda.h. */
+
+/* How one product is computed on a GPU. Pure data. Sizes are of the product as it is computed: transposed, where that
+ * lets C be written along its contiguous dimension. */
+typedef struct cuda_plan {
+    const struct cuda_device *device;
+    const struct cuda_kernel *multiply; /* the kernel that computes C, or parts of its sums */
+    bool transposed;                    /* C^T = B^T A^T is computed */
+    bool split;                         /* operands are packed into fp16 pieces; else read in place */
+    int64_t slices, k_per_slice;  /* split: of k; more than one: their sums are added in order by a second kernel */
+    int64_t full_tiles;           /* ieee: tiles of C computed whole, by a block each; all others' terms are shared */
+    int64_t tail_units;           /* evenly by so many blocks, and their sums added in order by a second kernel */
+    int64_t chunk_m, chunk_n;     /* rows and columns computed at a time: all of them, unless max_workspace or */
+    int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
+    size_t workspace;
+    const char *reason; /* one clause: why this kernel */
+} cuda_plan;
+
+/* From src/cuda/plan.h. */
+
+static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* From src/cuda/plan.c. */
+
+static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
+static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
+static const double START_K = 64;         /* filling a block's pipeline and writing its tile, in terms of k */
+static const double LONE_BLOCK_RATE =
+    0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
+
+enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
+enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
+enum { LEAST_SLICE_STEPS = 4 };      /* of a kernel's tile_k, below which another slice costs more than it brings */
+enum { LEAST_THIN_SLICE = 512 };     /* the same for thin kernels */
+enum { THIN = 8 };                   /* C with as few columns or rows is for the thin kernels */
+
+/* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. */
+enum { LEAST_SPLIT_K = 128 };
+
+/* Kernels index with 32 bits: larger extents are computed in parts. And a grid has at most so many blocks along z. */
+enum { LARGEST_EXTENT = 1 << 30, LARGEST_BATCH = 65535 };
+
+/* Parts of C that max_workspace forces are whole tiles of every split kernel. */
+enum { CHUNK_STEP = 2 * PANEL_ROWS };
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
+
+/* From src/cuda/plan.c. */
+
+typedef struct way {
+    const cuda_kernel *kernel; /* NULL: none */
+    int64_t slices, k_per_slice, full_tiles, tail_units;
+    size_t partial_bytes;
+    double cycles;
+} way;
+
+/* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
+static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
+    const double crowd = resident < kernel->blocks ? (double)resident / kernel->blocks : 1;
+    return cuda_kernel_rate(kernel, device) * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
+}
+
+/* What it costs to add up sums that were written as `sums` floats. */
+static double reduce_cycles(const cuda_device *device, double sums) {
+    return LAUNCH_CYCLES + 2 * sums * sizeof(float) / (BYTES_PER_CYCLE * device->multiprocessors);
+}
+
+static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
+    return divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
+}
+
+/* One kernel, every tile in `slices` slices of k (fewer, where rounding leaves none). */
+static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
+    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tiles = tiles_of(kernel, p);
+    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = LAUNCH_CYCLES};
+    if (slices > 1) {
+        w.k_per_slice = round_up(divide_up(p->k, slices), kernel->tile_k);
+        w.slices = divide_up(p->k, w.k_per_slice);
+    }
+    const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
+    w.cycles += (double)area / rate_of(device, kernel, busiest) * (double)busiest * ((double)w.k_per_slice + START_K);
+    if (w.slices > 1) {
+        const int64_t sums = p->batch * w.slices * p->m * p->n;
+        w.partial_bytes = (size_t)sums * sizeof(float);
+        w.cycles += reduce_cycles(device, (double)sums);
+    }
+    return w;
+}
+
+/* One ieee kernel, tiles [0, full_tiles) whole and the terms of the others shared by `units` blocks. */
+static way shared_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t full_tiles,
+                      int64_t units) {
+    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tail = tiles_of(kernel, p) - full_tiles;
+    const int64_t busiest = divide_up((full_tiles + units) * p->batch, device->multiprocessors);
+    const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
+    const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
+    const double stretch = (double)tail * (double)p->k / (double)units;
+    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
+    w.cycles = LAUNCH_CYCLES +
+               (double)area / rate_of(device, kernel, busiest) *
+                   ((double)busiest_whole * ((double)p->k + START_K) +
+                    (double)busiest_units * (stretch + 2 * START_K)); /* a stretch may end in a second tile */
+    const int64_t pieces = ieee_pieces(p->k, tail, units);
+    w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
+    if (pieces > 1) w.cycles += reduce_cycles(device, (double)(p->batch * (units + tail) * area));
+    return w;
+}
+
+static void keep_quicker(way *best, const way *other, size_t max_workspace) {
+    if (max_workspace && other->partial_bytes > max_workspace) return;
+    if (!best->kernel || other->cycles < best->cycles) *best = *other;
+}
+
+/* An ieee kernel's best way: tiles whole; the tiles of the last, incomplete round shared by all blocks of a round; or
+ * tiles too few for a round in slices, as many as a round has room for. */
+static void consider_tail(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
+                          size_t max_workspace) {
+    const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks, tiles = tiles_of(kernel, p);
+    const int64_t most_slices = p->k / (LEAST_SLICE_STEPS * IEEE_RUN);
+    way w = sliced_way(device, kernel, p, 1);
+    keep_quicker(best, &w, max_workspace);
+    if (!cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device) || !most_slices) return;
+    const int64_t tail = tiles % slots, units = least(slots, tail * most_slices);
+    if (p->batch == 1 && tail && units > 1) {
+        w = shared_way(device, kernel, p, tiles - tail, units);
+        keep_quicker(best, &w, max_workspace);
+    }
+    for (int64_t slices = least(slots / (tiles * p->batch), most_slices); slices > 1; slices /= 2) {
+        w = shared_way(device, kernel, p, 0, tiles * slices);
+        keep_quicker(best, &w, max_workspace);
+    }
+}
+
+way ieee_way(const cuda_device *device, const tsr_problem *p) {
+    way best = {};
+    for (const cuda_kernel &kernel : cuda_kernels)
+        if (kernel.family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&kernel, device))
+            consider_tail(&best, device, &kernel, p, 0);
+    return best;
+}
+
+#if TESSERA_SPLIT /* compiled for Hopper: the kernels that multiply split operands are there */
+/* From src/cuda/plan.h. */
+
+/* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from
+ * one product to the next, as split_operand counts them. */
+typedef struct panels_layout {
+    int64_t k_blocks;
+    int64_t panels_stride, exponents_stride, marks_stride;
+    size_t exponents, suspects, marks; /* panels begin at 0 */
+    size_t bytes;                      /* in all, a multiple of 256 */
+} panels_layout;
+
+/* From src/cuda/plan.c. */
+
+panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int pieces) {
+    const int64_t align = 256, panels = divide_up(rows, PANEL_ROWS);
+    panels_layout l = {.k_blocks = divide_up(k, SPLIT_K), .exponents_stride = rows, .marks_stride = panels};
+    l.panels_stride = round_up(rows, 8) * l.k_blocks * pieces * SPLIT_ROW_BYTES;
+    l.exponents = (size_t)round_up(batch * l.panels_stride, align);
+    l.suspects = l.exponents + (size_t)round_up(batch * rows * (int64_t)sizeof(int32_t), align);
+    l.marks = l.suspects + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
+    l.bytes = l.marks + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
+    return l;
+}
+
+static int64_t operand_batch(const tsr_operand *o, int64_t batch) { return o->batch_stride ? batch : 1; }
+
+/* A split kernel's best way: k whole, or cut so that the tiles fill the GPU once, twice or three times. */
+static void consider_slices(way *best, const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
+                            size_t max_workspace) {
+    const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
+    const int64_t most_slices = p->k / (LEAST_SLICE_STEPS * kernel->tile_k);
+    way w = sliced_way(device, kernel, p, 1);
+    keep_quicker(best, &w, max_workspace);
+    if (!cuda_kernel_runs_on(&cuda_kernels[SPLIT_REDUCE], device)) return;
+    for (int rounds = 1; rounds <= 3; rounds++) {
+        const int64_t slices = least(rounds * slots / (tiles_of(kernel, p) * p->batch), most_slices);
+        if (slices < 2) continue;
+        w = sliced_way(device, kernel, p, slices);
+        keep_quicker(best, &w, max_workspace);
+    }
+}
+
+/* Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it would change
+ * the bits of the result. */
+static way split_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
+    const double elements = (double)operand_batch(&p->a, p->batch) * (double)p->m * (double)p->k +
+                            (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k;
+    const double bytes = elements * sizeof(float);
+    way best = {0};
+    consider_slices(&best, device, kernel, p, bytes / 16 > SMALL_WORKSPACE ? (size_t)(bytes / 16) : SMALL_WORKSPACE);
+    best.cycles += 2 * bytes / (BYTES_PER_CYCLE * device->multiprocessors) + SPLIT_LAUNCHES * LAUNCH_CYCLES;
+    return best;
+}
+
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
+                          int64_t batch) {
+    return least(tiles * slices * batch, (int64_t)device->multiprocessors * kernel->blocks);
+}
+
+#endif
+
+cuda_plan plan_of(const cuda_device *device, const tsr_problem *p, bool ieee) {
+    way best = ieee_way(device, p);
+    cuda_plan plan = {};
+#if TESSERA_SPLIT
+    const cuda_kernel *kernel = &cuda_kernels[SPLIT_FP32_SM90];
+    if (!ieee && p->k >= LEAST_SPLIT_K) {
+        const way packed = split_way(device, kernel, p);
+        if (packed.cycles < best.cycles) {
+            best = packed;
+            plan.split = true;
+        }
+    }
+#endif
+    plan.device = device;
+    plan.multiply = best.kernel;
+    plan.slices = best.slices;
+    plan.k_per_slice = best.k_per_slice;
+    plan.full_tiles = best.full_tiles;
+    plan.tail_units = best.tail_units;
+    plan.chunk_m = p->m, plan.chunk_n = p->n, plan.chunk_k = p->k, plan.chunk_batch = p->batch;
+    plan.workspace = best.partial_bytes;
+    return plan;
+}
+
+/* ---- Launching --------------------------------------------------------------------------------------------------- */
+
+void check(cudaError_t error, const char *doing, const char *what) {
+    TORCH_CHECK(error == cudaSuccess, doing, " ", what, ": ", cudaGetErrorString(error));
+}
+
+/* A GPU as the plan sees it, its kernels ready to be launched. */
+const cuda_device *device_of(int ordinal) {
+    static std::once_flag made[64];
+    static cuda_device devices[64];
+    TORCH_CHECK(ordinal < 64, "GPU ", ordinal, " is beyond the 64 this module keeps track of");
+    std::call_once(made[ordinal], [ordinal] {
+        auto attribute = [ordinal](cudaDeviceAttr which) {
+            int value = 0;
+            check(cudaDeviceGetAttribute(&value, which, ordinal), "asking about", "the GPU");
+            return value;
+        };
+        cuda_device &d = devices[ordinal];
+        d.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+        d.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+        d.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+        TORCH_CHECK(!TESSERA_SPLIT || d.capability == HOPPER, "this module was compiled for compute capability 9.0, but GPU ",
+                    ordinal, " has ", d.capability / 10, ".", d.capability % 10);
+        for (const cuda_kernel &kernel : cuda_kernels)
+            if (cuda_kernel_runs_on(&kernel, &d))
+                check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           kernel.shared_bytes),
+                      "preparing", kernel.name);
+    });
+    return &devices[ordinal];
+}
+
+/* The kernels one call queues, one after the other. */
+struct queue {
+    const cuda_context *cuda;
+    cudaStream_t stream;
+    bool begun; /* the last thing in the stream is a kernel of this call */
+};
+
+struct grid {
+    int64_t x, y, z;
+};
+
+/* A kernel that waits by itself for the one before it may be launched early, its start overlapping that one's end; not
+ * so the call's first, which knows nothing of the kernel before it. */
+tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void *args) {
+    TORCH_CHECK(blocks.x <= INT32_MAX && blocks.y <= UINT16_MAX && blocks.z <= UINT16_MAX, kernel->name, " would need ",
+                blocks.x, " x ", blocks.y, " x ", blocks.z, " blocks, more than a grid may have");
+    const dim3 size((unsigned)blocks.x, (unsigned)blocks.y, (unsigned)blocks.z), threads((unsigned)kernel->threads);
+#if TESSERA_SPLIT && CUDART_VERSION >= 12000
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = size;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = (size_t)kernel->shared_bytes;
+    config.stream = q->stream;
+    config.attrs = &early;
+    config.numAttrs = q->begun && kernel->waits;
+    check(cudaLaunchKernelExC(&config, kernel->function, &args), "launching", kernel->name);
+#else
+    check(cudaLaunchKernel(kernel->function, size, threads, &args, (size_t)kernel->shared_bytes, q->stream), "launching",
+          kernel->name);
+#endif
+    q->begun = true;
+    return TSR_OK;
+}
+
+/* From src/cuda/launch.c. */
+
+static matrix_in in_place(const tsr_operand *o) {
+    return (matrix_in){o->data, o->row_stride, o->col_stride, o->batch_stride};
+}
+
+static matrix_out result(const tsr_result *c) {
+    return (matrix_out){c->data, c->row_stride, c->col_stride, c->batch_stride};
+}
+
+static ieee_args ieee_args_of(const tsr_problem *p, const cuda_kernel *kernel) {
+    ieee_args args = {
+        .a = in_place(&p->a),
+        .b = in_place(&p->b),
+        .source = in_place(&p->addend),
+        .c = result(&p->c),
+        .m = (int32_t)p->m,
+        .n = (int32_t)p->n,
+        .k = (int32_t)p->k,
+        .batch = (int32_t)p->batch,
+        .alpha = p->alpha,
+        .beta = p->beta,
+    };
+    if (kernel->tile_m) {
+        args.tile_m = kernel->tile_m;
+        args.tile_n = kernel->tile_n;
+        args.tiles_m = (int32_t)divide_up(p->m, kernel->tile_m);
+        args.tiles_n = (int32_t)divide_up(p->n, kernel->tile_n);
+        args.full_tiles = args.tiles_m * args.tiles_n;
+    }
+    return args;
+}
+
+static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
+    const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[IEEE_REDUCE];
+    ieee_args args = ieee_args_of(p, kernel);
+    const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
+    const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
+    if (plan->tail_units && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
+        args.full_tiles = (int32_t)plan->full_tiles;
+        args.tail_units = (int32_t)plan->tail_units;
+        args.pieces = (int32_t)ieee_pieces(p->k, tiles - plan->full_tiles, plan->tail_units);
+        args.partial = (float *)workspace;
+    }
+    tsr_status status = launch(q, kernel, (grid){args.full_tiles + args.tail_units, 1, p->batch}, &args);
+    if (status || args.pieces <= 1) return status;
+    const int64_t parts = divide_up(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
+    return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
+}
+
+#if TESSERA_SPLIT
+/* From src/cuda/launch.c. */
+
+/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/numerics.md). fp32: what the
+ * bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it
+ * is for short k, every tile is recomputed. tf32: a panel is carried or it is not. */
+static float mark_limit(int64_t k, int pieces) {
+    if (pieces == 1) return 1;
+    const float terms = (float)k;
+    return (terms - terms / 32 - 76) / (16.1f + terms / 800);
+}
+
+/* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
+typedef struct split_source {
+    const float *data;
+    int64_t rows, k, row_stride, k_stride, batch_stride;
+    int64_t batch; /* products with a matrix of their own; 1 where all share it */
+    int pieces;
+    char *memory;        /* the panels, laid out as panels_layout_of says for: */
+    int64_t packed_rows; /* all the rows there are */
+    int64_t first_row;   /* of ours among those, a multiple of PANEL_ROWS */
+} split_source;
+
+static split_operand panels_of(const split_source *s) {
+    const panels_layout l = panels_layout_of(s->packed_rows, s->k, s->batch, s->pieces);
+    const int64_t first_panel = s->first_row / PANEL_ROWS;
+    return (split_operand){
+        .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
+        .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
+        .marks = (float *)(s->memory + l.marks) + first_panel,
+        .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
+        .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
+        .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
+    };
+}
+
+static pack_args pack_args_of(const split_source *s) {
+    const panels_layout l = panels_layout_of(s->rows, s->k, s->batch, s->pieces);
+    return (pack_args){
+        .data = s->data,
+        .row_stride = s->row_stride,
+        .k_stride = s->k_stride,
+        .batch_stride = s->batch_stride,
+        .rows = (int32_t)s->rows,
+        .k = (int32_t)s->k,
+        .batch = (int32_t)s->batch,
+        .k_blocks = (int32_t)l.k_blocks,
+        .pieces = s->pieces,
+        .mark_limit = mark_limit(s->k, s->pieces),
+        .panels = (uint8_t *)s->memory,
+        .exponents = (int32_t *)(s->memory + l.exponents),
+        .suspects = (float *)(s->memory + l.suspects),
+        .marks = (float *)(s->memory + l.marks),
+        .panels_batch_stride = l.panels_stride,
+        .exponents_batch_stride = l.exponents_stride,
+        .marks_batch_stride = l.marks_stride,
+    };
+}
+
+/* Packs one or two operands; NULL stands for none. */
+static tsr_status pack(queue *q, const split_source *first, const split_source *second) {
+    if (!first && !second) return TSR_OK;
+    pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
+    if (first) pair.operand[0] = pack_args_of(first);
+    if (second) pair.operand[1] = pack_args_of(second);
+    const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
+    const cuda_kernel *rescale = &cuda_kernels[PACK_RESCALE];
+    int64_t samples = 0, splits = 0, rescales = 0; /* blocks */
+    for (int i = 0; i < 2; i++) {
+        const pack_args *o = &pair.operand[i];
+        samples += o->batch * divide_up(o->rows, sample->tile_m);
+        splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
+        rescales += o->batch * divide_up(o->rows, rescale->tile_m);
+    }
+    splits = least(splits,
+                   (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
+    tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
+    if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
+    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
+    return status;
+}
+
+/* Computes as TSR_IEEE the tiles of C that the split kernels left, by their marks. */
+static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_operand *a,
+                                   const split_operand *b) {
+    const cuda_kernel *kernel = &cuda_kernels[IEEE_TILE_128X128];
+    ieee_args args = ieee_args_of(p, kernel);
+    args.marks_a = a->marks;
+    args.marks_b = b->marks;
+    args.mark_limit = mark_limit(p->k, plan->multiply->pieces);
+    args.marks_a_batch_stride = a->marks_batch_stride;
+    args.marks_b_batch_stride = b->marks_batch_stride;
+    args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
+    const int64_t blocks = least(args.full_tiles, (int64_t)plan->device->multiprocessors * kernel->blocks);
+    return launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
+}
+
+static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_source *source_a,
+                                 const split_source *source_b, char *partial) {
+    const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[SPLIT_REDUCE];
+    split_args args = {
+        .a = panels_of(source_a),
+        .b = panels_of(source_b),
+        .source = in_place(&p->addend),
+        .c = result(&p->c),
+        .m = (int32_t)p->m,
+        .n = (int32_t)p->n,
+        .batch = (int32_t)p->batch,
+        .k_blocks = (int32_t)divide_up(p->k, SPLIT_K),
+        .alpha = p->alpha,
+        .beta = p->beta,
+        .mark_limit = mark_limit(p->k, kernel->pieces),
+        .tiles_m = (int32_t)divide_up(p->m, kernel->tile_m),
+        .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
+        .slices = 1,
+        .k_blocks_per_slice = (int32_t)divide_up(p->k, SPLIT_K),
+    };
+    if (plan->slices > 1) {
+        args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
+        args.slices = (int32_t)divide_up(args.k_blocks, args.k_blocks_per_slice);
+        args.partial = (float *)partial;
+    }
+    const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
+    const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
+    tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
+    if (!status && args.slices > 1)
+        status = launch(q, reduce, (grid){divide_up(p->m * p->n, reduce->threads), p->batch, 1}, &args);
+    return status ? status : recompute_marked(q, plan, p, &args.a, &args.b);
+}
+
+/* An operand with k along its rows (B transposed), to be packed at `memory`. */
+split_source source_of(const tsr_operand &o, int64_t rows, int64_t k, int64_t row_stride, int64_t k_stride,
+                       int64_t batch, char *memory) {
+    split_source s = {};
+    s.data = o.data;
+    s.rows = s.packed_rows = rows;
+    s.k = k;
+    s.row_stride = row_stride;
+    s.k_stride = k_stride;
+    s.batch_stride = o.batch_stride;
+    s.batch = operand_batch(&o, batch);
+    s.pieces = 2;
+    s.memory = memory;
+    return s;
+}
+
+size_t panels_bytes(const split_source &s) { return panels_layout_of(s.rows, s.k, s.batch, s.pieces).bytes; }
+
+enum { COUNTERS_ROOM = 256 }; /* bytes, so that what follows is aligned; nobody reads the counters here */
+#endif
+
+/* Takes workspace from torch, which keeps it for the stream's later work, and queues the product. */
+void execute(const tsr_problem *p, bool ieee, int ordinal, cudaStream_t stream, const torch::TensorOptions &options) {
+    const cuda_device *device = device_of(ordinal);
+    const cuda_plan plan = plan_of(device, p, ieee);
+    size_t bytes = plan.workspace;
+#if TESSERA_SPLIT
+    split_source a = source_of(p->a, p->m, p->k, p->a.row_stride, p->a.col_stride, p->batch, nullptr);
+    split_source b = source_of(p->b, p->n, p->k, p->b.col_stride, p->b.row_stride, p->batch, nullptr);
+    if (plan.split) bytes += COUNTERS_ROOM + panels_bytes(a) + panels_bytes(b);
+#endif
+    const torch::Tensor workspace = torch::empty({(int64_t)bytes}, options.dtype(torch::kUInt8));
+    char *memory = (char *)workspace.data_ptr();
+    cuda_context cuda = {*device, nullptr};
+    queue q = {&cuda, stream, false};
+    if (!plan.split) {
+        multiply_in_place(&q, &plan, p, memory);
+        return;
+    }
+#if TESSERA_SPLIT
+    cuda.counters = (cuda_counters *)memory, memory += COUNTERS_ROOM;
+    a.memory = memory, memory += panels_bytes(a);
+    b.memory = memory, memory += panels_bytes(b);
+    pack(&q, &a, &b);
+    multiply_split(&q, &plan, p, &a, &b, memory);
+#endif
+}
+
+/* ---- Between torch and the above --------------------------------------------------------------------------------- */
+
+void check_tensor(const torch::Tensor &t, const char *name, const torch::Device &device) {
+    TORCH_CHECK(t.scalar_type() == torch::kFloat32, name, " must be float32, but is ", t.scalar_type());
+    TORCH_CHECK(t.layout() == torch::kStrided, name, " must be an ordinary (strided) tensor, but is ", t.layout());
+    TORCH_CHECK(t.is_cuda(), name, " must be on a GPU, but is on ", t.device());
+    TORCH_CHECK(t.device() == device, "A and B must be on one GPU, but are on ", device, " and ", t.device());
+    TORCH_CHECK(t.dim() == 2, name, " must have 2 dimensions, but has shape ", t.sizes());
+}
+
+/* The last two dimensions as a matrix, exchanged where `transposed`. */
+tsr_operand operand_of(const torch::Tensor &t, bool transposed) {
+    const int64_t row = transposed ? -1 : -2, col = transposed ? -2 : -1;
+    tsr_operand o = {};
+    o.data = t.data_ptr<float>();
+    o.rows = t.size(row), o.cols = t.size(col);
+    o.row_stride = t.stride(row), o.col_stride = t.stride(col);
+    if (t.dim() == 3 && t.size(0) > 1) o.batch_stride = t.stride(0);
+    return o;
+}
+
+} // namespace
+
+/* op(left) @ op(right), op being a transposition where asked for; plain IEEE float32 where `ieee`. */
+torch::Tensor multiply(torch::Tensor left, bool left_transposed, torch::Tensor right, bool right_transposed,
+                       bool ieee) {
+    check_tensor(left, "A", left.device());
+    check_tensor(right, "B", left.device());
+    left = left.resolve_neg(), right = right.resolve_neg();
+    tsr_problem p = {};
+    p.a = operand_of(left, left_transposed), p.b = operand_of(right, right_transposed);
+    p.m = p.a.rows, p.k = p.a.cols, p.n = p.b.cols;
+    p.batch = left.dim() == 3 ? left.size(0) : 1;
+    p.alpha = 1;
+    TORCH_CHECK(p.k == p.b.rows && (left.dim() < 3 || right.size(0) == p.batch),
+                "A must have as many columns as B has rows, but they have shapes ", left.sizes(), " and ", right.sizes());
+    TORCH_CHECK(p.m <= LARGEST_EXTENT && p.n <= LARGEST_EXTENT && p.k <= LARGEST_EXTENT, "A and B of shapes ",
+                left.sizes(), " and ", right.sizes(), " exceed 2^30 in a dimension");
+
+    const c10::cuda::CUDAGuard guard(left.device());
+    std::vector<int64_t> shape = {p.m, p.n};
+    if (left.dim() == 3) shape.insert(shape.begin(), p.batch);
+    if (!p.k) return torch::zeros(shape, left.options());
+    const torch::Tensor product = torch::empty(shape, left.options());
+    p.c = {product.data_ptr<float>(), p.m, p.n, p.n, 1, p.m * p.n};
+    const int64_t batch = product.numel() ? p.batch : 0;
+    for (int64_t done = 0; done < batch; done += LARGEST_BATCH) { /* what a grid can hold at a time */
+        p.batch = least(batch - done, LARGEST_BATCH);
+        execute(&p, ieee, left.get_device(), c10::cuda::getCurrentCUDAStream(), left.options());
+        p.a.data += LARGEST_BATCH * p.a.batch_stride;
+        p.b.data += LARGEST_BATCH * p.b.batch_stride;
+        p.c.data += LARGEST_BATCH * p.c.batch_stride;
+    }
+    return product;
+}
+"""
+
+# ---- What the host hands to the kernels, C ----------------------------------------------------------------------------------
+
+ARGUMENTS = r"""
+/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler. */
+
+#include <stdint.h>
+
+/* Rows of A, or columns of B, that are packed, marked and recomputed together. Every multiply kernel's tile is a
+ * multiple or a divisor of it, so that a tile of C belongs to one mark of A and one of B. */
+enum { PANEL_ROWS = 128 };
+
+/* Dynamic shared memory of a block, in bytes, for who launches it; each kernel asserts that this is what it lays out.
+ */
+enum {
+    IEEE_TILE_128X128_SHARED = 67584,
+    IEEE_TILE_128X64_SHARED = 51200,
+    IEEE_TILE_64X64_SHARED = 34816,
+    PACK_SHARED = 52992,
+    SPLIT_FP32_SM90_SHARED = 217136,
+    SPLIT_FP32_SM90_T128_SHARED = 108576,
+    SPLIT_TF32_SM90_SHARED = 217152,
+    SPLIT_FP32_MMA_SM80_SHARED = 98304,
+    SPLIT_TF32_MMA_SM80_SHARED = 73728
+};
+
+/* A matrix in place. Strides count floats. */
+typedef struct matrix_in {
+    const float *data;
+    int64_t row_stride, col_stride, batch_stride;
+} matrix_in;
+
+typedef struct matrix_out {
+    float *data;
+    int64_t row_stride, col_stride, batch_stride;
+} matrix_out;
+
+/* C = alpha*A*B + beta*S in IEEE float32, operands read in place with any strides (ieee_*.cu). `source` is S, which may
+ * be C: an element of it is read by the thread that writes the same one of C, before. With beta = 0 it is not read.
+ * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. Tiles [0, full_tiles) are computed whole, by
+ * one block each. The rest, the tail, is shared evenly by tail_units blocks: all its terms of k, tile after tile, are
+ * cut into tail_units stretches of whole runs of IEEE_RUN terms. What a stretch covers of a tile is a piece. A tile in
+ * more than one piece has their plain sums in partial[batch][tile - full_tiles][piece][tile_m][tile_n], where there is
+ * room for `pieces` (at least ieee_pieces); ieee_reduce, given the same arguments, adds them up in order and applies
+ * alpha and beta.
+ *
+ * marks: NULL, or one number per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile
+ * is computed only where the product of its two marks exceeds mark_limit. A batch stride of 0 of the marks shares them
+ * between products. */
+enum { IEEE_RUN = 32 };
+
+typedef struct ieee_args {
+    matrix_in a, b, source;
+    matrix_out c;
+    int32_t m, n, k, batch;
+    float alpha, beta;
+    int32_t tile_m, tile_n;
+    int32_t tiles_m, tiles_n;
+    int32_t full_tiles;
+    int32_t tail_units, pieces;
+    float *partial;
+    const float *marks_a, *marks_b;
+    float mark_limit;
+    int64_t marks_a_batch_stride, marks_b_batch_stride;
+    unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
+} ieee_args;
+
+/* The most pieces a tile of the tail can fall into. No more units than the tail has runs. */
+static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_units) {
+    const int64_t runs = (k + IEEE_RUN - 1) / IEEE_RUN, shortest = tail_tiles * runs / tail_units;
+    return tail_units % tail_tiles == 0 ? tail_units / tail_tiles : (runs + shortest - 1) / shortest + 1;
+}
+
+/* ---- Split operands ---------------------------------------------------------------------------------------------- */
+
+/* An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row of both. Row r,
+ * scaled by 2^exponent[r], is split into fp16 pieces: x*2^e = hi + lo*2^-11 (+ what fp16 cannot hold).
+ *
+ * Panels. Rows go in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block (panel, kb) is `pieces` tiles, hi before lo,
+ * each stored rows x 128 bytes, where `stored rows` is PANEL_ROWS, in the last panel the rows it has rounded up to 8.
+ * Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of Hopper's matrix
+ * instruction, so a tile goes to shared memory as one straight copy. Missing rows and k are zero.
+ *
+ *   panel p starts at    p * k_blocks * pieces * PANEL_ROWS * 128
+ *   block kb of it at  + kb * pieces * stored_rows(p) * 128
+ *   its lo tile at     + stored_rows(p) * 128
+ *
+ * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
+ * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). The split
+ * kernels compute a tile where the marks of A and B multiply to at most mark_limit, which depends on k
+ * (docs/numerics.md); the rest is ieee's.
+ */
+enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
+
+typedef struct split_operand {
+    const uint8_t *panels;
+    const int32_t *exponents;    /* [rows] */
+    const float *marks;          /* [panels] */
+    int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
+    int64_t exponents_batch_stride;
+    int64_t marks_batch_stride;
+} split_operand;
+
+/* C = alpha*A*B + beta*S from split operands (split_*.cu; `source` is S, as in ieee_args), but for tiles whose marks multiply to more than mark_limit.
+ * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
+ * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
+typedef struct split_args {
+    split_operand a, b;
+    matrix_in source;
+    matrix_out c;
+    int32_t m, n, batch;
+    int32_t k_blocks;
+    float alpha, beta;
+    float mark_limit;
+    int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
+    int32_t slices, k_blocks_per_slice;
+    float *partial;
+} split_args;
+
+/* Splits one operand into panels (pack.cu). A first sweep scales each row by a sample of it and notes each panel's depth
+ * in `suspects`; a second scales the rows of panels that came out too deep by their largest elements, and splits them
+ * again. What depth a panel has in the end is its mark. */
+typedef struct pack_args {
+    const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
+    int64_t row_stride, k_stride, batch_stride;
+    int32_t rows, k, batch;
+    int32_t k_blocks;
+    int32_t pieces;   /* 2: hi and lo; 1: hi */
+    float mark_limit; /* of the products to come */
+    uint8_t *panels;
+    int32_t *exponents;
+    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good; both set to 1 by pack_sample */
+    int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
+} pack_args;
+
+/* Both operands in one launch; an operand with no rows is passed over. */
+typedef struct pack_pair_args {
+    pack_args operand[2];
+    unsigned long long *marked_panels; /* counts, for tsr_stats */
+} pack_pair_args;
+"""
+
+# ---- Plain float32 kernels, CUDA --------------------------------------------------------------------------------------------
+
+IEEE_KERNELS = r"""
+/* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
+
+/* Tiles are numbered in bands of 16 tile rows, down each column of a band: blocks that run together then share few
+ * panels of A and of B, which the L2 cache holds. */
+static __device__ __forceinline__ void find_tile(const ieee_args &args, int tile, int *tile_row, int *tile_col) {
+    constexpr int BAND = 16;
+    const int band = tile / (BAND * args.tiles_n);
+    const int rows = min(BAND, args.tiles_m - band * BAND);
+    const int in_band = tile - band * BAND * args.tiles_n;
+    *tile_row = band * BAND + in_band % rows;
+    *tile_col = in_band / rows;
+}
+
+/* A stretch of terms of one tile: what a block computes at a time. */
+struct segment {
+    int tile;
+    int k_begin, terms;
+    int index;         /* among the pieces of the tile, along k */
+    bool whole;        /* the tile's only piece */
+    int64_t next, end; /* what is left of the block's stretch, in runs of the tail */
+};
+
+static __device__ __forceinline__ int runs_per_tile(const ieee_args &args) {
+    return (args.k + IEEE_RUN - 1) / IEEE_RUN;
+}
+
+/* Stretch u of the tail is its runs [u*runs/units, (u+1)*runs/units); this finds u for a run. */
+static __device__ __forceinline__ int64_t unit_of_run(const ieee_args &args, int64_t run, int64_t tail_runs) {
+    return ((run + 1) * args.tail_units - 1) / tail_runs;
+}
+
+static __device__ __forceinline__ int tail_tiles(const ieee_args &args) {
+    return args.tiles_m * args.tiles_n - args.full_tiles;
+}
+
+/* Sets `s` to the next segment of its stretch; false where there is none. */
+static __device__ __forceinline__ bool next_segment(const ieee_args &args, segment *s) {
+    if (s->next >= s->end) return false;
+    const int runs = runs_per_tile(args);
+    const int tail = (int)(s->next / runs), first = (int)(s->next - (int64_t)tail * runs);
+    const int count = (int)min((int64_t)(runs - first), s->end - s->next);
+    s->tile = args.full_tiles + tail;
+    s->k_begin = first * IEEE_RUN;
+    s->terms = min(args.k - s->k_begin, count * IEEE_RUN);
+    s->whole = count == runs;
+    s->index = first == 0 ? 0
+                          : (int)(unit_of_run(args, s->next, (int64_t)runs * tail_tiles(args)) -
+                                  unit_of_run(args, (int64_t)tail * runs, (int64_t)runs * tail_tiles(args)));
+    s->next += count;
+    return true;
+}
+
+/* The first segment of unit `unit` of the grid: a whole tile, or the start of a stretch of the tail. */
+static __device__ __forceinline__ bool first_segment(const ieee_args &args, int unit, segment *s) {
+    if (unit < args.full_tiles) {
+        *s = segment{unit, 0, args.k, 0, true, 0, 0};
+        return true;
+    }
+    const int64_t tail_runs = (int64_t)runs_per_tile(args) * tail_tiles(args), stretch = unit - args.full_tiles;
+    s->next = stretch * tail_runs / args.tail_units;
+    s->end = (stretch + 1) * tail_runs / args.tail_units;
+    return next_segment(args, s);
+}
+
+/* Where the sums of a segment that is not whole go. */
+static __device__ __forceinline__ float *partial_tile(const ieee_args &args, int tile, int piece) {
+    const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.pieces + piece;
+    return args.partial + index * args.tile_m * args.tile_n;
+}
+
+/* Element (row, col) of C, from its whole sum. */
+static __device__ __forceinline__ void store_element(const ieee_args &args, int row, int col, float sum) {
+    const matrix_in &s = args.source;
+    const matrix_out &c = args.c;
+    float value = args.alpha * sum;
+    if (args.beta != 0.0f)
+        value = fmaf(args.alpha, sum,
+                     args.beta * s.data[blockIdx.z * s.batch_stride + row * s.row_stride + col * s.col_stride]);
+    c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
+}
+
+/* ieee_tile.cuh: C = alpha*A*B + beta*S in IEEE float32, a tile of C at a time, for every tile size (ieee_tile_*.cu).
+ *
+ * Operands are read in place with any strides. They sweep through shared memory in slabs of SLAB terms of k, STAGES
+ * slabs deep, k-major whatever their layout in global memory:
+ *
+ *     a slab of A: [SLAB][TILE_M + 4]      a slab of B: [SLAB][TILE_N + 4]      (+4 floats: see copy_part)
+ *
+ * Tile map. A block's warps are WARPS_M x WARPS_N, a warp's lanes LANES_M x LANES_N, a thread's results ROWS x COLS,
+ * held in registers. Rows and columns of a thread come in groups of four neighbours, so that one 16-byte load from
+ * shared memory brings four of them; the groups of one warp interleave: row of thread = group*4*LANES_M + lane_m*4 +
+ * 0..3.
+ *
+ * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab (one
+ * of PARTS) is on its way from global to shared memory, by cp.async from sm_80 on, and the next term's values from
+ * shared memory to registers. What a block multiplies at a time is a segment: a tile, or a piece of one along k
+ * (ieee_order.cuh).
+ *
+ * What the speed hangs on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
+ * costs. Per term a thread does ROWS*COLS fma for (ROWS + COLS)/4 loads: large thread tiles. And an fma reads three
+ * registers, of which each of the two banks (even, odd) delivers one a cycle: so neighbouring fma must share a factor,
+ * which the hardware keeps at hand, and the other two registers must be of different parity. See multiply and store.
+ *
+ * Short names: a "line" is an index of m for A and of n for B, so that both operands are the same thing.
+ */
+
+/* ---- Copies from global to shared memory ------------------------------------------------------------------------- */
+
+/* Shared memory is addressed by its 32-bit byte address, as these instructions take it. `wanted` becomes a predicate of
+ * the copy, not a branch around it, so that copies can stand between the multiplications. */
+static __device__ __forceinline__ void copy_16_bytes(uint32_t shared, const char *global, int wanted) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(shared),
+                 "l"(global), "r"(wanted)
+                 : "memory");
+#else
+    if (!wanted) return;
+    const float4 v = *(const float4 *)global;
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void copy_4_bytes(uint32_t shared, const char *global, int wanted) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(shared),
+                 "l"(global), "r"(wanted)
+                 : "memory");
+#else
+    if (!wanted) return;
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(*(const float *)global) : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void set_to_zero(uint32_t shared) {
+    asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(shared) : "memory");
+}
+
+static __device__ __forceinline__ void close_copy_group(void) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until at most OPEN of this thread's latest copy groups are still under way. */
+template <int OPEN> static __device__ __forceinline__ void wait_for_copy_groups(void) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
+#endif
+}
+
+/* ---- One operand ------------------------------------------------------------------------------------------------- */
+
+/* How an operand is read. */
+enum reading {
+    READ_VECTORS,    /* lines are contiguous and 16-byte aligned: four lines at a time */
+    READ_TERMS,      /* terms of k are contiguous: eight neighbouring threads take eight terms of one line */
+    READ_LINES,      /* lines are contiguous: neighbouring threads take neighbouring lines */
+    READ_TERMS_EDGE, /* the same two in a tile at the matrix's edge */
+    READ_LINES_EDGE,
+    READ_SINGLES, /* any strides */
+    READ_ANY      /* one of these, known at run time only */
+};
+
+/* One operand of one segment: LINES lines of it, as one thread copies them. Strides of members are in bytes. Lines
+ * beyond the matrix are not read: what stands in their place reaches only results that are never stored. */
+template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
+    static constexpr int PITCH = LINES + 4;
+    static constexpr int LANE_TERMS = 8; /* READ_TERMS: 8 threads along k, the others along lines */
+
+    reading how;
+    const char *next;       /* what this thread copies next */
+    int64_t pass_stride;    /* from one sweep of the block's threads over the slab to the next */
+    int64_t slab_stride;    /* what remains to the next slab after the last sweep */
+    uint32_t shared_offset; /* where its first element goes in a slab */
+    uint32_t to;            /* where its next element goes */
+    int lines_left;         /* from this thread's first line to the end of the matrix */
+    int lines_ahead;        /* READ_TERMS_EDGE: from the line it copies next */
+
+    static __device__ __forceinline__ reading choose(const float *first, int64_t line_stride, int64_t k_stride,
+                                                     int lines) {
+        const bool inside = lines >= LINES;
+        if (line_stride == 1 && k_stride % 4 == 0 && lines % 4 == 0 && (uintptr_t)first % 16 == 0) return READ_VECTORS;
+        if (line_stride == 1) return inside ? READ_LINES : READ_LINES_EDGE;
+        if (k_stride == 1) return inside ? READ_TERMS : READ_TERMS_EDGE;
+        return READ_SINGLES;
+    }
+
+    /* Prepares to copy whole slabs from `first` on: line 0 of the tile, term 0 of the first slab. */
+    __device__ __forceinline__ void begin(const float *first, int64_t line_stride, int64_t k_stride, int lines) {
+        const int thread = threadIdx.x;
+        int line, term;
+        line_stride *= 4;
+        k_stride *= 4;
+        slab_stride = 0;
+        if (how == READ_VECTORS) {
+            line = thread % (LINES / 4) * 4;
+            term = thread / (LINES / 4);
+            pass_stride = k_stride * (THREADS * 4 / LINES);
+        } else if (how == READ_LINES || how == READ_LINES_EDGE) {
+            line = thread % 32;
+            term = thread / 32;
+            pass_stride = k_stride * (THREADS / 32);
+        } else if (how == READ_TERMS || how == READ_TERMS_EDGE) {
+            line = thread / LANE_TERMS;
+            term = thread % LANE_TERMS;
+            pass_stride = line_stride * (THREADS / LANE_TERMS);
+            slab_stride = SLAB * k_stride - LINES * line_stride;
+        } else {
+            line = thread % LINES;
+            term = thread / LINES;
+            pass_stride = k_stride * (THREADS / LINES);
+        }
+        lines_left = lines - line;
+        shared_offset = (term * PITCH + line) * 4;
+        /* Vectors past the edge need no test: they are the last one again. */
+        if (how == READ_VECTORS) line = min(line, lines - 4);
+        next = (const char *)first + line * line_stride + term * k_stride;
+    }
+
+    __device__ __forceinline__ void begin_slab(uint32_t slab) {
+        to = slab + shared_offset;
+        lines_ahead = lines_left;
+    }
+    __device__ __forceinline__ void finish_slab(void) { next += slab_stride; }
+
+    /* Copies one of PARTS parts of a slab, if `more`; parts and slabs come in order.
+     * Shared-memory banks: neighbouring lines lie in neighbouring banks; with READ_TERMS a warp writes 8 terms of 4
+     * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
+    template <reading HOW> __device__ __forceinline__ void copy_part(int more) {
+        if constexpr (HOW == READ_VECTORS) {
+            constexpr int TERMS = THREADS * 4 / LINES, PASSES = SLAB / TERMS / PARTS;
+            static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
+#pragma unroll
+            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride)
+                copy_16_bytes(to + sweep * TERMS * PITCH * 4, next, more);
+            to += PASSES * TERMS * PITCH * 4;
+        } else if constexpr (HOW == READ_TERMS || HOW == READ_TERMS_EDGE) {
+            constexpr int PASS_LINES = THREADS / LANE_TERMS, PASSES = LINES / PASS_LINES / PARTS;
+            static_assert(LINES % (PASS_LINES * PARTS) == 0, "every part has whole passes");
+#pragma unroll
+            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride, lines_ahead -= PASS_LINES)
+#pragma unroll
+                for (int term = 0; term < SLAB; term += LANE_TERMS)
+                    copy_4_bytes(to + (sweep * PASS_LINES + term * PITCH) * 4, next + term * 4,
+                                 HOW == READ_TERMS ? more : more & (lines_ahead > 0));
+            to += PASSES * PASS_LINES * 4;
+        } else if constexpr (HOW == READ_LINES || HOW == READ_LINES_EDGE) {
+            constexpr int TERMS = THREADS / 32, PASSES = SLAB / TERMS / PARTS;
+            static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
+#pragma unroll
+            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride)
+#pragma unroll
+                for (int line = 0; line < LINES; line += 32)
+                    copy_4_bytes(to + (sweep * TERMS * PITCH + line) * 4, next + line * 4,
+                                 HOW == READ_LINES ? more : more & (line < lines_left));
+            to += PASSES * TERMS * PITCH * 4;
+        } else if constexpr (HOW == READ_SINGLES) {
+            constexpr int TERMS = THREADS / LINES, PASSES = SLAB / TERMS / PARTS;
+            static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
+#pragma unroll 4
+            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride)
+                copy_4_bytes(to + sweep * TERMS * PITCH * 4, next, more & (lines_left > 0));
+            to += PASSES * TERMS * PITCH * 4;
+        } else {
+            if (how == READ_VECTORS)
+                copy_part<READ_VECTORS>(more);
+            else if (how == READ_TERMS)
+                copy_part<READ_TERMS>(more);
+            else if (how == READ_LINES)
+                copy_part<READ_LINES>(more);
+            else if (how == READ_TERMS_EDGE)
+                copy_part<READ_TERMS_EDGE>(more);
+            else if (how == READ_LINES_EDGE)
+                copy_part<READ_LINES_EDGE>(more);
+            else
+                copy_part<READ_SINGLES>(more);
+        }
+    }
+
+    /* Copies a slab of only `terms` terms to the end of its memory and sets the rest to zero, in both operands: what is
+     * added for it is 0*0. Strides in floats. */
+    static __device__ __forceinline__ void copy_ragged_slab(uint32_t slab, const float *first, int64_t line_stride,
+                                                            int64_t k_stride, int lines, int terms) {
+        const int line = threadIdx.x % LINES;
+#pragma unroll 1
+        for (int row = threadIdx.x / LINES; row < SLAB; row += THREADS / LINES) {
+            const uint32_t at = slab + (row * PITCH + line) * 4;
+            const int term = row - (SLAB - terms);
+            if (term < 0)
+                set_to_zero(at);
+            else if (line < lines)
+                copy_4_bytes(at, (const char *)(first + line * line_stride + term * k_stride), 1);
+        }
+    }
+};
+
+/* Whether a tile of the product may be marked: none is where all marks are 1, the least there is, and the limit is no
+ * less. All threads of the block call it. */
+static __device__ __forceinline__ bool any_mark(const ieee_args &args, const float *marks_a, const float *marks_b) {
+    bool seen = !(args.mark_limit >= 1.0f);
+    const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (int i = threadIdx.x; i < panels_m; i += blockDim.x) seen |= !(marks_a[i] <= 1.0f);
+    for (int i = threadIdx.x; i < panels_n; i += blockDim.x) seen |= !(marks_b[i] <= 1.0f);
+    return __syncthreads_or(seen);
+}
+
+/* ---- The tile ---------------------------------------------------------------------------------------------------- */
+
+/* SEPARATE: the main loop is compiled once for each pair of readings that matters, without a branch in it. */
+template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int ROWS, int COLS, int SLAB, int STEP, int STAGES,
+          bool SEPARATE>
+struct ieee_tile {
+    static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+    static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
+    static constexpr int LANES_M = WARP_M / ROWS, LANES_N = WARP_N / COLS;
+    static constexpr int PARTS = SLAB / STEP;
+    using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
+    using b_tile = operand_tile<TILE_N, SLAB, PARTS, THREADS>;
+    static constexpr int A_SLAB = SLAB * a_tile::PITCH, STAGE = A_SLAB + SLAB * b_tile::PITCH; /* floats */
+    static constexpr int RESULT_PITCH = WARP_N + 4;
+    static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
+
+    static_assert(LANES_M * LANES_N == 32, "the lanes of a warp cover its part of the tile");
+    static_assert(ROWS % 4 == 0 && COLS % 4 == 0, "values come from shared memory four at a time");
+    static_assert(STEP % 2 == 0, "two register sets alternate between terms, and each step starts with the first");
+    static_assert(IEEE_RUN % SLAB == 0, "a piece of a tile is whole slabs, but for the last of k");
+    static_assert(WARPS_M * WARPS_N * LANES_M * RESULT_PITCH <= STAGES * STAGE, "results sweep through the slabs");
+
+    /* Where a thread's results are. Lanes 2i and 2i+1 have the same rows, lanes i and i^2 the same columns: a warp's
+     * 16-byte loads from shared memory then take two passes instead of four. */
+    struct place {
+        int warp_m, warp_n, lane_m, lane_n;
+        __device__ __forceinline__ place() {
+            const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+            warp_m = warp / WARPS_N * WARP_M;
+            warp_n = warp % WARPS_N * WARP_N;
+            lane_m = lane / 2 % LANES_M;
+            lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
+        }
+    };
+
+    static __device__ __forceinline__ void load_values(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
+                                                       const float *b_from) {
+#pragma unroll
+        for (int group = 0; group < ROWS / 4; ++group)
+            *(float4 *)&a[group * 4] = *(const float4 *)(a_from + group * 4 * LANES_M);
+#pragma unroll
+        for (int group = 0; group < COLS / 4; ++group)
+            *(float4 *)&b[group * 4] = *(const float4 *)(b_from + group * 4 * LANES_N);
+    }
+
+    /* The main loop: adds the terms of `slabs` slabs, from part `part` of the first one on. All stages are filled but
+     * the last, of which the first `part` parts are. */
+    template <reading A, reading B>
+    static __device__ __forceinline__ void multiply(float (&sum)[ROWS][COLS], const place &my, float *shared, a_tile &a,
+                                                    b_tile &b, int part, int slabs) {
+        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+        const int a_offset = my.warp_m + my.lane_m * 4, b_offset = A_SLAB + my.warp_n + my.lane_n * 4;
+        const float *a_from = shared + a_offset + part * STEP * a_tile::PITCH;
+        const float *b_from = shared + b_offset + part * STEP * b_tile::PITCH;
+        float a_values[2][ROWS], b_values[2][COLS];
+        load_values(a_values[0], b_values[0], a_from, b_from);
+
+        int stage = 0, coming = STAGES - 1; /* the slab in use is in `stage`; slab `coming` is being copied */
+        int more = coming < slabs;
+#pragma unroll 1
+        for (int steps = slabs * PARTS - part; steps > 0; --steps) {
+            a.template copy_part<A>(more);
+            b.template copy_part<B>(more);
+            ++part;
+#pragma unroll
+            for (int term = 0; term < STEP; ++term) {
+                float(&a_now)[ROWS] = a_values[term % 2], (&b_now)[COLS] = b_values[term % 2];
+                if (term + 1 < STEP) {
+                    load_values(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * a_tile::PITCH,
+                                b_from + (term + 1) * b_tile::PITCH);
+                } else {
+                    a_from += STEP * a_tile::PITCH;
+                    b_from += STEP * b_tile::PITCH;
+                    if (part == PARTS) { /* the slab's last values are in registers: on to the next slab */
+                        close_copy_group();
+                        wait_for_copy_groups<STAGES - 2>();
+                        __syncthreads();
+                        part = 0;
+                        more = ++coming < slabs;
+                        a.finish_slab();
+                        b.finish_slab();
+                        a.begin_slab(memory + stage * (STAGE * 4)); /* the slab just used up makes room */
+                        b.begin_slab(memory + stage * (STAGE * 4) + A_SLAB * 4);
+                        stage = stage + 1 == STAGES ? 0 : stage + 1;
+                        a_from = shared + stage * STAGE + a_offset;
+                        b_from = shared + stage * STAGE + b_offset;
+                    }
+                    load_values(a_values[0], b_values[0], a_from, b_from);
+                }
+                /* Row by row, back and forth: each fma has a factor in common with the one before. */
+#pragma unroll
+                for (int row = 0; row < ROWS; ++row) {
+#pragma unroll
+                    for (int i = 0; i < COLS; ++i) {
+                        const int col = row % 2 ? COLS - 1 - i : i;
+                        sum[row][col] = fmaf(a_now[row], b_now[col], sum[row][col]);
+                    }
+                }
+            }
+        }
+    }
+
+    /* Computes one segment's sums and stores them. */
+    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, int m0, int n0,
+                                                   const place &my, float *shared) {
+        const int64_t batch = blockIdx.z;
+        const int a_lines = args.m - m0, b_lines = args.n - n0;
+        const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
+        const int64_t b_line = args.b.col_stride, b_k = args.b.row_stride;
+        const float *a_first = args.a.data + batch * args.a.batch_stride + m0 * a_line + piece.k_begin * a_k;
+        const float *b_first = args.b.data + batch * args.b.batch_stride + n0 * b_line + piece.k_begin * b_k;
+        a_tile a;
+        b_tile b;
+        a.how = a_tile::choose(a_first, a_line, a_k, a_lines);
+        b.how = b_tile::choose(b_first, b_line, b_k, b_lines);
+        /* Two pairs less to compile: vectors of one operand and lines of the other are lines of both. */
+        if (a.how == READ_VECTORS && b.how == READ_LINES && a_lines >= TILE_M) a.how = READ_LINES;
+        if (b.how == READ_VECTORS && a.how == READ_LINES && b_lines >= TILE_N) b.how = READ_LINES;
+
+        /* What k leaves over after whole slabs comes first, so that the main loop has whole slabs to copy only. */
+        const int slabs = (piece.terms + SLAB - 1) / SLAB, ragged = piece.terms % SLAB;
+        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+        a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
+        b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
+        int part = 0; /* of the first slab, to start with */
+        if (ragged) {
+            a_tile::copy_ragged_slab(memory, a_first, a_line, a_k, a_lines, ragged);
+            b_tile::copy_ragged_slab(memory + A_SLAB * 4, b_first, b_line, b_k, b_lines, ragged);
+            close_copy_group();
+            part = (SLAB - ragged) / STEP;
+        }
+#pragma unroll 1
+        for (int slab = ragged ? 1 : 0; slab < STAGES; ++slab) {
+            a.begin_slab(memory + slab * STAGE * 4);
+            b.begin_slab(memory + slab * STAGE * 4 + A_SLAB * 4);
+            const int parts = slab < STAGES - 1 ? PARTS : part; /* the main loop copies the rest */
+#pragma unroll 1
+            for (int i = 0; i < parts; ++i) {
+                a.template copy_part<READ_ANY>(slab < slabs);
+                b.template copy_part<READ_ANY>(slab < slabs);
+            }
+            if (slab == STAGES - 1) break; /* its group stays open */
+            close_copy_group();
+            a.finish_slab();
+            b.finish_slab();
+        }
+        wait_for_copy_groups<STAGES - 2>();
+        __syncthreads();
+
+        float sum[ROWS][COLS] = {};
+        if (SEPARATE && a.how == READ_VECTORS && b.how == READ_VECTORS)
+            multiply<READ_VECTORS, READ_VECTORS>(sum, my, shared, a, b, part, slabs);
+        else if (SEPARATE && a.how == READ_TERMS && b.how == READ_VECTORS)
+            multiply<READ_TERMS, READ_VECTORS>(sum, my, shared, a, b, part, slabs);
+        else if (SEPARATE && a.how == READ_VECTORS && b.how == READ_TERMS)
+            multiply<READ_VECTORS, READ_TERMS>(sum, my, shared, a, b, part, slabs);
+        else if (SEPARATE && a.how == READ_TERMS && b.how == READ_TERMS)
+            multiply<READ_TERMS, READ_TERMS>(sum, my, shared, a, b, part, slabs);
+        else if (SEPARATE && a.how == READ_TERMS && b.how == READ_LINES)
+            multiply<READ_TERMS, READ_LINES>(sum, my, shared, a, b, part, slabs);
+        else if (SEPARATE && a.how == READ_LINES && b.how == READ_TERMS)
+            multiply<READ_LINES, READ_TERMS>(sum, my, shared, a, b, part, slabs);
+        else if (SEPARATE && a.how == READ_LINES && b.how == READ_LINES)
+            multiply<READ_LINES, READ_LINES>(sum, my, shared, a, b, part, slabs);
+        else
+            multiply<READ_ANY, READ_ANY>(sum, my, shared, a, b, part, slabs);
+        wait_for_copy_groups<0>();
+        __syncthreads();
+        store(args, sum, piece, m0, n0, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH));
+    }
+
+    /* Stores a segment's sums. They go through shared memory, LANES_M rows of the warp's part at a time, so that a warp
+     * writes whole rows. There, columns 2i and 2i+1 change places: the 16-byte stores need four sums in registers that
+     * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
+    static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
+                                                 const segment &piece, int m0, int n0, const place &my,
+                                                 float *staging) {
+        const int lane = threadIdx.x % 32;
+        int rows_left = args.m - m0 - my.warp_m, cols_left = args.n - n0 - my.warp_n;
+        float alpha = args.alpha, beta = args.beta;
+        int64_t row_stride = args.c.row_stride, col_stride = args.c.col_stride;
+        float *out = args.c.data + blockIdx.z * args.c.batch_stride + m0 * row_stride + n0 * col_stride;
+        if (!piece.whole) {
+            out = partial_tile(args, piece.tile, piece.index);
+            row_stride = TILE_N;
+            col_stride = 1;
+            rows_left = WARP_M;
+            cols_left = WARP_N;
+            alpha = 1.0f;
+            beta = 0.0f;
+        }
+        out += my.warp_m * row_stride + my.warp_n * col_stride;
+        const matrix_in &s = args.source;
+        const float *source = s.data + blockIdx.z * s.batch_stride + (m0 + my.warp_m) * s.row_stride +
+                              (n0 + my.warp_n) * s.col_stride;
+        const bool vectors = col_stride == 1 && row_stride % 4 == 0 && cols_left % 4 == 0 && (uintptr_t)out % 16 == 0;
+        const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
+
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            __syncwarp();
+#pragma unroll
+            for (int group = 0; group < COLS / 4; ++group)
+                *(float4 *)(staging + my.lane_m * RESULT_PITCH + group * 4 * LANES_N + my.lane_n * 4) = make_float4(
+                    sum[row][group * 4 + 1], sum[row][group * 4], sum[row][group * 4 + 3], sum[row][group * 4 + 2]);
+            __syncwarp();
+            const int first_row = row / 4 * 4 * LANES_M + row % 4;
+            if (vectors) {
+#pragma unroll
+                for (int i = lane; i < LANES_M * WARP_N / 4; i += 32) {
+                    const int line = i / (WARP_N / 4), col = i % (WARP_N / 4) * 4, out_row = first_row + line * 4;
+                    if (out_row >= rows_left || col >= cols_left) continue;
+                    float4 *at = (float4 *)(out + out_row * row_stride + col);
+                    const float4 sums = *(const float4 *)(staging + line * RESULT_PITCH + col);
+                    float4 value = {alpha * sums.y, alpha * sums.x, alpha * sums.w, alpha * sums.z};
+                    if (beta != 0.0f) {
+                        const float *add = source + out_row * s.row_stride + col * s.col_stride;
+                        const float4 old = source_vectors ? *(const float4 *)add
+                                                          : make_float4(add[0], add[s.col_stride],
+                                                                        add[2 * s.col_stride], add[3 * s.col_stride]);
+                        value = {fmaf(alpha, sums.y, beta * old.x), fmaf(alpha, sums.x, beta * old.y),
+                                 fmaf(alpha, sums.w, beta * old.z), fmaf(alpha, sums.z, beta * old.w)};
+                    }
+                    *at = value;
+                }
+            } else {
+#pragma unroll 4
+                for (int i = lane; i < LANES_M * WARP_N; i += 32) {
+                    const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
+                    if (out_row >= rows_left || col >= cols_left) continue;
+                    float *at = out + out_row * row_stride + col * col_stride;
+                    const float value = staging[line * RESULT_PITCH + (col ^ 1)];
+                    *at = beta == 0.0f ? alpha * value
+                                       : fmaf(alpha, value, beta * source[out_row * s.row_stride + col * s.col_stride]);
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const ieee_args &args) {
+        extern __shared__ __align__(16) float shared[];
+        const float *marks_a = args.marks_a, *marks_b = args.marks_b;
+        if (marks_a) {
+            marks_a += blockIdx.z * args.marks_a_batch_stride;
+            marks_b += blockIdx.z * args.marks_b_batch_stride;
+            if (!any_mark(args, marks_a, marks_b)) return;
+        }
+        const place my;
+        for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
+            segment piece;
+            for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
+                int tile_row, tile_col;
+                find_tile(args, piece.tile, &tile_row, &tile_col);
+                const int m0 = tile_row * TILE_M, n0 = tile_col * TILE_N;
+                if (marks_a) {
+                    if (marks_a[m0 / PANEL_ROWS] * marks_b[n0 / PANEL_ROWS] <= args.mark_limit) continue;
+                    if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
+                }
+                compute(args, piece, m0, n0, my, shared);
+                __syncthreads(); /* the next segment's slabs take the place of these results */
+            }
+        }
+    }
+};
+
+/* overlap.cuh: kernels of one call that overlap on Hopper and later, the start of one with the end of the one before
+ * (launch.c, `waits` of kernels.h). A kernel that may be launched early calls wait_for_previous_kernel in every thread
+ * before it touches device memory; then the one before has ended, and with it all that came before that. Earlier GPUs
+ * launch one kernel after the other, and nothing is to be done. */
+
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel's blocks may take places on the multiprocessors as soon as all of this one's have called it or ended.
+ * Never before wait_for_previous_kernel. */
+__device__ inline void let_next_kernel_come() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+namespace ieee_tile_128x128 {
+/* ieee_tile_128x128.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 128 x 128: large products, and the tiles of a
+ * split product that are marked to be computed again.
+ *
+ * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 64 x 64, 4 x 8 lanes of 16 x 8: 6 loads of 16 bytes from shared
+ * memory for 128 fma.
+ * Limits: 128 threads, at most 255 registers, 67,584 bytes of shared memory (more than Turing has): 2 blocks per SM
+ * (1 with 100 KB of shared memory: sm_86, sm_89, sm_120).
+ */
+
+using tile_128x128 = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
+static_assert(tile_128x128::SHARED_BYTES == IEEE_TILE_128X128_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 2) ieee_tile_128x128(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel(); /* behind the kernels that set the marks it may be launched early */
+    tile_128x128::run(args);
+}
+} // namespace ieee_tile_128x128
+
+namespace ieee_tile_128x64 {
+/* ieee_tile_128x64.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 128 x 64: medium and narrow products.
+ *
+ * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 64 x 32, 8 x 4 lanes of 8 x 8: 4 loads of 16 bytes from shared
+ * memory for 64 fma.
+ * Limits: 128 threads, at most 168 registers, 51,200 bytes of shared memory: 3 blocks per SM (1 before sm_80).
+ */
+
+using tile_128x64 = ieee_tile<128, 64, 2, 2, 8, 8, 32, 8, 2, true>;
+static_assert(tile_128x64::SHARED_BYTES == IEEE_TILE_128X64_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 3) ieee_tile_128x64(const __grid_constant__ ieee_args args) {
+    tile_128x64::run(args);
+}
+} // namespace ieee_tile_128x64
+
+namespace ieee_tile_64x64 {
+/* ieee_tile_64x64.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 64 x 64: small products.
+ *
+ * Layouts and tile map: ieee_tile.cuh. 2 x 2 warps of 32 x 32, 8 x 4 lanes of 4 x 8: 3 loads of 16 bytes from shared
+ * memory for 32 fma.
+ * Limits: 128 threads, at most 96 registers, 34,816 bytes of shared memory: 5 blocks per SM (1 before sm_80).
+ */
+
+using tile_64x64 = ieee_tile<64, 64, 2, 2, 4, 8, 32, 8, 2, true>;
+static_assert(tile_64x64::SHARED_BYTES == IEEE_TILE_64X64_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 5) ieee_tile_64x64(const __grid_constant__ ieee_args args) {
+    tile_64x64::run(args);
+}
+} // namespace ieee_tile_64x64
+
+namespace ieee_reduce {
+/* ieee_reduce.cu: adds up the pieces of the tiles that were cut along k, and applies alpha and beta.
+ *
+ * C = alpha * (piece 0 + piece 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A thread
+ * has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads, no
+ * shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
+ * ceil(tile_m*tile_n / 512), grid.z = batch.
+ */
+
+extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
+    const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
+    const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
+    const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);
+    const int64_t first = unit_of_run(args, tail * runs, tail_runs);
+    const int pieces = (int)(unit_of_run(args, (tail + 1) * runs - 1, tail_runs) - first) + 1;
+    if (pieces == 1) return; /* the multiplication has stored it */
+
+    int tile_row, tile_col;
+    find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
+    const int in_tile = (part * 128 + (int)threadIdx.x) * 4, shift = __ffs(args.tile_n) - 1;
+    const int row = tile_row * args.tile_m + (in_tile >> shift);
+    const int col = tile_col * args.tile_n + (in_tile & (args.tile_n - 1));
+    if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
+
+    const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;
+    float4 sum = *(const float4 *)from;
+#pragma unroll 4
+    for (int piece = 1; piece < pieces; ++piece) {
+        const float4 next = *(const float4 *)(from + (int64_t)piece * tile_size);
+        sum.x += next.x;
+        sum.y += next.y;
+        sum.z += next.z;
+        sum.w += next.w;
+    }
+    float *at = args.c.data + blockIdx.z * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
+    const float *add = args.source.data + blockIdx.z * args.source.batch_stride + row * args.source.row_stride +
+                       col * args.source.col_stride;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i, at += args.c.col_stride, add += args.source.col_stride)
+        if (col + i < args.n)
+            *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *add);
+}
+} // namespace ieee_reduce
+"""
+
+# ---- Kernels that split operands and multiply them on Hopper's tensor cores, CUDA ---------------------------------------------
+
+SPLIT_KERNELS = r"""
+/* Compiled for Hopper alone. */
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* split.cuh: what the kernels that make split operands (pack.cu) and multiply them (split_*.cu) have in common, whatever
+ * instruction multiplies: scales, the order of the tiles, where their rows lie in the panels (args.h), and how their
+ * sums become C. */
+
+constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
+
+__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+__device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
+
+/* ---- Which tile -------------------------------------------------------------------------------------------------- */
+
+constexpr int GROUP_ROWS = 8; /* tile rows walked together, so that neighbours in time share panels in L2 */
+
+struct work {
+    int batch, slice;
+    int m0, n0; /* first row and column of C */
+    int kb_begin, kb_end;
+};
+
+__device__ inline int work_count(const split_args &g) { return g.batch * g.slices * g.tiles_m * g.tiles_n; }
+
+/* The index-th piece of work: tiles in groups of GROUP_ROWS tile rows, down the group's columns; slices and batch
+ * outermost. */
+template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, int index) {
+    const int tiles = g.tiles_m * g.tiles_n, tile = index % tiles, outer = index / tiles;
+    const int group = tile / (GROUP_ROWS * g.tiles_n), first = group * GROUP_ROWS;
+    const int rows = min(GROUP_ROWS, g.tiles_m - first), within = tile - first * g.tiles_n;
+    work w;
+    w.slice = outer % g.slices;
+    w.batch = outer / g.slices;
+    w.m0 = (first + within % rows) * TILE_M;
+    w.n0 = within / rows * TILE_N;
+    w.kb_begin = w.slice * g.k_blocks_per_slice;
+    w.kb_end = min(g.k_blocks, w.kb_begin + g.k_blocks_per_slice);
+    return w;
+}
+
+/* ---- Where its rows are ------------------------------------------------------------------------------------------ */
+
+/* Rows of one panel that a tile needs, in one block of k. */
+struct strip {
+    const uint8_t *from;
+    uint32_t piece_stride, bytes; /* bytes = 0: the tile reaches past the matrix here */
+};
+
+template <int ROWS, int PIECES>
+__device__ strip strip_at(const split_operand &o, int rows, int k_blocks, int batch, int row, int kb) {
+    static_assert(PANEL_ROWS % ROWS == 0, "a strip lies within a panel");
+    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS;
+    const int stored = min(PANEL_ROWS, divide_up(rows - panel * PANEL_ROWS, 8) * 8);
+    const uint32_t piece_stride = max(stored, 0) * SPLIT_ROW_BYTES;
+    return {o.panels + batch * o.panels_batch_stride +
+                (int64_t)panel * k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
+                (int64_t)kb * PIECES * piece_stride + skip * SPLIT_ROW_BYTES,
+            piece_stride, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
+}
+
+/* ---- Writing C --------------------------------------------------------------------------------------------------- */
+
+/* Where the sums of a piece of work go: to C, or as they are to its slice's plane of `partial`. */
+struct destination {
+    matrix_out c;
+    matrix_in source; /* what beta scales */
+    float alpha, beta;
+};
+
+__device__ inline destination destination_of(const split_args &g, const work &w) {
+    if (g.slices > 1) return {{g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0}, {}, 1, 0};
+    destination d = {g.c, g.source, g.alpha, g.beta};
+    d.c.data += w.batch * g.c.batch_stride;
+    d.source.data += w.batch * g.source.batch_stride;
+    return d;
+}
+
+/* Whether C is ours to write here: whether the pieces carry this panel of A times this one of B. */
+__device__ inline bool is_ours(const split_args &g, int batch, int row, int col) {
+    return g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
+               g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS] <=
+           g.mark_limit;
+}
+
+/* The exponent of a row of an operand; 0 past its end. */
+__device__ inline int exponent_of(const split_operand &o, int batch, int row, int rows) {
+    return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
+}
+
+/* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
+ * floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_STRIDE = 40;
+typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
+
+/* Scales back and writes 16 rows of 32 columns of C, from (row0, col0) on. v[4j + 2h + i] is row lane/4 + 8h, column
+ * 8j + lane%4*2 + i, as the matrix instructions lay accumulators out; the warp then writes 32 neighbouring columns of a
+ * row at once, whatever C's alignment. exponent_a is of row row0 + lane (lane < 16), exponent_b of column col0 + lane.
+ */
+__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, const float *v,
+                                 int exponent_a, int exponent_b, out_buffer &out) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float scale = power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4 + 8 * h));
+#pragma unroll
+        for (int j = 0; j < OUT_COLS / 8; j++)
+            *(float2 *)&out[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[4 * j + 2 * h] * scale,
+                                                                                  v[4 * j + 2 * h + 1] * scale);
+    }
+    __syncwarp();
+    if (col0 + lane >= g.n) return;
+    const int rows = g.m - row0;
+    const float scale = power_of_two(-exponent_b);
+    float *to = d.c.data + row0 * d.c.row_stride + (col0 + lane) * d.c.col_stride;
+    float before[OUT_ROWS]; /* beta*S, read all at once rather than each where it is needed */
+    const float *from = d.source.data + row0 * d.source.row_stride + (col0 + lane) * d.source.col_stride;
+#pragma unroll
+    for (int r = 0; r < OUT_ROWS; r++, from += d.source.row_stride)
+        before[r] = d.beta != 0 && r < rows ? d.beta * *from : -0.0f;
+#pragma unroll
+    for (int r = 0; r < OUT_ROWS; r++, to += d.c.row_stride)
+        if (r < rows) *to = fmaf(d.alpha, out[r][lane] * scale, before[r]); /* -0 changes nothing, not even -0 */
+}
+
+#include <cuda_fp16.h>
+namespace pack {
+/* pack.cu: float32 operands -> fp16 panels for the split kernels (layout: args.h).
+ *
+ * Row r of an operand is scaled by 2^e, e its exponent, and each element x*2^e is split:
+ *
+ *     hi = fp16(x*2^e)        lo = fp16((x*2^e - hi) * 2^11)        x*2^e = hi + lo*2^-11 + what fp16 cannot hold
+ *
+ * hi carries 11 bits and lo 11 more with a sign of its own: 23 bits, as long as neither leaves fp16's range. Which e
+ * does that depends on the row's largest element, and looking at a whole row before splitting it would read the operand
+ * twice. So:
+ *
+ *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
+ *   pack_split     splits with that e, and notes how deep below fp16's normal numbers, or how far above them, the
+ *                  elements of each panel lie: panels that go too far are suspects
+ *   pack_rescale   for suspects alone takes e from the row's true largest element and splits again; the depths that
+ *                  remain (infinite for Inf and NaN) are the panels' marks, by which tiles of C are left to ieee
+ *
+ * Without suspects the operand is read once and pack_rescale returns at once.
+ *
+ * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
+ * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
+ * splits, so that memory is always busy. In shared memory a unit lies as it does in the matrix, lines of 64 floats
+ * along whichever of k and rows is contiguous; threads take four neighbours along k each ("quads"), which is what makes
+ * 8 bytes of a tile's row. Copies are 16 bytes wide for any contiguous matrix, however its lines are aligned, and 4
+ * bytes for general strides.
+ *
+ * Limits: 53 KB of shared memory, 128 registers, 4 blocks per SM.
+ */
+
+namespace {
+
+constexpr int THREADS = 128;
+constexpr int UNIT_ROWS = 64;
+constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
+constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
+constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
+constexpr int LINE = 64,
+              LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
+constexpr int VECTORS = LINE / 4;    /* of a line; one more where it is not aligned */
+constexpr int STAGES = 3;
+constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
+constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
+constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
+constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
+constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
+constexpr float SUSPECT_SHARE = 0.25f; /* of mark_limit: what is deeper deserves a better scale */
+
+static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
+static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
+static_assert(UNIT_ROWS == LINE && SPLIT_K == LINE, "a unit is 64 lines of 64, whichever way they run");
+static_assert(SPLIT_K * 2 == SPLIT_ROW_BYTES, "a row of a tile is SPLIT_K fp16 values");
+
+/* A place in an operand: a row group of one product and, where the kernel counts them, a block of k. */
+struct place {
+    int operand, batch, row0, kb;
+};
+
+/* The index-th place, counted through operand 0 and then 1. False past the last. */
+__device__ bool place_at(const pack_pair_args &pair, int index, int group_rows, bool with_k_blocks, place *at) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const pack_args &o = pair.operand[i];
+        const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
+        const int places = groups * per_group;
+        if (index < o.batch * places) {
+            const int within = index % places;
+            const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
+            *at = {i, index / places, (across ? within % groups : within / per_group) * group_rows,
+                   across ? within / groups : within % per_group};
+            return true;
+        }
+        index -= o.batch * places;
+    }
+    return false;
+}
+
+__device__ int exponent_for(float largest, int target) {
+    if (largest == 0) return 0;
+    int e = target - (int)(__float_as_uint(largest) >> 23 & 0xff) + 127;
+    return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, e));
+}
+
+__device__ float warp_max(float x) {
+    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* An element's depth (args.h), scaled being x*2^e; where the scaling sends x to zero it is infinite. */
+__device__ float depth_of(float x, float scaled) {
+    if (x == 0) return 1;
+    return fabsf(scaled) < HALF_OVERFLOW ? fmaxf(1, HALF_LEAST_NORMAL / fabsf(scaled)) : INFINITY;
+}
+
+/* Splits QUAD elements x of a row with exponent e, and returns the largest of their depths. */
+template <int PIECES> __device__ float split_quad(const float (&x)[QUAD], int e, uint2 *hi_out, uint2 *lo_out) {
+    const float up = power_of_two(e), down = power_of_two(-e), lo_up = power_of_two(e + SPLIT_LO_SHIFT);
+    __half2 hi[2], lo[2];
+    bool shallow = true;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float x0 = x[2 * i], x1 = x[2 * i + 1], scaled0 = x0 * up, scaled1 = x1 * up;
+        hi[i] = __floats2half2_rn(scaled0, scaled1);
+        if (PIECES == 2) {
+            const float2 h = __half22float2(hi[i]);
+            lo[i] = __floats2half2_rn(fmaf(-h.x, down, x0) * lo_up, fmaf(-h.y, down, x1) * lo_up);
+        }
+        shallow &= (fabsf(scaled0) >= HALF_LEAST_NORMAL && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0;
+        shallow &= (fabsf(scaled1) >= HALF_LEAST_NORMAL && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0;
+    }
+    *hi_out = *(uint2 *)hi;
+    if (PIECES == 2) *lo_out = *(uint2 *)lo;
+    float depth = 1;
+    if (!shallow)
+        for (int i = 0; i < QUAD; i++) depth = fmaxf(depth, depth_of(x[i], x[i] * up));
+    return depth;
+}
+
+/* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
+
+/* A unit on its way. A line's vectors of four floats lie exchanged, vector v of line i at v ^ (i/4 % 8), so that both
+ * reading along a line and reading across four times sixteen lines (a quad of each of 16) finds its floats in different
+ * banks. */
+struct __align__(16) stage {
+    float lines[LINE][LINE_PITCH];
+    int32_t exponents[UNIT_ROWS];
+
+    __device__ static int place_of(int line, int vector) {
+        return vector < VECTORS ? (vector ^ line / 4 % 8) * 4 : vector * 4;
+    }
+    __device__ float *vector(int line, int v) { return &lines[line][place_of(line, v)]; }
+    __device__ float4 four(int line, int v) const { return *(const float4 *)&lines[line][place_of(line, v)]; }
+    __device__ float one(int line, int i) const { return lines[line][place_of(line, i / 4) + i % 4]; }
+};
+
+/* Copies `bytes` of 16 and fills the rest with zeros. */
+__device__ void copy_16(void *to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(bytes));
+}
+
+__device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(there ? 4 : 0));
+}
+
+__device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* How a unit lies in memory: `lines` lines of `length` floats, the longer side of which is contiguous if anything is. A
+ * line is copied in aligned vectors of four floats, so it begins `shift` floats into the first of them: what is before
+ * it there belongs to a neighbour in the same matrix or allocation and is never looked at. */
+struct unit_view {
+    const float *first;
+    int64_t line_stride, step;
+    int lines, length;
+
+    __device__ unit_view(const pack_args &o, const place &u) {
+        first = o.data + u.batch * o.batch_stride + u.row0 * o.row_stride + (int64_t)u.kb * SPLIT_K * o.k_stride;
+        const int rows = min(UNIT_ROWS, o.rows - u.row0), depth = min(SPLIT_K, o.k - u.kb * SPLIT_K);
+        const bool across = o.row_stride == 1; /* lines run across rows, else along k */
+        line_stride = across ? o.k_stride : o.row_stride;
+        step = across ? 1 : o.k_stride;
+        lines = across ? depth : rows;
+        length = across ? rows : depth;
+    }
+
+    __device__ bool aligned() const { return step != 1 || (line_stride % 4 == 0 && (uintptr_t)first % 16 == 0); }
+    __device__ int shift(int line) const { /* 0 wherever aligned() */
+        return step == 1 ? (int)(((uintptr_t)first / 4 + (unsigned)line * (unsigned)line_stride) % 4) : 0;
+    }
+};
+
+__device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to) {
+    const int shift = view.shift(line), begin = vector * 4 - shift; /* begin: of this vector, within the line */
+    const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
+    const float *from = view.first +
+                        (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
+    copy_16(to.vector(line, vector), from, floats * 4);
+}
+
+/* Starts copying a unit, and its rows' exponents. */
+__device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
+    const pack_args &o = pair.operand[u.operand];
+    const unit_view view(o, u);
+    if (view.step == 1) {
+#pragma unroll
+        for (int i = 0; i < LINE * VECTORS / THREADS; i++) {
+            const int index = i * THREADS + threadIdx.x;
+            fetch_vector(view, index / VECTORS, index % VECTORS, to);
+        }
+        if (!view.aligned() && threadIdx.x < LINE) fetch_vector(view, threadIdx.x, VECTORS, to);
+    } else {
+        const int column = threadIdx.x % LINE;
+#pragma unroll 8
+        for (int line = threadIdx.x / LINE; line < LINE; line += THREADS / LINE) {
+            const bool there = column < view.length && line < view.lines;
+            copy_4(to.vector(line, column / 4) + column % 4,
+                   there ? view.first + line * view.line_stride + column * view.step : o.data, there);
+        }
+    }
+    if (threadIdx.x < UNIT_ROWS) {
+        const bool there = u.row0 + threadIdx.x < o.rows;
+        const int32_t *exponents = o.exponents + u.batch * o.exponents_batch_stride;
+        copy_4(&to.exponents[threadIdx.x], there ? exponents + u.row0 + threadIdx.x : exponents, there);
+    }
+}
+
+/* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
+
+/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
+template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
+    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
+    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    uint8_t *hi_rows = o.panels + u.batch * o.panels_batch_stride +
+                       (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
+                       ((int64_t)u.kb * PIECES * stored + skip) * SPLIT_ROW_BYTES;
+    uint8_t *lo_rows = hi_rows + stored * SPLIT_ROW_BYTES;
+    const int rows = stored - skip;
+    float depth = 1;
+    auto put = [&](int row, int quad, const float(&x)[QUAD]) {
+        if (row >= rows) return;
+        uint2 hi, lo;
+        depth = fmaxf(depth, split_quad<PIECES>(x, from.exponents[row], &hi, &lo));
+        const int to = row * SPLIT_ROW_BYTES + (quad / 2 ^ row % 8) * 16 + quad % 2 * 8;
+        *(uint2 *)(hi_rows + to) = hi;
+        if (PIECES == 2) *(uint2 *)(lo_rows + to) = lo;
+    };
+
+    const unit_view view(o, u);
+    const bool across = o.row_stride == 1, aligned = view.aligned();
+    const int quad = threadIdx.x % QUADS_PER_ROW;
+    int shifts[QUAD]; /* of the four lines that hold this thread's quads, where lines run across rows */
+#pragma unroll
+    for (int k = 0; k < QUAD; k++) shifts[k] = view.shift(quad * QUAD + k);
+#pragma unroll
+    for (int i = 0; i < QUADS; i++) {
+        const int row = i * (THREADS / QUADS_PER_ROW) + threadIdx.x / QUADS_PER_ROW;
+        float x[QUAD];
+        if (across) {
+#pragma unroll
+            for (int k = 0; k < QUAD; k++) x[k] = from.one(quad * QUAD + k, shifts[k] + row);
+        } else if (aligned) {
+            const float4 v = from.four(row, quad);
+            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+        } else {
+            const int shift = view.shift(row);
+#pragma unroll
+            for (int k = 0; k < QUAD; k++) x[k] = from.one(row, shift + quad * QUAD + k);
+        }
+        put(row, quad, x);
+    }
+    return depth;
+}
+
+/* tf32 promises a norm, not each element: what lost bits below fp16's least normal number does no harm beside a larger
+ * element of the same k. A thread looks at one k of a unit and returns 1 where the hi pieces carry it, else infinity:
+ * there the 64 errors of up to 2^-25 (scaled) might together exceed 2^-11 of the largest element. */
+__device__ float column_depth(const pack_args &o, const place &u, const stage &from) {
+    if (threadIdx.x >= SPLIT_K) return 1;
+    const unit_view view(o, u);
+    const bool across = o.row_stride == 1;
+    float largest = 0, depth = 1, coarsest = 0; /* coarsest: the largest 2^-e among rows whose element lost bits */
+    for (int row = 0; row < UNIT_ROWS; row++) {
+        const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
+        const float x = from.one(line, view.shift(line) + i);
+        const float of_x = depth_of(x, x * power_of_two(e));
+        largest = fmaxf(largest, fabsf(x));
+        if (of_x > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
+        if (fabsf(x * power_of_two(e)) >= HALF_OVERFLOW || x != x) depth = INFINITY;
+    }
+    return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
+}
+
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
+ * thread that found a depth above 1. Copies run two units ahead. */
+template <typename NEXT, typename DEEP>
+__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
+    place now, ahead, further;
+    bool has_now = next(&now);
+    if (has_now) fetch(pair, now, stages[0]);
+    close_copies();
+    bool has_ahead = has_now && next(&ahead);
+    if (has_ahead) fetch(pair, ahead, stages[1]);
+    close_copies();
+    for (int at = 0; has_now; at = (at + 1) % STAGES) {
+        wait_copies<1>();
+        __syncthreads(); /* this unit has landed for all, and all have left the one before it */
+        const bool has_further = has_ahead && next(&further);
+        if (has_further) fetch(pair, further, stages[(at + 2) % STAGES]);
+        close_copies();
+        const pack_args &o = pair.operand[now.operand];
+        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
+        if (depth > 1) deep(now, depth);
+        now = ahead, has_now = has_ahead;
+        ahead = further, has_ahead = has_further;
+    }
+}
+
+static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
+extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
+
+} // namespace
+
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks set to 1.
+ */
+extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
+    constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
+    __shared__ float largest[WARPS][SAMPLE_ROWS];
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    place at;
+    if (!place_at(pair, blockIdx.x, SAMPLE_ROWS, false, &at)) return;
+    const pack_args &o = pair.operand[at.operand];
+    const int row0 = at.row0, rows = min(SAMPLE_ROWS, o.rows - row0);
+    const float *source = o.data + at.batch * o.batch_stride + row0 * o.row_stride;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    /* The sample: RUNS runs of 32 along k, spread evenly over it (over each other where k is short). A thread reads 32
+     * floats, all independent: of one row, where rows are neighbours in memory; else one k of each run of each of its
+     * warp's rows. */
+    const int64_t room = max(0, o.k - 32);
+    if (o.row_stride == 1) {
+        float most = 0;
+        if (lane < rows) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                int64_t k = min((int64_t)o.k - 1, room * warp / (RUNS - 1) + i);
+                most = fmaxf(most, fabsf(source[lane + k * o.k_stride]));
+            }
+        }
+        largest[warp][lane] = most;
+    } else {
+        constexpr int ROWS_PER_WARP = SAMPLE_ROWS / WARPS;
+        float most[ROWS_PER_WARP] = {};
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++)
+#pragma unroll
+            for (int run = 0; run < RUNS; run++) {
+                int64_t k = min((int64_t)o.k - 1, room * run / (RUNS - 1) + lane);
+                int row = warp * ROWS_PER_WARP + r;
+                if (row < rows) most[r] = fmaxf(most[r], fabsf(source[row * o.row_stride + k * o.k_stride]));
+            }
+#pragma unroll
+        for (int r = 0; r < ROWS_PER_WARP; r++) {
+            float of_row = warp_max(most[r]);
+            if (lane < WARPS) largest[lane][warp * ROWS_PER_WARP + r] = of_row;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < rows) {
+        float most = 0;
+        for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
+        o.exponents[at.batch * o.exponents_batch_stride + row0 + threadIdx.x] = exponent_for(most, SAMPLE_EXPONENT);
+    }
+    if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
+        const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
+        o.suspects[panel] = 1;
+        o.marks[panel] = 1;
+    }
+}
+
+__device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
+    return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
+}
+
+/* Raises a depth and returns what it was: floats of one sign are ordered as their bits are. */
+__device__ float raise(float *depth, float to) { return __int_as_float(atomicMax((int *)depth, __float_as_int(to))); }
+
+/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
+    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    wait_for_previous_kernel();
+    int index = blockIdx.x;
+    auto next = [&](place *u) {
+        const bool there = place_at(pair, index, UNIT_ROWS, true, u);
+        index += gridDim.x;
+        return there;
+    };
+    split_units(pair, stages, next, [&](const place &u, float depth) {
+        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
+    });
+    let_next_kernel_come();
+}
+
+/* Grid: for each operand batch * ceil(rows / UNIT_ROWS) blocks. */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
+    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    place at;
+    if (!place_at(pair, blockIdx.x, UNIT_ROWS, false, &at)) return;
+    const pack_args &o = pair.operand[at.operand];
+    const float by_sample = o.suspects[panel_of(pair, at)];
+    if (by_sample <= fmaxf(1, SUSPECT_SHARE * o.mark_limit)) {
+        if (threadIdx.x == 0) raise(&o.marks[panel_of(pair, at)], by_sample);
+        return;
+    }
+
+    /* Two threads a row, each every other k: a rare path, kept plain. */
+    float *largest = stages[0].lines[0];
+    const int rows = min(UNIT_ROWS, o.rows - at.row0), row = threadIdx.x % UNIT_ROWS;
+    float most = 0;
+    if (row < rows) {
+        const float *source = o.data + at.batch * o.batch_stride + (at.row0 + row) * o.row_stride;
+        for (int k = threadIdx.x / UNIT_ROWS; k < o.k; k += THREADS / UNIT_ROWS)
+            most = fmaxf(most, fabsf(source[k * o.k_stride]));
+    }
+    largest[threadIdx.x] = most;
+    __syncthreads();
+    if (threadIdx.x < rows)
+        o.exponents[at.batch * o.exponents_batch_stride + at.row0 + threadIdx.x] = exponent_for(
+            fmaxf(largest[threadIdx.x], largest[threadIdx.x + UNIT_ROWS]), LARGEST_EXPONENT);
+    __syncthreads();
+
+    int kb = 0;
+    auto next = [&](place *u) {
+        *u = {at.operand, at.batch, at.row0, kb};
+        return kb++ < o.k_blocks;
+    };
+    split_units(pair, stages, next, [&](const place &u, float depth) {
+        const float before = raise(&o.marks[panel_of(pair, u)], depth);
+        if (before <= o.mark_limit && depth > o.mark_limit) atomicAdd(pair.marked_panels, 1ull);
+    });
+}
+} // namespace pack
+
+/* wgmma.cuh: the few Hopper instructions the split kernels are made of: matrix products of a warpgroup from shared
+ * memory, straight copies from device to shared memory, and the barriers between them. */
+
+#include <stdint.h>
+
+__device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
+
+/* ---- Barriers in shared memory, waited on by phase --------------------------------------------------------------- */
+
+__device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+/* Makes freshly initialised barriers visible to the copy engine. */
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/* Arrives, and makes the phase last until `bytes` have been copied as well. */
+__device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "wait:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra wait;\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(phase)
+                 : "memory");
+}
+
+/* A straight copy of `bytes` (a multiple of 16) that completes on `barrier`. */
+__device__ inline void copy_to_shared(void *to, const void *from, uint32_t bytes, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+/* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
+
+/* Describes a tile of rows of 128 bytes, swizzled, in shared memory at a multiple of 1024 bytes; 32 bytes (16 values of
+ * k) further is descriptor + 2. Groups of 8 rows are 1024 bytes apart. */
+__device__ inline uint64_t tile_descriptor(const void *tile) {
+    const uint64_t swizzle_128 = 1ull << 62, group_stride = (uint64_t)(1024 >> 4) << 32, unused_stride = 1ull << 16;
+    return swizzle_128 | group_stride | unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+/* Orders what the warpgroup did to registers and shared memory before the products that follow. */
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/* Closes a group of products; wgmma_wait<N> returns when at most the N youngest groups are unfinished. */
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int N> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Keeps the compiler from moving uses of the accumulators across this point. */
+template <int N> __device__ inline void hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n"
+                 "}\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
+                   "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+                   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
+                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
+                   "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
+                   "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "l"(a), "l"(b), "r"((int)accumulate));
+}
+
+/* ---- Registers between warpgroups -------------------------------------------------------------------------------- */
+
+template <int N> __device__ inline void registers_release_to() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ inline void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+namespace split_wgmma_sm90 {
+/* split_wgmma_sm90.cu: C = alpha*A*B + beta*S from split operands (args.h) on Hopper's matrix instruction.
+ *
+ *   split_fp32_sm90        three products, float32 accuracy     tile 128 x 128   384 threads
+ *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile  64 x 128   128 threads, two blocks per SM
+ *   split_tf32_sm90        one product                          tile 128 x 256   384 threads
+ *
+ * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a block of SPLIT_K of k gives
+ *
+ *     main += hi_a*hi_b                  a fresh sum for each block, added to `main` by ordinary float32 additions: the
+ *                                        tensor cores truncate as they accumulate, so they never do it for long
+ *     corr += hi_a*lo_b + lo_a*hi_b      2^11 smaller, so that its truncation does not matter: one sum for all of k
+ *
+ * and C = (main + corr 2^-11) * 2^-(e_a + e_b). lo_a*lo_b is below float32's last bit. docs/numerics.md has the bound.
+ *
+ * Who does what. Blocks stay and take every gridDim-th tile. A stage is one k block of both operands' tiles, copied
+ * straight from the panels. Of 384 threads, one thread of warpgroup 0 keeps the stages full; warpgroups 1 and 2 compute
+ * 64 rows of the tile each. full[s] says a stage has landed, empty[s] that all warps have read it. A block of 128
+ * threads does both jobs in turn.
+ *
+ * Order within a warpgroup: the tensor cores are never idle, because
+ *
+ *     issue corr(kb)   wait hi*hi(kb)   main += it   issue hi*hi(kb+1)   wait corr(kb)   free the stage
+ *
+ * runs the additions under corr(kb), and hi*hi(kb+1) is queued before corr(kb) has drained.
+ *
+ * Names: d sum of the current block, q corr, v main; kb block of k; wg warpgroup.
+ * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
+ * per SM.
+ */
+
+namespace {
+
+constexpr int WARPGROUP = 128;
+constexpr int WG_ROWS = 64;         /* rows of C one warpgroup computes: the instruction's m */
+constexpr int STEPS = SPLIT_K / 16; /* instructions along a block of k */
+
+static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
+
+/* ---- Copying a stage --------------------------------------------------------------------------------------------- */
+
+template <int TILE_M, int TILE_N, int PIECES> struct stage {
+    uint8_t a[PIECES][TILE_M * SPLIT_ROW_BYTES];
+    uint8_t b[PIECES][TILE_N * SPLIT_ROW_BYTES];
+};
+
+template <int PIECES> __device__ void copy_strip(strip &s, uint8_t *to, int tile_bytes, uint64_t *barrier) {
+#pragma unroll
+    for (int piece = 0; piece < PIECES; piece++) {
+        if (s.bytes) copy_to_shared(to + piece * tile_bytes, s.from, s.bytes, barrier);
+        s.from += s.piece_stride;
+    }
+}
+
+/* The strips of a tile, copied block after block of k. */
+template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
+    static constexpr int B_ROWS = TILE_N < PANEL_ROWS ? TILE_N : PANEL_ROWS, B_STRIPS = TILE_N / B_ROWS;
+    strip a, b[B_STRIPS];
+    uint32_t bytes;
+
+    __device__ tile_source(const split_args &g, const work &w) {
+        a = strip_at<TILE_M, PIECES>(g.a, g.m, g.k_blocks, w.batch, w.m0, w.kb_begin);
+        bytes = a.bytes;
+#pragma unroll
+        for (int i = 0; i < B_STRIPS; i++) {
+            b[i] = strip_at<B_ROWS, PIECES>(g.b, g.n, g.k_blocks, w.batch, w.n0 + i * B_ROWS, w.kb_begin);
+            bytes += b[i].bytes;
+        }
+        bytes *= PIECES;
+    }
+
+    __device__ void copy_next(stage<TILE_M, TILE_N, PIECES> &s, uint64_t *full) {
+        barrier_arrive_and_expect(full, bytes);
+        copy_strip<PIECES>(a, s.a[0], sizeof s.a[0], full);
+#pragma unroll
+        for (int i = 0; i < B_STRIPS; i++)
+            copy_strip<PIECES>(b[i], s.b[0] + i * B_ROWS * SPLIT_ROW_BYTES, sizeof s.b[0], full);
+    }
+};
+
+/* A ring of stages: which one is next, and in which phase its barriers are. */
+template <int STAGES> struct ring {
+    int index = 0;
+    uint32_t phase = 0;
+    __device__ void advance() {
+        if (++index == STAGES) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+/* ---- Products of one warpgroup ----------------------------------------------------------------------------------- */
+
+__device__ void issue_hi_hi(float (&d)[64], const uint8_t *a_hi, const uint8_t *b_hi) {
+    const uint64_t a = tile_descriptor(a_hi), b = tile_descriptor(b_hi);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) wgmma_64x128x16(d, a + 2 * i, b + 2 * i, i > 0);
+    wgmma_commit();
+}
+
+__device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uint8_t *a_lo, const uint8_t *b_hi,
+                                  const uint8_t *b_lo, bool accumulate) {
+    const uint64_t ah = tile_descriptor(a_hi), al = tile_descriptor(a_lo);
+    const uint64_t bh = tile_descriptor(b_hi), bl = tile_descriptor(b_lo);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        wgmma_64x128x16(q, ah + 2 * i, bl + 2 * i, accumulate || i > 0);
+        wgmma_64x128x16(q, al + 2 * i, bh + 2 * i, true);
+    }
+    wgmma_commit();
+}
+
+/* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
+
+/* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it
+ * after them. */
+template <int TILE_N> struct output {
+    int row0;
+    int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
+    bool ours[TILE_N / PANEL_ROWS];                /* to write, in each panel of B */
+
+    __device__ output(const split_args &g, const work &w, int wg_row0) {
+        const int lane = threadIdx.x % 32;
+        row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
+        exponent_a = exponent_of(g.a, w.batch, row0 + lane % OUT_ROWS, g.m);
+#pragma unroll
+        for (int i = 0; i < TILE_N / OUT_COLS; i++)
+            exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
+#pragma unroll
+        for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
+            const int col = w.n0 + i * PANEL_ROWS;
+            ours[i] = col < g.n && is_ours(g, w.batch, w.m0, col);
+        }
+    }
+
+    __device__ void store(const split_args &g, const work &w, const float (&v)[TILE_N / 2], out_buffer &out) const {
+        const destination d = destination_of(g, w);
+#pragma unroll
+        for (int i = 0; i < TILE_N / OUT_COLS; i++)
+            if (ours[i * OUT_COLS / PANEL_ROWS])
+                write_out(g, d, row0, w.n0 + i * OUT_COLS, v + i * OUT_COLS / 2, exponent_a, exponent_b[i], out);
+    }
+};
+
+/* Everything a block shares. WARPS: those that compute. */
+template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
+    STAGE stages[STAGES];
+    out_buffer out[WARPS];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+/* A stage is full when its copies have landed, empty when every warp that computes has read it. */
+template <typename STAGE, int STAGES, int WARPS> __device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], WARPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+}
+
+template <int TILE_M, int TILE_N, int PIECES, int STAGES, int WARPS>
+__device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N, PIECES>, STAGES, WARPS> &s) {
+    ring<STAGES> at;
+    for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
+        const work w = work_at<TILE_M, TILE_N>(g, index);
+        tile_source<TILE_M, TILE_N, PIECES> source(g, w);
+#pragma unroll 1
+        for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
+            barrier_wait(&s.empty[at.index], at.phase ^ 1);
+            source.copy_next(s.stages[at.index], &s.full[at.index]);
+        }
+    }
+}
+
+extern __shared__ __align__(1024) uint8_t shared_memory[];
+
+} // namespace
+
+/* ---- fp32, 384 threads ------------------------------------------------------------------------------------------- */
+
+namespace fp32 {
+constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3;
+typedef stage<TILE_M, TILE_N, 2> STAGE;
+typedef shared_layout<STAGE, STAGES, 8> SHARED;
+static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
+static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
+static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_SHARED, "what the host asks for");
+} // namespace fp32
+
+extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
+    using namespace fp32;
+    SHARED &s = *(SHARED *)shared_memory;
+    make_barriers(s);
+    wait_for_previous_kernel();
+
+    const int wg = threadIdx.x / WARPGROUP;
+    if (wg == 0) {
+        registers_release_to<40>();
+        if (threadIdx.x == 0) produce(g, s);
+    } else {
+        registers_take<232>();
+        const int row_offset = (wg - 1) * WG_ROWS, byte_offset = row_offset * SPLIT_ROW_BYTES;
+        ring<STAGES> at;
+        for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
+            const work w = work_at<TILE_M, TILE_N>(g, index);
+            const output<TILE_N> out(g, w, w.m0 + row_offset);
+            float d[64], q[64], v[64];
+#pragma unroll
+            for (int i = 0; i < 64; i++) v[i] = 0;
+
+            barrier_wait(&s.full[at.index], at.phase);
+            wgmma_fence();
+            issue_hi_hi(d, s.stages[at.index].a[0] + byte_offset, s.stages[at.index].b[0]);
+#pragma unroll 1
+            for (int kb = w.kb_begin;; kb++) {
+                const STAGE &now = s.stages[at.index];
+                issue_corrections(q, now.a[0] + byte_offset, now.a[1] + byte_offset, now.b[0], now.b[1],
+                                  kb > w.kb_begin);
+                wgmma_wait<1>();
+                hold(d);
+#pragma unroll
+                for (int i = 0; i < 64; i++) v[i] += d[i];
+                const int done = at.index;
+                at.advance();
+                if (kb + 1 == w.kb_end) {
+                    wgmma_wait<0>();
+                    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
+                    break;
+                }
+                barrier_wait(&s.full[at.index], at.phase);
+                wgmma_fence();
+                issue_hi_hi(d, s.stages[at.index].a[0] + byte_offset, s.stages[at.index].b[0]);
+                wgmma_wait<1>();
+                if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
+            }
+            hold(q);
+#pragma unroll
+            for (int i = 0; i < 64; i++) v[i] = fmaf(q[i], LO_SCALE, v[i]);
+            out.store(g, w, v, s.out[threadIdx.x / 32 - 4]);
+        }
+    }
+}
+} // namespace split_wgmma_sm90
+
+namespace split_reduce {
+/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
+ *
+ * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
+ * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
+ * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
+ * batch.
+ */
+
+constexpr int THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
+    wait_for_previous_kernel();
+    const int batch = blockIdx.y;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
+    if (index >= size) return;
+    const int row = (int)(index / g.n), col = (int)(index % g.n);
+    if (!is_ours(g, batch, row, col)) return;
+    const float *part = g.partial + batch * g.slices * size + index;
+    float sum = 0;
+    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
+    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
+    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
+                        col * g.source.col_stride;
+    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
+}
+} // namespace split_reduce
+
+#endif
+"""

@@ -1,0 +1,256 @@
+"""Writes the self-contained modules of this folder from the library's own sources, or with --check says which of them are not
+what it would write.
+
+    python3 kernelbench/generate.py [--check]
+
+A module is module.py.in, filled with a problem of the table below, with host.cpp.in and with kernels of src/cuda. Sources are taken
+word for word, comments included, but for: includes of the project's own headers, which stand before what includes them; sections and
+functions that no kernel of the module uses; and words that KernelBench's checker refuses wherever they stand (WORDS). A line
+"@from FILE: NAMES" of host.cpp.in is replaced by the definitions of those names, "[Title]" by a whole section.
+"""
+
+import pathlib
+import re
+import sys
+from dataclasses import dataclass
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent
+CUDA = ROOT / "src/cuda"
+
+# KernelBench takes these for Python's statements, also in comments and in CUDA text.
+WORDS = {"pass": "sweep"}
+REFUSED = [r"\bpass\b", r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+"]
+
+IEEE_SOURCES = ["ieee_tile_128x128.cu", "ieee_tile_128x64.cu", "ieee_tile_64x64.cu", "ieee_reduce.cu"]
+SPLIT_SOURCES = ["pack.cu", "split_wgmma_sm90.cu", "split_reduce.cu"]
+KERNELS = ["IEEE_TILE_128X128", "IEEE_TILE_128X64", "IEEE_TILE_64X64", "IEEE_REDUCE"]
+SPLIT_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "PACK_RESCALE", "SPLIT_REDUCE"]
+
+# The multiply kernels for split operands: what each leaves unused of split_wgmma_sm90.cu.
+SECTIONS = {"SPLIT_FP32_SM90": "fp32, 384 threads", "SPLIT_FP32_SM90_T128": "fp32, 128 threads", "SPLIT_TF32_SM90": "tf32, 384 threads"}
+
+
+# ---- The problems ---------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Problem:
+    number: int
+    name: str
+    title: str
+    formula: str
+    shapes: str
+    inputs: str  # lines of get_inputs
+    transposed: tuple = (False, False)
+    kind: str = "matrix"  # matrix, batch, rows: A's leading dimensions are rows, upper, lower: of C the triangle
+    multiply: str = "SPLIT_FP32_SM90"
+
+    @property
+    def file(self):
+        return f"{self.number}_{self.name}"
+
+    @property
+    def forward(self):
+        if self.kind == "rows":
+            return ("        rows = product(A.flatten(0, -2), False, B, False, self.ieee)\n"
+                    "        return rows.view(A.shape[:-1] + B.shape[-1:])\n")
+        call = "product(A, {}, B, {}, self.ieee)".format(*self.transposed)
+        return f"        return {call}" + {"upper": ".triu_()", "lower": ".tril_()"}.get(self.kind, "") + "\n"
+
+    @property
+    def mismatch(self):
+        inner = ("rows" if self.transposed[0] else "columns", "columns" if self.transposed[1] else "rows")
+        if self.kind == "batch":
+            return "A and B must have as many matrices, and A as many columns as B has rows, but have shapes "
+        return "A must have as many {} as B has {}, but they have shapes ".format(*inner)
+
+
+def rand(*shapes):
+    return "    return [" + ", ".join(f"torch.rand({shape})" for shape in shapes) + "]"
+
+
+MATRICES = "A: (M, K), B: (K, N), C: (M, N)"
+SQUARES = "A, B, C: (N, N)"
+PROBLEMS = [
+    Problem(1, "square", "Product of square matrices", "A @ B", SQUARES, rand("4096, 4096", "4096, 4096")),
+    Problem(2, "standard", "Matrix product", "A @ B", MATRICES, rand("2048, 8192", "8192, 4096")),
+    Problem(3, "batched", "Products of a batch of matrices", "A @ B", "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)",
+            rand("128, 512, 1024", "128, 1024, 2048"), kind="batch"),
+    Problem(6, "large_k", "Matrix product with large K", "A @ B", MATRICES, rand("256, 524288", "524288, 256")),
+    Problem(7, "small_k", "Matrix product with small K", "A @ B", MATRICES, rand("32768, 64", "64, 32768")),
+    Problem(8, "irregular", "Product of matrices of irregular sizes", "A @ B", MATRICES, rand("8205, 2949", "2949, 5921")),
+    Problem(9, "tall_skinny", "Product of tall and skinny matrices", "A @ B", MATRICES, rand("32768, 32", "32, 32768")),
+    Problem(10, "tensor_3d", "Product of a 3-D tensor and a matrix", "A @ B", "A: (N, M, K), B: (K, L), C: (N, M, L)",
+            rand("16, 1024, 2048", "2048, 768"), kind="rows"),
+    Problem(11, "tensor_4d", "Product of a 4-D tensor and a matrix", "A @ B", "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)",
+            rand("8, 256, 512, 256", "256, 768"), kind="rows"),
+    Problem(13, "symmetric", "Product of symmetric matrices", "A @ B", SQUARES,
+            "    A, B = torch.rand(4096, 4096), torch.rand(4096, 4096)\n    return [(A + A.T) / 2, (B + B.T) / 2]"),
+    Problem(14, "upper_triangular", "Product of upper triangular matrices", "triu(A @ B)", SQUARES,
+            "    return [torch.triu(torch.rand(4096, 4096)), torch.triu(torch.rand(4096, 4096))]", kind="upper"),
+    Problem(15, "lower_triangular", "Product of lower triangular matrices", "tril(A @ B)", SQUARES,
+            "    return [torch.tril(torch.rand(4096, 4096)), torch.tril(torch.rand(4096, 4096))]", kind="lower"),
+    Problem(16, "transposed_a", "Matrix product, A transposed", "A.T @ B", "A: (K, M), B: (K, N), C: (M, N)",
+            rand("8192, 2048", "8192, 4096"), transposed=(True, False)),
+    Problem(17, "transposed_b", "Matrix product, B transposed", "A @ B.T", "A: (M, K), B: (N, K), C: (M, N)",
+            rand("2048, 8192", "4096, 8192"), transposed=(False, True)),
+    Problem(18, "transposed_both", "Matrix product, both transposed", "A.T @ B.T", "A: (K, M), B: (N, K), C: (M, N)",
+            rand("8192, 2048", "4096, 8192"), transposed=(True, True), multiply="SPLIT_FP32_SM90_T128"),
+]
+
+
+# ---- Taking sources apart ---------------------------------------------------------------------------------------------------
+
+class NotFound(Exception):
+    pass
+
+
+SECTION = re.compile(r"^/\* ---- (.+?) -+ \*/\n", re.M)
+COMMENT_BEFORE = r"(?:^/\*(?:(?!\*/).)*?\*/\n)?"
+
+
+def find(text, pattern, what):
+    found = re.search(pattern, text, re.M | re.S)
+    if not found:
+        raise NotFound(what)
+    return found
+
+
+def definition(text, name):
+    """A function, struct or constant at the start of a line, with the comment before it."""
+    if re.search(rf"^typedef struct {name} \{{", text, re.M):
+        pattern = rf"{COMMENT_BEFORE}^typedef struct {name} \{{.*?^\}} {name};\n"
+    else:
+        pattern = rf"{COMMENT_BEFORE}^(?:template <[^\n]*> )?(?:[A-Za-z_][\w ]*[ *]){name}\([^;{{]*?\) \{{(?:[^\n]*\}}\n|.*?^\}}\n)"
+    return find(text, pattern, name).group()
+
+
+def section(text, title):
+    """What stands under a section's headline, up to the next."""
+    for match in SECTION.finditer(text):
+        if match[1] == title:
+            following = SECTION.search(text, match.end())
+            return text[match.end():following.start() if following else len(text)]
+    raise NotFound(f"section {title}")
+
+
+def without(text, part):
+    assert part in text
+    return text.replace(part, "")
+
+
+def without_section(text, title):
+    headline = find(text, rf"^/\* ---- {re.escape(title)} -+ \*/\n", title).group()
+    return without(without(text, section(text, title)), headline)
+
+
+def source(path, seen, unused=()):
+    """A file of src/cuda without its unused sections, before it the headers of the project that it includes, each once."""
+    text = path.read_text()
+    for title in unused:
+        text = without_section(text, title)
+    before = ""
+    for include in re.findall(r'^#include "(?:cuda/)?([\w./]+)"\n', text, re.M):
+        if include not in seen:
+            seen.add(include)
+            before += source(CUDA / include, seen)
+    text = re.sub(r'^#include "[\w./]+"\n', "", text, flags=re.M)
+    text = re.sub(r"^#ifndef (TESSERA_\w+_(?:H|CUH))\n#define \1\n(.*)^#endif\n", r"\2", text, flags=re.M | re.S)
+    text = re.sub(r"^#pragma once\n", "", text, flags=re.M)
+    if path.suffix == ".cu":
+        # Each .cu is a file of its own in the library, and so are its names here; the kernels' are C's and known everywhere.
+        headers = "".join(re.findall(r"^#include <[^\n]*\n", text, re.M))
+        text = re.sub(r"^#include <[^\n]*\n", "", text, flags=re.M)
+        text = f"{headers}namespace {path.stem} {{\n{text.strip()}\n}} // namespace {path.stem}\n"
+    return f"{before}\n{tidy(text)}\n"
+
+
+def tidy(text):
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+# ---- Putting modules together -------------------------------------------------------------------------------------------------
+
+def kernel_row(name):
+    """A row of kernels.c as one of host.cpp.in's table: the function instead of the module that has it."""
+    row = find((CUDA / "kernels.c").read_text(), rf"^\[{name}\] =\n\s*\{{([^}}]*)\}},\n", name)[1]
+    symbol, family, module, *rest = [column.strip() for column in row.split(",")]
+    assert len(rest) == 11, f"{name}: kernels.c has other columns than host.cpp.in"
+    return f"    {{{symbol}, (const void *){symbol.strip(chr(34))}, {family}, {', '.join(rest)}}},\n"
+
+
+def kernel_table(problem):
+    multiply = [problem.multiply, *SPLIT_KERNELS]
+    lines = ["enum cuda_kernel_id {\n", "    " + ", ".join(KERNELS) + ",\n", "#if TESSERA_SPLIT\n", "    " + ", ".join(multiply) + ",\n",
+             "#endif\n", "    CUDA_KERNELS\n", "};\n\n",
+             "/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */\n",
+             "const cuda_kernel cuda_kernels[CUDA_KERNELS] = {\n", *map(kernel_row, KERNELS), "#if TESSERA_SPLIT\n",
+             *map(kernel_row, multiply), "#endif\n", "};\n"]
+    return "".join(lines)
+
+
+def prototypes(*kernel_sources):
+    """The kernels as the host compiler sees them: functions whose addresses name them."""
+    kernels = re.findall(r'extern "C" __global__ void[^(]*(?:\([^)]*\) )?(\w+)\(const __grid_constant__ (\w+) \w+\)', "".join(kernel_sources))
+    return "".join(f'extern "C" void {name}({arguments});\n' for name, arguments in kernels)
+
+
+def host(problem, kernel_sources):
+    ieee, split = kernel_sources
+    text = (HERE / "host.cpp.in").read_text()
+
+    def taken(match):
+        path, names = match[1], re.findall(r"\[[^\]]*\]|\S+", match[2])
+        of = (ROOT / path).read_text()
+        parts = [section(of, name[1:-1]).strip("\n") + "\n" if name[0] == "[" else definition(of, name) for name in names]
+        return f"/* From {path}. */\n\n" + "\n".join(parts) + "\n"
+
+    text = re.sub(r"^@from (\S+): (.*)\n", taken, text, flags=re.M)
+    text = text.replace("@prototypes", prototypes(ieee) + "#if TESSERA_SPLIT\n" + prototypes(split) + "#endif\n")
+    text = text.replace("@kernels", kernel_table(problem)).replace("@multiply_id", problem.multiply)
+    text = text.replace("@dimensions", "3" if problem.kind == "batch" else "2").replace("@mismatch", problem.mismatch)
+    return text
+
+
+def split_kernels(problem, seen):
+    unused = {"split_wgmma_sm90.cu": [title for kernel, title in SECTIONS.items() if kernel != problem.multiply]}
+    text = "".join(source(CUDA / name, seen, unused.get(name, ())) for name in SPLIT_SOURCES)
+    text = without(text, definition(text, "wgmma_64x256x16"))
+    return ("/* Compiled for Hopper alone. */\n#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)\n" + text + "\n#endif\n")
+
+
+def module(problem):
+    seen = {"args.h"}
+    arguments = source(CUDA / "args.h", seen)
+    ieee = "".join(source(CUDA / name, seen) for name in IEEE_SOURCES)
+    split = split_kernels(problem, seen)
+    parts = {"host": host(problem, (ieee, split)), "arguments": arguments, "ieee_kernels": ieee, "split_kernels": split}
+    text = (HERE / "module.py.in").read_text()
+    threads = "\nEvery kernel has blocks of exactly 128 threads." if problem.multiply.endswith("_T128") else ""
+    for key, value in {"threads": threads, "number": str(problem.number), "file": problem.file, "title": problem.title, "formula": problem.formula,
+                       "shapes": problem.shapes, "inputs": problem.inputs, "forward": problem.forward}.items():
+        text = text.replace("@" + key, value)
+    for key, value in parts.items():
+        text = text.replace(f"@{key}", tidy(value))
+    for word, other in WORDS.items():
+        text = re.sub(rf"\b{word}\b", other, text)
+    for pattern in REFUSED:
+        assert not re.search(pattern, text), f"{problem.file}: KernelBench refuses {pattern}"
+    return text
+
+
+def main():
+    different = []
+    for problem in PROBLEMS:
+        path, text = HERE / f"{problem.file}.py", module(problem)
+        if not path.exists() or path.read_text() != text:
+            different.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(text)
+    if "--check" in sys.argv:
+        sys.exit("not what kernelbench/generate.py writes: " + ", ".join(different) + "; run make modules" if different else 0)
+    print(f"kernelbench: {len(different)} of {len(PROBLEMS)} modules written anew")
+
+
+if __name__ == "__main__":
+    main()
