@@ -2,6 +2,7 @@
 #ifndef TESSERA_BLAS_PRODUCT_H
 #define TESSERA_BLAS_PRODUCT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,6 +23,13 @@ typedef struct blas_product {
 
 /* Computes it, on the device that settings and size choose. */
 void blas_multiply(const blas_product *product);
+
+/* No size of a small product is larger: none of them is for a GPU, or for more than one thread. */
+enum { BLAS_SMALL = 128 };
+
+/* The context for small products, for entry points to use before anything else costs them time; NULL before the first
+ * call, and where the settings ask for more than that. */
+extern tsr_context *_Atomic blas_small_context;
 
 /* The context, on the CPU, in which operands are packed. */
 tsr_context *blas_packing_context(void);

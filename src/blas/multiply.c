@@ -46,6 +46,7 @@ static struct runtime {
     tsr_context *cpu, *one_thread;
 } made;
 static struct runtime *_Atomic runtime;
+tsr_context *_Atomic blas_small_context;
 
 static tsr_context *gpu; /* under `starting` until gpu_is is GPU_STARTED */
 static _Atomic gpu_state gpu_is;
@@ -89,6 +90,8 @@ static struct runtime *start(void) {
         if (made.settings.device == BLAS_CPU || !tsr_has_cuda()) atomic_store(&gpu_is, GPU_UNUSABLE);
         if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child))
             atomic_store(&gpu_is, GPU_UNUSABLE); /* a fork would go unnoticed */
+        if (made.settings.device != BLAS_CUDA && !made.settings.verbose)
+            atomic_store_explicit(&blas_small_context, made.cpu, memory_order_release);
         if (made.settings.verbose) {
             char device[16];
             blas_device_print(&made.settings, device);

@@ -26,6 +26,11 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
 /* workspace: plan->workspace bytes, 64-byte aligned, or NULL to have the engine take its own. */
 tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace);
 
+/* Computes C = alpha*A*B + beta*C at once where it is small and its matrices are plainly in order, and returns true. What
+ * is not, or not plainly, is left to the calls above: nothing has been done, and false is returned. */
+bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                        const tsr_result *c);
+
 /* A kernel by its name, among those this machine can run. NULL or "": the one that TESSERA_CPU_KERNEL in the
  * environment names, else the best. NULL is returned, with a tsr_fail message, where there is none. */
 const struct cpu_kernel *cpu_kernel_find(const char *name);

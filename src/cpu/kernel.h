@@ -34,7 +34,7 @@ struct cpu_tile {
 enum { CPU_TILE_FLOATS = 512 };
 
 /* Bits of struct cpu_kernel.needs. */
-enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4 };
+enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4, CPU_AVX512VL = 8 };
 
 struct cpu_kernel {
     const char *name;

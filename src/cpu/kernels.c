@@ -24,6 +24,7 @@ static unsigned features_here(void) {
     if (__builtin_cpu_supports("avx2")) features |= CPU_AVX2;
     if (__builtin_cpu_supports("fma")) features |= CPU_FMA;
     if (__builtin_cpu_supports("avx512f")) features |= CPU_AVX512F;
+    if (__builtin_cpu_supports("avx512vl")) features |= CPU_AVX512VL;
 #endif
     return features;
 }
@@ -31,7 +32,7 @@ static unsigned features_here(void) {
 static bool runs_here(const struct cpu_kernel *kernel) { return (kernel->needs & ~features_here()) == 0; }
 
 static void print_features(unsigned features, tsr_text *text) {
-    static const char *const names[] = {"avx2", "fma", "avx512f"}; /* in the order of the bits */
+    static const char *const names[] = {"avx2", "fma", "avx512f", "avx512vl"}; /* in the order of the bits */
     for (unsigned bit = 0; bit < sizeof names / sizeof names[0]; bit++)
         if (features >> bit & 1) tsr_text_add(text, " %s", names[bit]);
     if (!features) tsr_text_add(text, " none of those looked for");

@@ -1,0 +1,99 @@
+/* small.c: products so small that planning them would take longer than computing them.
+ *
+ * Kernels read A and B where they lie, B along its rows: where those are not contiguous it is first copied, transposed,
+ * to the stack. One thread, one depth, no workspace. Every element is the same chain of multiply-adds as in gemm.c, so
+ * the bits are the same.
+ */
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+#include "cpu.h"
+#include "kernel.h"
+#include "pack.h"
+
+/* Multiply-adds; more are worth packing for, and another thread. */
+enum { MOST_WORK = 1 << 20 };
+
+/* Of B on the stack. */
+enum { MOST_COPIED = 4096 };
+
+static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+
+/* A matrix with elements in front of it, or of which ranges cannot be told without care, is not plain. *end: behind its
+ * last element. */
+static inline bool is_plain(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
+                            const float **end) {
+    *end = data + (rows - 1) * row_stride + (cols - 1) * col_stride + 1;
+    return (uint64_t)row_stride < 1u << 31 && (uint64_t)col_stride < 1u << 31 && data && (uintptr_t)data % 4 == 0;
+}
+
+/* For a product with C row-major whose matrices are in order beyond doubt. */
+static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
+                            const tsr_result *c) {
+    const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
+    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > MOST_WORK)
+        return false;
+    const float *a_end, *b_end, *c_end;
+    return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
+           is_plain(a->data, a->rows, a->cols, a->row_stride, a->col_stride, &a_end) &&
+           is_plain(b->data, b->rows, b->cols, b->row_stride, b->col_stride, &b_end) &&
+           is_plain(c->data, c->rows, c->cols, c->row_stride, c->col_stride, &c_end) && c->col_stride == 1 &&
+           c->row_stride >= c->cols && (c_end <= a->data || a_end <= c->data) &&
+           (c_end <= b->data || b_end <= c->data) && (b->col_stride == 1 || k * n <= MOST_COPIED);
+}
+
+static void multiply(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t m, int64_t n) {
+    const float *const a = tile->a, *const b = tile->b;
+    float *const c = tile->c;
+    for (int64_t j = 0; j < n; j += kernel->nr) {
+        tile->n = (int)least(kernel->nr, n - j);
+        tile->b = b + j;
+        tile->a = a;
+        for (int64_t i = 0; i < m; i += kernel->mr, tile->a += kernel->mr * tile->a_row) {
+            tile->m = (int)least(kernel->mr, m - i);
+            tile->s = tile->c = c + i * tile->c_row + j;
+            kernel->multiply(tile);
+        }
+    }
+}
+
+static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile *tile, const tsr_operand *b,
+                                int64_t m) {
+    float copy[MOST_COPIED];
+    cpu_pack_panels(copy, b->data, b->cols, b->rows, b->col_stride, b->row_stride, (int)b->cols);
+    tile->b = copy;
+    tile->b_step = b->cols;
+    multiply(kernel, tile, m, b->cols);
+}
+
+bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                        const tsr_result *c) {
+    const struct cpu_kernel *kernel = context->cpu_kernel;
+    if (!kernel || alpha == 0 || !is_small(kernel, a, b, c)) return false;
+    struct cpu_tile tile = {.k = a->cols,
+                            .a = a->data,
+                            .a_row = a->row_stride,
+                            .a_step = a->col_stride,
+                            .b = b->data,
+                            .b_step = b->row_stride,
+                            .s_row = c->row_stride,
+                            .c = c->data,
+                            .c_row = c->row_stride,
+                            .alpha = alpha,
+                            .beta = beta};
+#ifdef __SSE__
+    /* As in gemm.c; but what is as it should be, all but the flags of exceptions past, is not written. */
+    enum { FLAGS = 0x3f, DEFAULT = 0x1f80 };
+    const unsigned int mode = _mm_getcsr();
+    if ((mode & ~(unsigned)FLAGS) != DEFAULT) _mm_setcsr(DEFAULT);
+#endif
+    if (b->col_stride != 1 && b->cols != 1)
+        multiply_transposed(kernel, &tile, b, a->rows);
+    else
+        multiply(kernel, &tile, a->rows, b->cols);
+#ifdef __SSE__
+    if ((mode & ~(unsigned)FLAGS) != DEFAULT) _mm_setcsr(mode);
+#endif
+    return true;
+}
