@@ -8,7 +8,7 @@ TESTS        = tests/run $(BUILD)
 MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 
-.PHONY: build run test sanitize sanitize-gpu bench-cpu bench-gpu format install clean
+.PHONY: build run test sanitize sanitize-gpu bench-cpu bench-gpu modules format install clean
 
 build: ## the library and the command
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -34,6 +34,9 @@ bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS and oneDNN, interleaved in one
 
 bench-gpu: build ## milliseconds beside torch.matmul, interleaved in one run
 	bench/gpu/run $(BUILD)
+
+modules: ## the self-contained PyTorch modules of kernelbench/, from the library's sources
+	python3 kernelbench/generate.py
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')

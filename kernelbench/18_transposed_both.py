@@ -1,22 +1,24 @@
 """Matrix product, both transposed, in float32: C = A.T @ B.T (KernelBench level 1, problem 18).
 
-    model = ModelNew()              # needs torch, nvcc and an NVIDIA GPU of compute capability 7.5 or newer
-    C = model(A, B)                 # A: (K, M), B: (N, K), C: (M, N)
+    model = ModelNew()      # needs torch, nvcc and an NVIDIA GPU of compute capability 7.5 or newer
+    C = model(A, B)         # A: (K, M), B: (N, K), C: (M, N)
 
-Any sizes and strides; the current stream; differentiable, the gradients by the same kernels. Tensors on the CPU are moved to
-the GPU, where the result stays. The first use compiles the CUDA source below (under a minute); torch keeps the result.
+Any sizes and strides; the current stream; differentiable, the gradients by the same kernels. Tensors on the CPU are
+moved to the GPU, where the result stays. The first use compiles the source below (under a minute); torch keeps the
+result.
 
-How it computes. precision="fp32", the default, is as accurate as float32 arithmetic. On Hopper (compute capability 9.0, CUDA 12 or
-newer) each operand is scaled by a power of two for each row of A and column of B and split into two half-precision pieces, which
-together hold 23 bits: x = hi + lo. The tensor cores multiply hi*hi, hi*lo and lo*hi, and the sums are kept in float32 registers, to
-which the tensor cores' own are added every 64 terms. That is three half-precision products, not one: each element's error is at most
-(K + 2) 2^-24 times the sum of its terms' magnitudes, the bound of float32 itself, and on ordinary data it is smaller than that of
-plain float32. Where an operand cannot be split that well (Inf, NaN, elements too far apart in magnitude), the kernels notice and the
-tiles of C concerned are computed in plain float32, without the CPU taking part. precision="ieee" computes everything in plain float32
-(fma), as do other GPUs.
-Every kernel has blocks of exactly 128 threads.
+How it computes. precision="fp32", the default, is as accurate as float32 arithmetic, and uses tensor cores: on Hopper
+(compute capability 9.0, CUDA 12 or newer) through wgmma. There each row of A and column of B is scaled by a power of
+two and split into two half-precision pieces, x = hi + lo, which together hold 23 bits. The tensor cores multiply hi*hi,
+hi*lo and lo*hi: three half-precision products, not one. Their sums of hi*hi are added to float32 registers every 64
+terms, before the tensor cores' rounding could show. So each element's error is at most (K + 2) 2^-24 times the sum of
+its terms' magnitudes, the bound of float32 arithmetic itself, and on ordinary data it is smaller than plain float32's.
+Where an operand cannot be split that well (Inf, NaN, elements too far apart in magnitude), the kernels notice, and the
+tiles of C concerned are computed in plain float32, without the CPU taking part. precision="ieee" computes everything in
+plain float32 (fma), and so do other GPUs. Every kernel has blocks of exactly 128 threads.
 
-Written by kernelbench/generate.py of Tessera from the library's own sources; change those, not this file. Apache License 2.0.
+Written by kernelbench/generate.py of Tessera from the library's own sources: change those, not this file. Apache
+License 2.0.
 """
 
 import functools
@@ -101,26 +103,28 @@ def extension():
     capability = torch.cuda.get_device_capability()
     if capability < (7, 5):
         raise RuntimeError("this module needs a GPU of compute capability 7.5 or newer, not {}.{}".format(*capability))
-    hopper = capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12
-    flags = [f"-DTESSERA_SPLIT={int(hopper)}"]
+    if capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12:
+        target, split_kernels = 90, [PACK_KERNELS, WGMMA_KERNEL]
+    else:
+        target, split_kernels = 0, []
+    flags = ["-DTESSERA_SPLIT={}".format(target)]
     if int(torch.__version__.split(".")[0]) < 2:
-        flags.append("-std=c++17")  # older than what the kernels need by default
-    # Hopper's matrix instructions are for sm_90a alone. A torch that adds architectures of its own to these flags takes them from the
-    # environment; it is given one that no Hopper GPU would take instead.
-    architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if hopper else []
-    environment = {"TORCH_CUDA_ARCH_LIST": "8.0"} if hopper else {}
-    with mock.patch.dict(os.environ, environment):
+        flags.append("-std=c++17")  # older torches compile in an older C++
+    # Hopper's matrix instruction is for sm_90a alone. A torch that adds architectures of its own to these flags takes
+    # them from the environment; there it finds one that no Hopper GPU would run instead.
+    architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if target == 90 else []
+    with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": "8.0"} if target == 90 else {}):
         return load_inline(
-            name="tessera_18_transposed_both_{}".format("sm90a" if hopper else "portable"),
+            name="tessera_18_transposed_both_{}".format(target),
             cpp_sources=[ARGUMENTS, HOST],
-            cuda_sources=[ARGUMENTS, IEEE_KERNELS] + ([SPLIT_KERNELS] if hopper else []),
+            cuda_sources=[ARGUMENTS, IEEE_KERNELS] + split_kernels,
             functions=["multiply"],
             extra_cflags=["-O2"] + flags,
             extra_cuda_cflags=["-O3"] + flags + architecture,
         )
 
 
-# ---- Host side, C++ ---------------------------------------------------------------------------------------------------------
+# ---- Host side, C++ ------------------------------------------------------------------------------------------------
 
 HOST = r"""
 /* The host side: checks the tensors, plans the product, takes memory from torch and queues the kernels on the current
@@ -136,11 +140,13 @@ extern "C" void ieee_tile_128x128(ieee_args);
 extern "C" void ieee_tile_128x64(ieee_args);
 extern "C" void ieee_tile_64x64(ieee_args);
 extern "C" void ieee_reduce(ieee_args);
+#if TESSERA_SPLIT == 90
+extern "C" void split_fp32_sm90_t128(split_args);
+#endif
 #if TESSERA_SPLIT
 extern "C" void pack_sample(pack_pair_args);
 extern "C" void pack_split(pack_pair_args);
 extern "C" void pack_rescale(pack_pair_args);
-extern "C" void split_fp32_sm90_t128(split_args);
 extern "C" void split_reduce(split_args);
 #endif
 
@@ -214,8 +220,11 @@ struct cuda_context {
 
 enum cuda_kernel_id {
     IEEE_TILE_128X128, IEEE_TILE_128X64, IEEE_TILE_64X64, IEEE_REDUCE,
+#if TESSERA_SPLIT == 90
+    SPLIT_FP32_SM90_T128,
+#endif
 #if TESSERA_SPLIT
-    SPLIT_FP32_SM90_T128, PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
+    PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
 #endif
     CUDA_KERNELS
 };
@@ -226,8 +235,10 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
     {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, false, 97},
     {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, false, 84},
     {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, false, 0},
-#if TESSERA_SPLIT
+#if TESSERA_SPLIT == 90
     {"split_fp32_sm90_t128", (const void *)split_fp32_sm90_t128, FAMILY_SPLIT, HOPPER, HOPPER, 64, 128, 64, 128, SPLIT_FP32_SM90_T128_SHARED, 2, 2, true, 500},
+#endif
+#if TESSERA_SPLIT
     {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 0, true, 0},
     {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
     {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
@@ -240,9 +251,12 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
            kernel->shared_bytes <= device->shared_per_block;
 }
 
+/* As in src/cuda/kernels.c: some GPUs have half the float32 units, some a quarter of mma's rate. */
 double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
-    const bool few_float32_units = device->capability <= 80; /* 64 of them */
-    return kernel->family != FAMILY_SPLIT && few_float32_units ? kernel->rate / 2 : kernel->rate;
+    const int capability = device->capability;
+    const bool for_graphics = capability / 10 == 12 || (capability > 80 && capability < 90);
+    if (kernel->family != FAMILY_SPLIT) return capability <= 80 ? kernel->rate / 2 : kernel->rate;
+    return for_graphics ? kernel->rate / 4 : kernel->rate;
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
@@ -389,7 +403,7 @@ way ieee_way(const cuda_device *device, const tsr_problem *p) {
     return best;
 }
 
-#if TESSERA_SPLIT /* compiled for Hopper: the kernels that multiply split operands are there */
+#if TESSERA_SPLIT /* kernels that multiply split operands are there: 90, with wgmma; 80, with mma.sync; 0, none */
 /* From src/cuda/plan.h. */
 
 /* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from
@@ -455,14 +469,14 @@ cuda_plan plan_of(const cuda_device *device, const tsr_problem *p, bool ieee) {
     way best = ieee_way(device, p);
     cuda_plan plan = {};
 #if TESSERA_SPLIT
-    const cuda_kernel *kernel = &cuda_kernels[SPLIT_FP32_SM90_T128];
-    if (!ieee && p->k >= LEAST_SPLIT_K) {
-        const way packed = split_way(device, kernel, p);
-        if (packed.cycles < best.cycles) {
-            best = packed;
-            plan.split = true;
+    for (const cuda_kernel &kernel : cuda_kernels)
+        if (!ieee && p->k >= LEAST_SPLIT_K && kernel.family == FAMILY_SPLIT && cuda_kernel_runs_on(&kernel, device)) {
+            const way packed = split_way(device, &kernel, p);
+            if (packed.cycles < best.cycles) {
+                best = packed;
+                plan.split = true;
+            }
         }
-    }
 #endif
     plan.device = device;
     plan.multiply = best.kernel;
@@ -496,7 +510,7 @@ const cuda_device *device_of(int ordinal) {
         d.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
         d.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
         d.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-        TORCH_CHECK(!TESSERA_SPLIT || d.capability == HOPPER, "this module was compiled for compute capability 9.0, but GPU ",
+        TORCH_CHECK(TESSERA_SPLIT != 90 || d.capability == HOPPER, "this module was compiled for compute capability 9.0, but GPU ",
                     ordinal, " has ", d.capability / 10, ".", d.capability % 10);
         for (const cuda_kernel &kernel : cuda_kernels)
             if (cuda_kernel_runs_on(&kernel, &d))
@@ -524,7 +538,7 @@ tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void *args) 
     TORCH_CHECK(blocks.x <= INT32_MAX && blocks.y <= UINT16_MAX && blocks.z <= UINT16_MAX, kernel->name, " would need ",
                 blocks.x, " x ", blocks.y, " x ", blocks.z, " blocks, more than a grid may have");
     const dim3 size((unsigned)blocks.x, (unsigned)blocks.y, (unsigned)blocks.z), threads((unsigned)kernel->threads);
-#if TESSERA_SPLIT && CUDART_VERSION >= 12000
+#if TESSERA_SPLIT == 90 && CUDART_VERSION >= 12000
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -829,7 +843,7 @@ torch::Tensor multiply(torch::Tensor left, bool left_transposed, torch::Tensor r
 }
 """
 
-# ---- What the host hands to the kernels, C ----------------------------------------------------------------------------------
+# ---- What the host hands to the kernels, C -------------------------------------------------------------------------
 
 ARGUMENTS = r"""
 /* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler. */
@@ -970,7 +984,7 @@ typedef struct pack_pair_args {
 } pack_pair_args;
 """
 
-# ---- Plain float32 kernels, CUDA --------------------------------------------------------------------------------------------
+# ---- Kernels in plain float32, CUDA --------------------------------------------------------------------------------
 
 IEEE_KERNELS = r"""
 /* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
@@ -1661,11 +1675,10 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
 } // namespace ieee_reduce
 """
 
-# ---- Kernels that split operands and multiply them on Hopper's tensor cores, CUDA ---------------------------------------------
+# ---- Kernels that split operands, and that add up sums, CUDA -------------------------------------------------------
 
-SPLIT_KERNELS = r"""
-/* Compiled for Hopper alone. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+PACK_KERNELS = r"""
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 /* split.cuh: what the kernels that make split operands (pack.cu) and multiply them (split_*.cu) have in common, whatever
  * instruction multiplies: scales, the order of the tiles, where their rows lie in the panels (args.h), and how their
@@ -2218,6 +2231,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
 }
 } // namespace pack
 
+namespace split_reduce {
+/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
+ *
+ * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
+ * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
+ * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
+ * batch.
+ */
+
+constexpr int THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
+    wait_for_previous_kernel();
+    const int batch = blockIdx.y;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
+    if (index >= size) return;
+    const int row = (int)(index / g.n), col = (int)(index % g.n);
+    if (!is_ours(g, batch, row, col)) return;
+    const float *part = g.partial + batch * g.slices * size + index;
+    float sum = 0;
+    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
+    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
+    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
+                        col * g.source.col_stride;
+    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
+}
+} // namespace split_reduce
+
+#endif
+"""
+
+# ---- The kernel that multiplies split operands on Hopper, CUDA -----------------------------------------------------
+
+WGMMA_KERNEL = r"""
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 /* wgmma.cuh: the few Hopper instructions the split kernels are made of: matrix products of a warpgroup from shared
  * memory, straight copies from device to shared memory, and the barriers between them. */
 
@@ -2572,34 +2621,6 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP, 2) split_fp32_sm90_t128(
     }
 }
 } // namespace split_wgmma_sm90
-
-namespace split_reduce {
-/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
- *
- * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
- * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
- * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
- * batch.
- */
-
-constexpr int THREADS = 128;
-
-extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
-    wait_for_previous_kernel();
-    const int batch = blockIdx.y;
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
-    if (index >= size) return;
-    const int row = (int)(index / g.n), col = (int)(index % g.n);
-    if (!is_ours(g, batch, row, col)) return;
-    const float *part = g.partial + batch * g.slices * size + index;
-    float sum = 0;
-    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
-    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
-    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
-                        col * g.source.col_stride;
-    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
-}
-} // namespace split_reduce
 
 #endif
 """

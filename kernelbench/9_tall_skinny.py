@@ -1,21 +1,25 @@
 """Product of tall and skinny matrices, in float32: C = A @ B (KernelBench level 1, problem 9).
 
-    model = ModelNew()              # needs torch, nvcc and an NVIDIA GPU of compute capability 7.5 or newer
-    C = model(A, B)                 # A: (M, K), B: (K, N), C: (M, N)
+    model = ModelNew()      # needs torch, nvcc and an NVIDIA GPU of compute capability 7.5 or newer
+    C = model(A, B)         # A: (M, K), B: (K, N), C: (M, N)
 
-Any sizes and strides; the current stream; differentiable, the gradients by the same kernels. Tensors on the CPU are moved to
-the GPU, where the result stays. The first use compiles the CUDA source below (under a minute); torch keeps the result.
+Any sizes and strides; the current stream; differentiable, the gradients by the same kernels. Tensors on the CPU are
+moved to the GPU, where the result stays. The first use compiles the source below (under a minute); torch keeps the
+result.
 
-How it computes. precision="fp32", the default, is as accurate as float32 arithmetic. On Hopper (compute capability 9.0, CUDA 12 or
-newer) each operand is scaled by a power of two for each row of A and column of B and split into two half-precision pieces, which
-together hold 23 bits: x = hi + lo. The tensor cores multiply hi*hi, hi*lo and lo*hi, and the sums are kept in float32 registers, to
-which the tensor cores' own are added every 64 terms. That is three half-precision products, not one: each element's error is at most
-(K + 2) 2^-24 times the sum of its terms' magnitudes, the bound of float32 itself, and on ordinary data it is smaller than that of
-plain float32. Where an operand cannot be split that well (Inf, NaN, elements too far apart in magnitude), the kernels notice and the
-tiles of C concerned are computed in plain float32, without the CPU taking part. precision="ieee" computes everything in plain float32
-(fma), as do other GPUs.
+How it computes. precision="fp32", the default, is as accurate as float32 arithmetic, and uses tensor cores: on Hopper
+(compute capability 9.0, CUDA 12 or newer) through wgmma, on other GPUs from 8.0 on through mma.sync where that is
+quicker. There each row of A and column of B is scaled by a power of two and split into two half-precision pieces, x =
+hi + lo, which together hold 23 bits. The tensor cores multiply hi*hi, hi*lo and lo*hi: three half-precision products,
+not one. Their sums of hi*hi are added to float32 registers every 64 (wgmma) or 32 (mma.sync) terms, before the tensor
+cores' rounding could show. So each element's error is at most (K + 2) 2^-24 times the sum of its terms' magnitudes, the
+bound of float32 arithmetic itself, and on ordinary data it is smaller than plain float32's. Where an operand cannot be
+split that well (Inf, NaN, elements too far apart in magnitude), the kernels notice, and the tiles of C concerned are
+computed in plain float32, without the CPU taking part. precision="ieee" computes everything in plain float32 (fma), and
+so do other GPUs.
 
-Written by kernelbench/generate.py of Tessera from the library's own sources; change those, not this file. Apache License 2.0.
+Written by kernelbench/generate.py of Tessera from the library's own sources: change those, not this file. Apache
+License 2.0.
 """
 
 import functools
@@ -100,26 +104,30 @@ def extension():
     capability = torch.cuda.get_device_capability()
     if capability < (7, 5):
         raise RuntimeError("this module needs a GPU of compute capability 7.5 or newer, not {}.{}".format(*capability))
-    hopper = capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12
-    flags = [f"-DTESSERA_SPLIT={int(hopper)}"]
+    if capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12:
+        target, split_kernels = 90, [PACK_KERNELS, WGMMA_KERNEL]
+    elif capability >= (8, 0):
+        target, split_kernels = 80, [PACK_KERNELS, MMA_KERNEL]
+    else:
+        target, split_kernels = 0, []
+    flags = ["-DTESSERA_SPLIT={}".format(target)]
     if int(torch.__version__.split(".")[0]) < 2:
-        flags.append("-std=c++17")  # older than what the kernels need by default
-    # Hopper's matrix instructions are for sm_90a alone. A torch that adds architectures of its own to these flags takes them from the
-    # environment; it is given one that no Hopper GPU would take instead.
-    architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if hopper else []
-    environment = {"TORCH_CUDA_ARCH_LIST": "8.0"} if hopper else {}
-    with mock.patch.dict(os.environ, environment):
+        flags.append("-std=c++17")  # older torches compile in an older C++
+    # Hopper's matrix instruction is for sm_90a alone. A torch that adds architectures of its own to these flags takes
+    # them from the environment; there it finds one that no Hopper GPU would run instead.
+    architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if target == 90 else []
+    with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": "8.0"} if target == 90 else {}):
         return load_inline(
-            name="tessera_9_tall_skinny_{}".format("sm90a" if hopper else "portable"),
+            name="tessera_9_tall_skinny_{}".format(target),
             cpp_sources=[ARGUMENTS, HOST],
-            cuda_sources=[ARGUMENTS, IEEE_KERNELS] + ([SPLIT_KERNELS] if hopper else []),
+            cuda_sources=[ARGUMENTS, IEEE_KERNELS] + split_kernels,
             functions=["multiply"],
             extra_cflags=["-O2"] + flags,
             extra_cuda_cflags=["-O3"] + flags + architecture,
         )
 
 
-# ---- Host side, C++ ---------------------------------------------------------------------------------------------------------
+# ---- Host side, C++ ------------------------------------------------------------------------------------------------
 
 HOST = r"""
 /* The host side: checks the tensors, plans the product, takes memory from torch and queues the kernels on the current
@@ -135,11 +143,15 @@ extern "C" void ieee_tile_128x128(ieee_args);
 extern "C" void ieee_tile_128x64(ieee_args);
 extern "C" void ieee_tile_64x64(ieee_args);
 extern "C" void ieee_reduce(ieee_args);
+#if TESSERA_SPLIT == 90
+extern "C" void split_fp32_sm90(split_args);
+#elif TESSERA_SPLIT == 80
+extern "C" void split_fp32_mma_sm80(split_args);
+#endif
 #if TESSERA_SPLIT
 extern "C" void pack_sample(pack_pair_args);
 extern "C" void pack_split(pack_pair_args);
 extern "C" void pack_rescale(pack_pair_args);
-extern "C" void split_fp32_sm90(split_args);
 extern "C" void split_reduce(split_args);
 #endif
 
@@ -213,8 +225,13 @@ struct cuda_context {
 
 enum cuda_kernel_id {
     IEEE_TILE_128X128, IEEE_TILE_128X64, IEEE_TILE_64X64, IEEE_REDUCE,
+#if TESSERA_SPLIT == 90
+    SPLIT_FP32_SM90,
+#elif TESSERA_SPLIT == 80
+    SPLIT_FP32_MMA_SM80,
+#endif
 #if TESSERA_SPLIT
-    SPLIT_FP32_SM90, PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
+    PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
 #endif
     CUDA_KERNELS
 };
@@ -225,8 +242,12 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
     {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, false, 97},
     {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, false, 84},
     {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, false, 0},
-#if TESSERA_SPLIT
+#if TESSERA_SPLIT == 90
     {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 2, true, 570},
+#elif TESSERA_SPLIT == 80
+    {"split_fp32_mma_sm80", (const void *)split_fp32_mma_sm80, FAMILY_SPLIT, AMPERE, ANY_NEWER, 128, 128, 64, 256, SPLIT_FP32_MMA_SM80_SHARED, 1, 2, true, 250},
+#endif
+#if TESSERA_SPLIT
     {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 0, true, 0},
     {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
     {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
@@ -239,9 +260,12 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
            kernel->shared_bytes <= device->shared_per_block;
 }
 
+/* As in src/cuda/kernels.c: some GPUs have half the float32 units, some a quarter of mma's rate. */
 double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
-    const bool few_float32_units = device->capability <= 80; /* 64 of them */
-    return kernel->family != FAMILY_SPLIT && few_float32_units ? kernel->rate / 2 : kernel->rate;
+    const int capability = device->capability;
+    const bool for_graphics = capability / 10 == 12 || (capability > 80 && capability < 90);
+    if (kernel->family != FAMILY_SPLIT) return capability <= 80 ? kernel->rate / 2 : kernel->rate;
+    return for_graphics ? kernel->rate / 4 : kernel->rate;
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
@@ -388,7 +412,7 @@ way ieee_way(const cuda_device *device, const tsr_problem *p) {
     return best;
 }
 
-#if TESSERA_SPLIT /* compiled for Hopper: the kernels that multiply split operands are there */
+#if TESSERA_SPLIT /* kernels that multiply split operands are there: 90, with wgmma; 80, with mma.sync; 0, none */
 /* From src/cuda/plan.h. */
 
 /* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from
@@ -454,14 +478,14 @@ cuda_plan plan_of(const cuda_device *device, const tsr_problem *p, bool ieee) {
     way best = ieee_way(device, p);
     cuda_plan plan = {};
 #if TESSERA_SPLIT
-    const cuda_kernel *kernel = &cuda_kernels[SPLIT_FP32_SM90];
-    if (!ieee && p->k >= LEAST_SPLIT_K) {
-        const way packed = split_way(device, kernel, p);
-        if (packed.cycles < best.cycles) {
-            best = packed;
-            plan.split = true;
+    for (const cuda_kernel &kernel : cuda_kernels)
+        if (!ieee && p->k >= LEAST_SPLIT_K && kernel.family == FAMILY_SPLIT && cuda_kernel_runs_on(&kernel, device)) {
+            const way packed = split_way(device, &kernel, p);
+            if (packed.cycles < best.cycles) {
+                best = packed;
+                plan.split = true;
+            }
         }
-    }
 #endif
     plan.device = device;
     plan.multiply = best.kernel;
@@ -495,7 +519,7 @@ const cuda_device *device_of(int ordinal) {
         d.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
         d.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
         d.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-        TORCH_CHECK(!TESSERA_SPLIT || d.capability == HOPPER, "this module was compiled for compute capability 9.0, but GPU ",
+        TORCH_CHECK(TESSERA_SPLIT != 90 || d.capability == HOPPER, "this module was compiled for compute capability 9.0, but GPU ",
                     ordinal, " has ", d.capability / 10, ".", d.capability % 10);
         for (const cuda_kernel &kernel : cuda_kernels)
             if (cuda_kernel_runs_on(&kernel, &d))
@@ -523,7 +547,7 @@ tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void *args) 
     TORCH_CHECK(blocks.x <= INT32_MAX && blocks.y <= UINT16_MAX && blocks.z <= UINT16_MAX, kernel->name, " would need ",
                 blocks.x, " x ", blocks.y, " x ", blocks.z, " blocks, more than a grid may have");
     const dim3 size((unsigned)blocks.x, (unsigned)blocks.y, (unsigned)blocks.z), threads((unsigned)kernel->threads);
-#if TESSERA_SPLIT && CUDART_VERSION >= 12000
+#if TESSERA_SPLIT == 90 && CUDART_VERSION >= 12000
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -828,7 +852,7 @@ torch::Tensor multiply(torch::Tensor left, bool left_transposed, torch::Tensor r
 }
 """
 
-# ---- What the host hands to the kernels, C ----------------------------------------------------------------------------------
+# ---- What the host hands to the kernels, C -------------------------------------------------------------------------
 
 ARGUMENTS = r"""
 /* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler. */
@@ -969,7 +993,7 @@ typedef struct pack_pair_args {
 } pack_pair_args;
 """
 
-# ---- Plain float32 kernels, CUDA --------------------------------------------------------------------------------------------
+# ---- Kernels in plain float32, CUDA --------------------------------------------------------------------------------
 
 IEEE_KERNELS = r"""
 /* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
@@ -1660,11 +1684,10 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
 } // namespace ieee_reduce
 """
 
-# ---- Kernels that split operands and multiply them on Hopper's tensor cores, CUDA ---------------------------------------------
+# ---- Kernels that split operands, and that add up sums, CUDA -------------------------------------------------------
 
-SPLIT_KERNELS = r"""
-/* Compiled for Hopper alone. */
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+PACK_KERNELS = r"""
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 /* split.cuh: what the kernels that make split operands (pack.cu) and multiply them (split_*.cu) have in common, whatever
  * instruction multiplies: scales, the order of the tiles, where their rows lie in the panels (args.h), and how their
@@ -2217,6 +2240,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
 }
 } // namespace pack
 
+namespace split_reduce {
+/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
+ *
+ * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
+ * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
+ * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
+ * batch.
+ */
+
+constexpr int THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
+    wait_for_previous_kernel();
+    const int batch = blockIdx.y;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
+    if (index >= size) return;
+    const int row = (int)(index / g.n), col = (int)(index % g.n);
+    if (!is_ours(g, batch, row, col)) return;
+    const float *part = g.partial + batch * g.slices * size + index;
+    float sum = 0;
+    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
+    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
+    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
+                        col * g.source.col_stride;
+    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
+}
+} // namespace split_reduce
+
+#endif
+"""
+
+# ---- The kernel that multiplies split operands on Hopper, CUDA -----------------------------------------------------
+
+WGMMA_KERNEL = r"""
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 /* wgmma.cuh: the few Hopper instructions the split kernels are made of: matrix products of a warpgroup from shared
  * memory, straight copies from device to shared memory, and the barriers between them. */
 
@@ -2568,33 +2627,326 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 }
 } // namespace split_wgmma_sm90
 
-namespace split_reduce {
-/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
+#endif
+"""
+
+# ---- The kernel that multiplies split operands on Ampere and newer, CUDA --------------------------------------------
+
+MMA_KERNEL = r"""
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+#include <stddef.h>
+namespace split_mma_sm80 {
+/* split_mma_sm80.cu: C = alpha*A*B + beta*S from split operands (args.h) on the matrix instruction every GPU since
+ * Ampere has.
  *
- * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
- * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
- * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
- * batch.
+ *   split_fp32_mma_sm80   three products, float32 accuracy   tile 128 x 128   256 threads
+ *   split_tf32_mma_sm80   one product                        tile 128 x 256   256 threads
+ *
+ * Arithmetic of the three products, as in split_wgmma_sm90.cu: with A = hi_a + lo_a 2^-11 and B likewise (scaled),
+ *
+ *     d  = hi_a*hi_b                  a fresh sum for each stage of k: the tensor cores truncate as they accumulate
+ *     v += d                          by ordinary float32 additions
+ *     q += hi_a*lo_b + lo_a*hi_b      one sum for all of k: 2^11 smaller, so its truncation does not matter
+ *
+ * and C = (v + q 2^-11) * 2^-(e_a + e_b). A stage is half the block that docs/numerics.md counts with: less than half
+ * the truncation and twice the additions, within the same bound. tf32 sums hi_a*hi_b over all of k.
+ *
+ * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16
+ * x 8. Blocks stay and take every gridDim-th tile.
+ *
+ * Stages. A stage is half a block of k, STAGE_K, of both operands' tiles: rows of 64 bytes, in which 16-byte chunk c of
+ * row r lies at c ^ (r/2 % 4), so that the eight rows that ldmatrix reads at once fall on all banks. (The panels' own
+ * order within half a row, c ^ (r % 4), would let rows r and r + 4 meet.) Copies run two stages ahead of the products,
+ * into the next tile where this one ends, and go on while C is written through the stage that is free.
+ *
+ * Fragments are read from shared memory one group of products ahead of those that need them, the next stage's too: a
+ * stage's last reads come before its last products, and its one barrier stands between, so that there is work left to
+ * issue behind it.
+ *
+ * Names: t stage; i, j fragment along m and n; e element of a thread's fragment.
+ * Limits: 255 registers; 97 KB of shared memory (every one of these GPUs has 99); one block per SM.
  */
 
-constexpr int THREADS = 128;
+namespace {
 
-extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
-    wait_for_previous_kernel();
-    const int batch = blockIdx.y;
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
-    if (index >= size) return;
-    const int row = (int)(index / g.n), col = (int)(index % g.n);
-    if (!is_ours(g, batch, row, col)) return;
-    const float *part = g.partial + batch * g.slices * size + index;
-    float sum = 0;
-    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
-    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
-    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
-                        col * g.source.col_stride;
-    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
+constexpr int THREADS = 256;
+constexpr int WARPS_M = 2, WARP_M = 64;
+constexpr int FRAGMENT_M = 16, FRAGMENT_N = 8, FRAGMENT_K = 16; /* of the instruction */
+constexpr int FRAGMENTS_M = WARP_M / FRAGMENT_M;                /* of a warp */
+constexpr int STAGES = 3, AHEAD = STAGES - 1, STAGE_K = SPLIT_K / 2, STEPS = STAGE_K / FRAGMENT_K;
+constexpr int ROW_BYTES = STAGE_K * 2, CHUNK = 16, CHUNKS = ROW_BYTES / CHUNK;
+constexpr int COPY_ROWS = THREADS / CHUNKS; /* rows the block copies at once */
+
+static_assert(STEPS == 2 && CHUNKS == 4, "the order of chunks in a row is made for four of them, two for each step");
+static_assert(COPY_ROWS % 8 == 0, "a thread copies the same chunk of all its rows");
+
+/* ---- Instructions ------------------------------------------------------------------------------------------------ */
+
+/* A predicate, not a branch, so that copies can stand between products. */
+__device__ void copy_16(uint32_t to, const void *from, bool wanted) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+                 "l"(from), "r"((int)wanted)
+                 : "memory");
 }
-} // namespace split_reduce
+
+__device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* Four 8 x 8 matrices; lane l names row l % 8 of matrix l / 8. */
+__device__ void load_matrices(uint32_t *to, uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* d (16 x 8) = a (16 x 16) * b (8 x 16)^T + (accumulate ? d : 0). */
+__device__ void mma(float *d, const uint32_t *a, const uint32_t *b, bool accumulate = true) {
+    const float c0 = accumulate ? d[0] : 0, c1 = accumulate ? d[1] : 0, c2 = accumulate ? d[2] : 0,
+                c3 = accumulate ? d[3] : 0;
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c0), "f"(c1), "f"(c2),
+                   "f"(c3));
+}
+
+/* ---- Copying stages ---------------------------------------------------------------------------------------------- */
+
+template <int TILE_M, int TILE_N, int PIECES> struct stage {
+    uint8_t a[PIECES][TILE_M * ROW_BYTES];
+    uint8_t b[PIECES][TILE_N * ROW_BYTES];
+};
+
+/* A tile, and where its rows are in the first block of k. A tile that does not exist has no rows. */
+template <int TILE_M, int TILE_N, int PIECES> struct tile {
+    static_assert(TILE_M == PANEL_ROWS && TILE_N % PANEL_ROWS == 0, "strips are whole panels");
+    static constexpr int STRIPS = 1 + TILE_N / PANEL_ROWS; /* of A, of B */
+    work at;
+    strip strips[STRIPS];
+
+    __device__ void find(const split_args &g, int index) {
+        const bool exists = index < work_count(g);
+        at = work_at<TILE_M, TILE_N>(g, exists ? index : 0);
+        strips[0] = strip_at<PANEL_ROWS, PIECES>(g.a, g.m, g.k_blocks, at.batch, at.m0, at.kb_begin);
+        for (int i = 1; i < STRIPS; i++)
+            strips[i] = strip_at<PANEL_ROWS, PIECES>(g.b, g.n, g.k_blocks, at.batch, at.n0 + (i - 1) * PANEL_ROWS,
+                                                     at.kb_begin);
+        if (!exists)
+            for (int i = 0; i < STRIPS; i++) strips[i].bytes = 0;
+    }
+
+    __device__ int stages() const { return (at.kb_end - at.kb_begin) * (SPLIT_K / STAGE_K); }
+};
+
+/* What one thread copies of a tile, stage after stage: a chunk of every COPY_ROWS-th row. In the panels, where a row is
+ * two stages long, chunk c of half h of row r lies in half h ^ (r/4 % 2) at c ^ (r % 4). */
+template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
+    typedef tile<TILE_M, TILE_N, PIECES> TILE;
+    typedef stage<TILE_M, TILE_N, PIECES> STAGE;
+    const uint8_t *from[TILE::STRIPS];
+    uint32_t piece_stride[TILE::STRIPS];
+    int rows[TILE::STRIPS]; /* from this thread's first on */
+    uint32_t to;            /* in a stage */
+    int half;               /* that comes next */
+
+    __device__ tile_source() {
+        const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS ^ row % 4;
+        to = row * ROW_BYTES + (chunk ^ row / 2 % 4) * CHUNK;
+    }
+
+    __device__ void begin(const TILE &t) {
+        const int row = threadIdx.x / CHUNKS;
+#pragma unroll
+        for (int i = 0; i < TILE::STRIPS; i++) {
+            const strip s = t.strips[i];
+            from[i] = s.from + row * SPLIT_ROW_BYTES + row / 4 % 2 * ROW_BYTES + threadIdx.x % CHUNKS * CHUNK;
+            piece_stride[i] = s.piece_stride;
+            rows[i] = (int)(s.bytes / SPLIT_ROW_BYTES) - row;
+        }
+        half = 0;
+    }
+
+    __device__ void copy_next(uint32_t stage) {
+#pragma unroll
+        for (int i = 0; i < TILE::STRIPS; i++) {
+            const uint32_t piece_bytes = i == 0 ? sizeof(STAGE::a[0]) : sizeof(STAGE::b[0]);
+            const uint32_t there = stage + to + (i == 0 ? 0 : offsetof(STAGE, b) + (i - 1) * PANEL_ROWS * ROW_BYTES);
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++)
+#pragma unroll
+                for (int r = 0; r < PANEL_ROWS; r += COPY_ROWS)
+                    copy_16(there + piece * piece_bytes + r * ROW_BYTES,
+                            from[i] + piece * piece_stride[i] + r * SPLIT_ROW_BYTES, r < rows[i]);
+            from[i] = (const uint8_t *)((uintptr_t)from[i] ^ ROW_BYTES) + (half ? PIECES * piece_stride[i] : 0);
+        }
+        half ^= 1;
+        close_copies();
+    }
+};
+
+/* ---- Fragments --------------------------------------------------------------------------------------------------- */
+
+/* Where a lane reads a warp's fragments in a stage, 16 rows and 16 of k at a time: one fragment of A, two of B. The
+ * second step's chunks are the first's with bit 1 of their place turned, which is bit 5 of the address. */
+template <typename STAGE> struct fragment_reader {
+    uint32_t a, b;
+
+    __device__ fragment_reader(int row, int col) {
+        const int lane = threadIdx.x % 32;
+        a = offsetof(STAGE, a) + (row + lane % 16) * ROW_BYTES + (lane / 16 ^ lane / 2 % 4) * CHUNK;
+        b = offsetof(STAGE, b) + (col + lane / 16 * 8 + lane % 8) * ROW_BYTES + (lane / 8 % 2 ^ lane / 2 % 4) * CHUNK;
+    }
+
+    __device__ void load_a(uint32_t (&to)[4], uint32_t stage, int piece, int step, int i) const {
+        load_matrices(to, ((stage + a) ^ step * 2 * CHUNK) + piece * sizeof(STAGE::a[0]) + i * FRAGMENT_M * ROW_BYTES);
+    }
+
+    template <int N> __device__ void load_b(uint32_t (&to)[N][2], uint32_t stage, int piece, int step) const {
+#pragma unroll
+        for (int j = 0; j < N; j += 2)
+            load_matrices(to[j],
+                          ((stage + b) ^ step * 2 * CHUNK) + piece * sizeof(STAGE::b[0]) + j * FRAGMENT_N * ROW_BYTES);
+    }
+};
+
+/* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
+
+/* A warp's part of a tile, WARP_M rows from row0 and 8 N columns from col0, which lie in one panel of A and one of B.
+ */
+template <int N>
+__device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
+                      out_buffer &out) {
+    if (row0 >= g.m || col0 >= g.n || !is_ours(g, w.batch, row0, col0)) return;
+    const int lane = threadIdx.x % 32;
+    const destination d = destination_of(g, w);
+#pragma unroll
+    for (int j = 0; j < N; j += OUT_COLS / FRAGMENT_N) {
+        const int exponent_b = exponent_of(g.b, w.batch, col0 + j * FRAGMENT_N + lane, g.n);
+#pragma unroll
+        for (int i = 0; i < FRAGMENTS_M; i++) {
+            const int row = row0 + i * FRAGMENT_M;
+            const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
+            write_out(g, d, row, col0 + j * FRAGMENT_N, &v[i][j][0], exponent_a, exponent_b, out);
+        }
+    }
+}
+
+/* ---- The ring of stages ------------------------------------------------------------------------------------------ */
+
+extern __shared__ __align__(128) uint8_t shared_memory[]; /* STAGES stages */
+
+template <typename STAGE> struct stage_ring {
+    static constexpr uint32_t BYTES = sizeof(STAGE);
+    static_assert(STAGES * BYTES <= 97 * 1024,
+                  "what a block may use on every GPU since Ampere, less what the tiles take");
+    static_assert(THREADS / 32 * sizeof(out_buffer) <= BYTES, "C is written through one stage");
+    uint32_t first, now, free; /* addresses: of the ring, of stage t, of the place that t - 1 left to t + AHEAD */
+
+    __device__ stage_ring() {
+        first = now = (uint32_t)__cvta_generic_to_shared(shared_memory);
+        free = first + AHEAD * BYTES;
+    }
+
+    /* Goes on to stage t + 1 once it has landed and all have read the last of t. */
+    __device__ void advance() {
+        wait_copies<AHEAD - 1>();
+        __syncthreads();
+        free = now;
+        now = now == first + AHEAD * BYTES ? first : now + BYTES;
+    }
+
+    __device__ out_buffer &free_as_out(int warp) const {
+        return ((out_buffer *)(shared_memory + (free - first)))[warp];
+    }
+};
+
+} // namespace
+
+/* ---- fp32 -------------------------------------------------------------------------------------------------------- */
+
+namespace fp32 {
+constexpr int TILE_M = 128, TILE_N = 128, WARP_N = 32, N = WARP_N / FRAGMENT_N;
+typedef stage<TILE_M, TILE_N, 2> STAGE;
+typedef tile<TILE_M, TILE_N, 2> TILE;
+static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share out the tile");
+static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
+static_assert(STAGES * sizeof(STAGE) == SPLIT_FP32_MMA_SM80_SHARED, "what the host asks for");
+} // namespace fp32
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(const __grid_constant__ split_args g) {
+    using namespace fp32;
+    const int warp = threadIdx.x / 32, row = warp % WARPS_M * WARP_M, col = warp / WARPS_M * WARP_N;
+    const fragment_reader<STAGE> read(row, col);
+    stage_ring<STAGE> ring;
+    __shared__ TILE tiles[2]; /* this one and the next, in turn */
+    wait_for_previous_kernel();
+    if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
+    __syncthreads();
+    tile_source<TILE_M, TILE_N, 2> source; /* AHEAD stages ahead of the products */
+    source.begin(tiles[0]);
+    for (int t = 0; t < AHEAD; t++) source.copy_next(ring.first + t * sizeof(STAGE));
+    wait_copies<AHEAD - 1>();
+    __syncthreads();
+
+    uint32_t a_hi[STEPS][4], a_lo[STEPS][4], b_hi[STEPS][N][2], b_lo[STEPS][N][2]; /* of one i; of the whole stage */
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        read.load_a(a_hi[step], ring.now, 0, step, 0);
+        read.load_a(a_lo[step], ring.now, 1, step, 0);
+        read.load_b(b_hi[step], ring.now, 0, step);
+        read.load_b(b_lo[step], ring.now, 1, step);
+    }
+    for (int index = blockIdx.x, turn = 0; index < work_count(g); index += gridDim.x, turn ^= 1) {
+        const int stages = tiles[turn].stages();
+        float q[FRAGMENTS_M][N][4] = {}, v[FRAGMENTS_M][N][4] = {};
+#pragma unroll 1
+        for (int t = 0; t < stages; t++) {
+            if (t + AHEAD == stages) source.begin(tiles[turn ^ 1]);
+            source.copy_next(ring.free);
+#pragma unroll
+            for (int i = 0; i < FRAGMENTS_M; i++) {
+                float d[N][4];
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+                    for (int j = 0; j < N; j++) mma(q[i][j], a_hi[step], b_lo[step][j]);
+#pragma unroll
+                    for (int j = 0; j < N; j++) mma(d[j], a_hi[step], b_hi[step][j], step > 0);
+#pragma unroll
+                    for (int j = 0; j < N; j++) mma(q[i][j], a_lo[step], b_hi[step][j]);
+                    if (i + 1 < FRAGMENTS_M) {
+                        read.load_a(a_hi[step], ring.now, 0, step, i + 1);
+                        read.load_a(a_lo[step], ring.now, 1, step, i + 1);
+                        continue;
+                    }
+                    if (step == 0) ring.advance();
+                    read.load_a(a_hi[step], ring.now, 0, step, 0);
+                    read.load_a(a_lo[step], ring.now, 1, step, 0);
+                    read.load_b(b_hi[step], ring.now, 0, step);
+                    read.load_b(b_lo[step], ring.now, 1, step);
+                }
+#pragma unroll
+                for (int j = 0; j < N; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) v[i][j][e] += d[j][e];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < FRAGMENTS_M; i++)
+#pragma unroll
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[i][j][e] = fmaf(q[i][j][e], LO_SCALE, v[i][j][e]);
+        const work w = tiles[turn].at;
+        __syncthreads(); /* all know their tile: its place is free for the one after the next */
+        if (threadIdx.x == 0) tiles[turn].find(g, index + 2 * gridDim.x);
+        store(g, w, w.m0 + row, w.n0 + col, v, ring.free_as_out(warp));
+        __syncthreads(); /* the stage is free again */
+    }
+}
+} // namespace split_mma_sm80
 
 #endif
 """

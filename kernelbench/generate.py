@@ -12,6 +12,7 @@ functions that no kernel of the module uses; and words that KernelBench's checke
 import pathlib
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -23,12 +24,14 @@ WORDS = {"pass": "sweep"}
 REFUSED = [r"\bpass\b", r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+"]
 
 IEEE_SOURCES = ["ieee_tile_128x128.cu", "ieee_tile_128x64.cu", "ieee_tile_64x64.cu", "ieee_reduce.cu"]
-SPLIT_SOURCES = ["pack.cu", "split_wgmma_sm90.cu", "split_reduce.cu"]
+PACK_SOURCES = ["pack.cu", "split_reduce.cu"]
 KERNELS = ["IEEE_TILE_128X128", "IEEE_TILE_128X64", "IEEE_TILE_64X64", "IEEE_REDUCE"]
-SPLIT_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "PACK_RESCALE", "SPLIT_REDUCE"]
+PACK_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "PACK_RESCALE", "SPLIT_REDUCE"]
 
-# The multiply kernels for split operands: what each leaves unused of split_wgmma_sm90.cu.
-SECTIONS = {"SPLIT_FP32_SM90": "fp32, 384 threads", "SPLIT_FP32_SM90_T128": "fp32, 128 threads", "SPLIT_TF32_SM90": "tf32, 384 threads"}
+# Sources of the kernels that multiply split operands, and the section of each of their kernels.
+WGMMA = ("split_wgmma_sm90.cu", {"SPLIT_FP32_SM90": "fp32, 384 threads", "SPLIT_FP32_SM90_T128": "fp32, 128 threads",
+                                 "SPLIT_TF32_SM90": "tf32, 384 threads"})
+MMA = ("split_mma_sm80.cu", {"SPLIT_FP32_MMA_SM80": "fp32", "SPLIT_TF32_MMA_SM80": "tf32"})
 
 
 # ---- The problems ---------------------------------------------------------------------------------------------------------
@@ -43,7 +46,8 @@ class Problem:
     inputs: str  # lines of get_inputs
     transposed: tuple = (False, False)
     kind: str = "matrix"  # matrix, batch, rows: A's leading dimensions are rows, upper, lower: of C the triangle
-    multiply: str = "SPLIT_FP32_SM90"
+    wgmma: str = "SPLIT_FP32_SM90"
+    mma: str = "SPLIT_FP32_MMA_SM80"  # "" for none
 
     @property
     def file(self):
@@ -95,7 +99,7 @@ PROBLEMS = [
     Problem(17, "transposed_b", "Matrix product, B transposed", "A @ B.T", "A: (M, K), B: (N, K), C: (M, N)",
             rand("2048, 8192", "4096, 8192"), transposed=(False, True)),
     Problem(18, "transposed_both", "Matrix product, both transposed", "A.T @ B.T", "A: (K, M), B: (N, K), C: (M, N)",
-            rand("8192, 2048", "4096, 8192"), transposed=(True, True), multiply="SPLIT_FP32_SM90_T128"),
+            rand("8192, 2048", "4096, 8192"), transposed=(True, True), wgmma="SPLIT_FP32_SM90_T128", mma=""),
 ]
 
 
@@ -179,24 +183,28 @@ def kernel_row(name):
     return f"    {{{symbol}, (const void *){symbol.strip(chr(34))}, {family}, {', '.join(rest)}}},\n"
 
 
+def by_target(problem, of):
+    """Lines for the kernels that are there for any GPU, and inside of conditions for those that TESSERA_SPLIT brings along."""
+    mma = f"#elif TESSERA_SPLIT == 80\n{of([problem.mma])}" if problem.mma else ""
+    return f"{of(KERNELS)}#if TESSERA_SPLIT == 90\n{of([problem.wgmma])}{mma}#endif\n#if TESSERA_SPLIT\n{of(PACK_KERNELS)}#endif\n"
+
+
 def kernel_table(problem):
-    multiply = [problem.multiply, *SPLIT_KERNELS]
-    lines = ["enum cuda_kernel_id {\n", "    " + ", ".join(KERNELS) + ",\n", "#if TESSERA_SPLIT\n", "    " + ", ".join(multiply) + ",\n",
-             "#endif\n", "    CUDA_KERNELS\n", "};\n\n",
-             "/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */\n",
-             "const cuda_kernel cuda_kernels[CUDA_KERNELS] = {\n", *map(kernel_row, KERNELS), "#if TESSERA_SPLIT\n",
-             *map(kernel_row, multiply), "#endif\n", "};\n"]
-    return "".join(lines)
+    names = by_target(problem, lambda kernels: "    " + ", ".join(kernels) + ",\n")
+    rows = by_target(problem, lambda kernels: "".join(map(kernel_row, kernels)))
+    return (f"enum cuda_kernel_id {{\n{names}    CUDA_KERNELS\n}};\n\n"
+            "/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */\n"
+            f"const cuda_kernel cuda_kernels[CUDA_KERNELS] = {{\n{rows}}};\n")
 
 
-def prototypes(*kernel_sources):
+def prototypes(problem):
     """The kernels as the host compiler sees them: functions whose addresses name them."""
-    kernels = re.findall(r'extern "C" __global__ void[^(]*(?:\([^)]*\) )?(\w+)\(const __grid_constant__ (\w+) \w+\)', "".join(kernel_sources))
-    return "".join(f'extern "C" void {name}({arguments});\n' for name, arguments in kernels)
+    sources = "".join((CUDA / name).read_text() for name in [*IEEE_SOURCES, *PACK_SOURCES, WGMMA[0], MMA[0]])
+    kernels = dict(re.findall(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\(const __grid_constant__ (\w+) \w+\)', sources))
+    return by_target(problem, lambda names: "".join(f'extern "C" void {name.lower()}({kernels[name.lower()]});\n' for name in names))
 
 
-def host(problem, kernel_sources):
-    ieee, split = kernel_sources
+def host(problem):
     text = (HERE / "host.cpp.in").read_text()
 
     def taken(match):
@@ -206,30 +214,63 @@ def host(problem, kernel_sources):
         return f"/* From {path}. */\n\n" + "\n".join(parts) + "\n"
 
     text = re.sub(r"^@from (\S+): (.*)\n", taken, text, flags=re.M)
-    text = text.replace("@prototypes", prototypes(ieee) + "#if TESSERA_SPLIT\n" + prototypes(split) + "#endif\n")
-    text = text.replace("@kernels", kernel_table(problem)).replace("@multiply_id", problem.multiply)
-    text = text.replace("@dimensions", "3" if problem.kind == "batch" else "2").replace("@mismatch", problem.mismatch)
-    return text
+    text = text.replace("@prototypes", prototypes(problem)).replace("@kernels", kernel_table(problem))
+    return text.replace("@dimensions", "3" if problem.kind == "batch" else "2").replace("@mismatch", problem.mismatch)
 
 
-def split_kernels(problem, seen):
-    unused = {"split_wgmma_sm90.cu": [title for kernel, title in SECTIONS.items() if kernel != problem.multiply]}
-    text = "".join(source(CUDA / name, seen, unused.get(name, ())) for name in SPLIT_SOURCES)
-    text = without(text, definition(text, "wgmma_64x256x16"))
-    return ("/* Compiled for Hopper alone. */\n#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)\n" + text + "\n#endif\n")
+def guarded(condition, text):
+    """The host's side of a kernel is compiled whatever the GPU."""
+    return f"#if !defined(__CUDA_ARCH__) || {condition}\n\n{text}\n#endif\n"
+
+
+def multiply_kernel(name, of, seen):
+    """One of the kernels that multiply split operands."""
+    path, sections = of
+    return source(CUDA / path, set(seen), [title for kernel, title in sections.items() if kernel != name])
+
+
+def wrapped(text):
+    """Paragraphs filled to 120 columns, but for those that are indented."""
+    paragraphs = text.strip("\n").split("\n\n")
+    return "\n\n".join(p if p[0] == " " else textwrap.fill(p, 120, break_on_hyphens=False) for p in paragraphs) + "\n"
+
+
+# What module.py.in has only where there is a kernel for Ampere and newer.
+AMPERE = """\
+    elif capability >= (8, 0):
+        target, split_kernels = 80, [PACK_KERNELS, MMA_KERNEL]
+"""
+MMA_PART = '''
+# ---- The kernel that multiplies split operands on Ampere and newer, CUDA --------------------------------------------
+
+MMA_KERNEL = r"""
+@mma_kernel"""
+'''
 
 
 def module(problem):
     seen = {"args.h"}
-    arguments = source(CUDA / "args.h", seen)
-    ieee = "".join(source(CUDA / name, seen) for name in IEEE_SOURCES)
-    split = split_kernels(problem, seen)
-    parts = {"host": host(problem, (ieee, split)), "arguments": arguments, "ieee_kernels": ieee, "split_kernels": split}
+    parts = {
+        "host": host(problem),
+        "arguments": source(CUDA / "args.h", seen),
+        "ieee_kernels": "".join(source(CUDA / name, seen) for name in IEEE_SOURCES),
+        "pack_kernels": guarded("__CUDA_ARCH__ >= 800", "".join(source(CUDA / name, seen) for name in PACK_SOURCES)),
+    }
+    wgmma = multiply_kernel(problem.wgmma, WGMMA, seen)
+    parts["wgmma_kernel"] = guarded("defined(__CUDA_ARCH_FEAT_SM90_ALL)", without(wgmma, definition(wgmma, "wgmma_64x256x16")))
+    parts["mma_kernel"] = guarded("__CUDA_ARCH__ >= 800", multiply_kernel(problem.mma, MMA, seen)) if problem.mma else ""
     text = (HERE / "module.py.in").read_text()
-    threads = "\nEvery kernel has blocks of exactly 128 threads." if problem.multiply.endswith("_T128") else ""
-    for key, value in {"threads": threads, "number": str(problem.number), "file": problem.file, "title": problem.title, "formula": problem.formula,
+    threads = " Every kernel has blocks of exactly 128 threads." if problem.wgmma.endswith("_T128") else ""
+    where = "on Hopper (compute capability 9.0, CUDA 12 or newer) through wgmma"
+    if problem.mma:
+        where += ", on other GPUs from 8.0 on through mma.sync where that is quicker"
+    steps = "64 (wgmma) or 32 (mma.sync)" if problem.mma else "64"
+    for key, value in {"where": where, "steps": steps, "threads": threads, "number": str(problem.number), "file": problem.file, "title": problem.title, "formula": problem.formula,
                        "shapes": problem.shapes, "inputs": problem.inputs, "forward": problem.forward}.items():
         text = text.replace("@" + key, value)
+    docstring, rest = text[3:].split('"""', 1)
+    text = '"""' + wrapped(docstring) + '"""' + rest
+    text = text.replace("@ampere", AMPERE if problem.mma else "").replace("@mma_part", MMA_PART if problem.mma else "")
     for key, value in parts.items():
         text = text.replace(f"@{key}", tidy(value))
     for word, other in WORDS.items():

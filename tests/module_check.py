@@ -1,7 +1,8 @@
-"""What one module of kernelbench/ does on the GPU, in a process of its own: module_check.py MODULE writes its findings to standard
-output, a line of JSON for each check: its name, and what is wrong (nothing, where all is well).
+"""What one module of kernelbench/ does on the GPU, in a process of its own: module_check.py MODULE [CAPABILITY] writes its findings to
+standard output, a line of JSON for each check: its name, and what is wrong (nothing, where all is well).
 
-The module is all there is of the project: it is loaded from where it lies, and compared with float64.
+The module is all there is of the project: it is loaded from where it lies, and compared with float64. CAPABILITY, such as 8.0, makes
+it choose its kernels as on an older GPU.
 """
 
 import faulthandler
@@ -18,7 +19,9 @@ import torch
 faulthandler.enable()
 PATH = pathlib.Path(sys.argv[1])
 NUMBER = int(PATH.name.split("_")[0])
-HOPPER = torch.cuda.get_device_capability() == (9, 0)
+if len(sys.argv) > 2:
+    torch.cuda.get_device_capability = lambda device=None: tuple(map(int, sys.argv[2].split(".")))
+SPLITS = torch.cuda.get_device_capability() == (9, 0) or (torch.cuda.get_device_capability() >= (8, 0) and NUMBER != 18)
 module = runpy.run_path(str(PATH))
 ModelNew = module["ModelNew"]
 
@@ -230,7 +233,7 @@ def check_kernels():
             if NUMBER == 18:
                 wrong += [f"{precision} {size}: {name} has {threads} threads" for name, threads in kernels if threads != 128]
     split = any(name.startswith("split_fp32") for name, _ in seen["fp32", SIZES[2]])
-    if split != HOPPER:
+    if split != SPLITS:
         wrong.append(f"split kernels were {'' if split else 'not '}used: {seen['fp32', SIZES[2]]}")
     if any(name.startswith("split_") for name, _ in seen["ieee", SIZES[2]]):
         wrong.append("ieee went to the split kernels")

@@ -133,30 +133,37 @@ def standard(headers):
     return "c++17" if (major, minor) < (2, 10) else "c++20"
 
 
-@pytest.mark.parametrize("split", [1, 0])
 @pytest.mark.parametrize("headers", torch_headers() or [pytest.param("", marks=pytest.mark.skip(reason="no headers of a torch with c10/cuda"))])
-def test_host_half_compiles(headers, split, tmp_path):
-    """With whatever torch's headers are here. A torch without CUDA lacks one generated header, which says nothing."""
+def test_host_half_compiles(headers, tmp_path):
+    """With whatever torch's headers are here; for every target, in one file, for the headers take the time. A torch without CUDA lacks
+    a generated one, which says nothing."""
     macros = tmp_path / "c10/cuda/impl/cuda_cmake_macros.h"
     macros.parent.mkdir(parents=True)
     macros.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
-    of = strings(BY_NAME["18_transposed_both" if split else "3_batched"])
+    halves = {target: strings(BY_NAME[name]) for target, name in ((90, "18_transposed_both"), (80, "3_batched"), (0, "1_square"))}
+    included = "".join(sorted(set(re.findall(r"^#include <.*>\n", halves[90]["HOST"], re.M))))
     source = tmp_path / "main.cpp"
-    source.write_text(f"#include <torch/types.h>\n{of['ARGUMENTS']}{of['HOST']}\n")
-    includes = [word for folder in (headers, f"{headers}/torch/csrc/api/include", tmp_path, cuda_headers()) for word in ("-isystem", folder)]
+    source.write_text("#include <torch/types.h>\n" + included + halves[90]["ARGUMENTS"] + "".join(
+        f"#define TESSERA_SPLIT {target}\nnamespace target_{target} {{\n{half['HOST']}}}\n#undef TESSERA_SPLIT\n" for target, half in halves.items()))
+    folders = [headers, f"{headers}/torch/csrc/api/include", tmp_path, cuda_headers()]
     run(need("g++"), "-fsyntax-only", f"-std={standard(headers)}", "-Wall", "-Wno-deprecated-enum-enum-conversion",
-        "-Wno-deprecated-enum-float-conversion", "-Werror", f"-DTESSERA_SPLIT={split}", *includes, source)
+        "-Wno-deprecated-enum-float-conversion", "-Werror", *(word for folder in folders for word in ("-isystem", folder)), source)
 
 
-@pytest.mark.parametrize("name, architectures", [("18_transposed_both", ["80", "90a"]), ("1_square", ["75"])])
-def test_kernels_compile(name, architectures, tmp_path):
-    """As load_inline compiles them; for sm_80 beside sm_90a, where an older torch insists on an architecture of its own."""
+IEEE, HOPPER, AMPERE = ["IEEE_KERNELS"], ["IEEE_KERNELS", "PACK_KERNELS", "WGMMA_KERNEL"], ["IEEE_KERNELS", "PACK_KERNELS", "MMA_KERNEL"]
+
+
+@pytest.mark.parametrize("name, parts, architectures", [
+    pytest.param("18_transposed_both", HOPPER, ["80", "90a"], id="sm_90a beside what an older torch insists on"),
+    pytest.param("8_irregular", AMPERE, ["75", "80"], id="sm_80 beside an older GPU"), pytest.param("1_square", IEEE, ["75"], id="sm_75")])
+def test_kernels_compile(name, parts, architectures, tmp_path):
+    """As load_inline compiles them, but for the optimisation."""
     of = strings(BY_NAME[name])
     source = tmp_path / "cuda.cu"
-    source.write_text("#include <cuda_runtime.h>\n" + of["ARGUMENTS"] + of["IEEE_KERNELS"] + (of["SPLIT_KERNELS"] if "90a" in architectures else ""))
-    codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in architectures]
-    run(need("nvcc"), "-c", "-std=c++17", "-O1", "-Xptxas", "-O1", "--threads", "2", "--expt-relaxed-constexpr", "-D__CUDA_NO_HALF_OPERATORS__",
-        "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__", *codes, "-o", tmp_path / "cuda.o", source)
+    source.write_text("#include <cuda_runtime.h>\n" + of["ARGUMENTS"] + "".join(of[part] for part in parts))
+    codes = [f"-gencode=arch=compute_{code},code=compute_{code}" for code in architectures]
+    run(need("nvcc"), "-fatbin", "-std=c++17", "-O1", "--threads", "2", "--expt-relaxed-constexpr", "-D__CUDA_NO_HALF_OPERATORS__",
+        "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__", *codes, "-o", tmp_path / "cuda.fatbin", source)
 
 
 # ---- On the GPU ---------------------------------------------------------------------------------------------------------------
@@ -166,28 +173,34 @@ def has_gpu():
     return asked.returncode == 0 and shutil.which("nvcc")
 
 
+# Each module for the GPU that is there; and some as they are for older ones.
+CASES = [(name, "") for name in BY_NAME] + [("8_irregular", "8.0"), ("3_batched", "8.0"), ("2_standard", "7.5"), ("18_transposed_both", "8.0")]
+
+
 @pytest.fixture(scope="session")
 def findings(tmp_path_factory):
     """What module_check.py finds of each module, each in a process and folder of its own, some side by side."""
     if not has_gpu():
         pytest.skip("no torch that sees a GPU, or no nvcc")
 
-    def check(path):
-        folder = tmp_path_factory.mktemp(path.stem)
-        shutil.copy(path, folder)
+    def check(case):
+        name, capability = case
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copy(BY_NAME[name], folder)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        ran = subprocess.run([sys.executable, ROOT / "tests/module_check.py", folder / path.name], cwd=folder, capture_output=True, text=True,
-                             timeout=600, env={**environment, "TORCH_EXTENSIONS_DIR": str(folder / "built"), "MAX_JOBS": "2"})
+        ran = subprocess.run([sys.executable, ROOT / "tests/module_check.py", folder / f"{name}.py", *capability.split()], cwd=folder,
+                             capture_output=True, text=True, timeout=600,
+                             env={**environment, "TORCH_EXTENSIONS_DIR": str(folder / "built"), "MAX_JOBS": "2"})
         lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
         return {line["check"]: line["wrong"] for line in lines}, ran.stdout + ran.stderr
 
     with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-        return dict(zip(BY_NAME, pool.map(check, MODULES)))
+        return dict(zip(CASES, pool.map(check, CASES)))
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@each_module
-def test_on_gpu(findings, path, check):
-    found, output = findings[path.stem]
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_on_gpu(findings, case, check):
+    found, output = findings[case]
     assert check in found, output
     assert not found[check], "\n".join(found[check])
