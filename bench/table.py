@@ -1,5 +1,5 @@
-"""Writes the tables of results in README.md from bench/results/, between their markers. With --check: says whether they are
-as the results have them, and exits with 1 where not.
+"""Writes the tables of results in README.md and docs/modules.md from bench/results/, between their markers. With --check: says
+whether they are as the results have them, and exits with 1 where not.
 
     python3 bench/table.py [--check]
 """
@@ -66,15 +66,33 @@ def cpu():
     return "\n".join(lines)
 
 
+def modules():
+    records = load("kernelbench-h200.json")
+    if not records:
+        return "No results yet: `python3 bench/gpu/kernelbench.py`."
+    lines = ["| module | torch | `fp32` | `ieee` | error, torch / `fp32` / `ieee` |", "| --- | --- | --- | --- | --- |"]
+    for number in dict.fromkeys(r["problem"] for r in records):
+        fp32, ieee = ([r for r in records if (r["problem"], r["precision"]) == (number, p)][0] for p in ("fp32", "ieee"))
+        lines.append(f"| `{number}_{fp32['name']}.py` | {fp32['torch_ms']:.3g} ms | {fp32['ms']:.3g} ms, **{fp32['speedup']:.2f} x** | "
+                     f"{ieee['ms']:.3g} ms, {ieee['speedup']:.2f} x | {fp32['torch_error']:.1e} / {fp32['error']:.1e} / {ieee['error']:.1e} |")
+    about = records[0]
+    lines += ["", f"KernelBench at {about['kernelbench_commit']}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, "
+              f"commit {about['commit']}. Each module passes 5 of 5 correctness trials and the checker. A module and torch are timed one after "
+              "the other, for each precision anew. Errors are relative Frobenius errors against float64."]
+    assert all(r["correct"] == "(5 / 5)" and r["checker"] == "valid" for r in records)
+    return "\n".join(lines)
+
+
 def main():
-    path = ROOT / "README.md"
-    text = path.read_text()
-    made = text
-    for name, table in (("gpu", gpu()), ("cpu", cpu())):
-        made = re.sub(rf"(<!-- results: {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table + "\n" + m[2], made, flags=re.S)
-    if "--check" in sys.argv:
-        sys.exit(made != text and "README.md's tables are not those of bench/results: run python3 bench/table.py")
-    path.write_text(made)
+    for name, tables in (("README.md", {"gpu": gpu, "cpu": cpu}), ("docs/modules.md", {"modules": modules})):
+        path = ROOT / name
+        text = made = path.read_text()
+        for marker, table in tables.items():
+            made = re.sub(rf"(<!-- results: {marker} -->\n).*?(<!-- end -->)", lambda m: m[1] + table() + "\n" + m[2], made, flags=re.S)
+        if "--check" not in sys.argv:
+            path.write_text(made)
+        elif made != text:
+            sys.exit(f"{name}'s tables are not those of bench/results: run python3 bench/table.py")
 
 
 if __name__ == "__main__":
