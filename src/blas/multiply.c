@@ -214,8 +214,10 @@ static bool multiply_on_gpu(const struct runtime *r, const blas_product *p, cons
     double share = 0;
     const tsr_status status = tsr_gemm_host(context, p->batch, p->alpha, left, right, p->beta, c, &share);
     if (!status && share > 0) snprintf(taken->device, sizeof taken->device, "cuda:%d", r->settings.gpu);
-    if (status || share < 1)
-        snprintf(taken->failure, sizeof taken->failure, "%.*s", (int)sizeof taken->failure - 1, tsr_last_error());
+    if (!status && share == 1) return true;
+    snprintf(taken->failure, sizeof taken->failure, "%.*s", (int)sizeof taken->failure - 1, tsr_last_error());
+    /* What has failed once is not asked again: a lost GPU stays lost, and one without memory would be asked each time. */
+    if (status != TSR_INVALID_ARGUMENT) atomic_store(&gpu_is, GPU_UNUSABLE);
     return !status;
 }
 

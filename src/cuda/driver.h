@@ -32,7 +32,6 @@
     SYMBOL(cuEventDestroy)             \
     SYMBOL(cuEventQuery)               \
     SYMBOL(cuEventRecord)              \
-    SYMBOL(cuEventSynchronize)         \
     SYMBOL(cuFuncSetAttribute)         \
     SYMBOL(cuGetErrorName)             \
     SYMBOL(cuGetErrorString)           \

@@ -12,7 +12,9 @@
  * Three streams run at once: `in` carries chunks to the GPU, `compute` multiplies, `out` carries blocks back. Each slot
  * for a chunk or block on the GPU has an event: what is copied into it waits until what was there has been used.
  * Ordinary memory cannot be copied by the GPU while others work, so everything passes through a ring of pinned memory,
- * which the threads of the CPU fill and empty together, a piece at a time, a piece being a range of a chunk's elements.
+ * a piece at a time, a piece being a range of a chunk's elements. The thread that calls directs all this, and never waits
+ * where it can go on: pieces are copied into the ring and out of it by the other threads, ahead of what it tells the GPU
+ * to do with them, and by itself where it has nothing better to do.
  *
  * C is written by the CPU alone, from pieces that have arrived whole. So when the GPU fails, it is known to the element
  * what of C is done, the rest of C is as it was, and the CPU computes that rest.
@@ -20,6 +22,7 @@
  * Blocks follow from the shapes, the GPU's memory and options.max_workspace, not from what is free at the moment: the
  * same product gives the same bits. Only where not even that much is free are they made smaller.
  */
+#include <assert.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,12 +37,15 @@
 enum { PIECE_BYTES = 8 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
 enum { COPY_UNIT = 1 << 15, MOST_COPIERS = 32 };                          /* floats of it by one thread; threads */
 enum { IN_PIECES = 4, OUT_PIECES = 4, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
+enum { COPIES = 2 * (IN_PIECES + OUT_PIECES), ONE_COPY = 1 << 16 }; /* copies posted at a time; see struct copy */
+enum { ORDERS = 4 * IN_PIECES };
 enum { MOST_A_SLOTS = 64, B_SLOTS = 3, C_SLOTS = 3 };
+static_assert(PIECE / COPY_UNIT < ONE_COPY, "a copy's units are counted below its number");
 enum { ALIGNMENT = 256 }; /* of slots on the GPU */
 
 /* First choices: large enough for the kernels to be at their best, small enough for copies to begin early. */
 enum { CHUNK_BYTES = 32 << 20, BLOCK_BYTES = 64 << 20 }; /* of A and B together; of C */
-enum { LEAST_BN = 1024, LEAST_BK = 512 };
+enum { LEAST_BN = 2048, LEAST_BK = 1024 };
 
 /* Where the events of each kind begin. */
 enum {
@@ -69,11 +75,36 @@ typedef struct cut {
     size_t a_bytes, b_bytes, c_bytes, workspace; /* of a slot, and of what the kernels need */
 } cut;
 
+/* Elements `first` on of a matrix, numbered along runs (its rows, or its columns where those are contiguous), to or from
+ * the ring. Threads take units of it, from the last to the first. */
+typedef struct copy {
+    float *matrix;
+    int64_t run_length, run_stride, step; /* elements of a run; from one run, and one element, to the next */
+    float *staging;                       /* where element `first` lies */
+    int64_t first, end;
+    bool to_staging;
+    _Atomic uint64_t taking; /* the copy's number * ONE_COPY + units not taken yet */
+    atomic_int left;         /* units not copied yet */
+} copy;
+
+/* What the GPU will be told, in this order, as soon as the copies it depends on are done. */
+typedef struct order {
+    enum { SEND, MULTIPLY, BRING_BACK } what;
+    CUevent after; /* SEND: an event to wait for first; or NULL */
+    copy *copied;  /* SEND: the piece */
+    CUdeviceptr to;
+    int place;         /* of the ring */
+    tsr_problem block; /* MULTIPLY */
+    int a_slot, b_slot;
+    tsr_result c; /* BRING_BACK: where the block goes */
+    CUdeviceptr from;
+} order;
+
 /* A block of C on its way back, its elements in the order in which they lie on the GPU. */
 typedef struct outgoing {
     tsr_result to;
     CUdeviceptr from;
-    int64_t queued, done; /* elements */
+    int64_t queued, copying, done; /* elements: told the GPU; arrived, being copied to C; in C */
 } outgoing;
 
 /* One product under way. */
@@ -83,11 +114,19 @@ typedef struct transfer {
     struct cuda_offload *kept;
     tsr_problem p;
     cut cut;
-    int64_t in_count;                 /* pieces sent so far */
-    int64_t out_queued, out_done;     /* pieces brought back so far, and copied to C */
+    copy copies[COPIES]; /* a ring */
+    _Atomic int64_t copies_posted;
+    atomic_bool over;     /* there will be no more */
+    order orders[ORDERS]; /* another */
+    int64_t orders_given, orders_done;
+    int64_t blocks_ordered, pieces_ordered, a_loads, b_loads;
+    int64_t piece_orders[IN_PIECES];          /* the order that sends what is in the place */
+    int64_t out_queued, out_posted, out_done; /* pieces brought back: told the GPU; posted as copies; in C */
+    copy *out_copies[OUT_PIECES];
     outgoing blocks[C_SLOTS];         /* the last of them, by number */
-    int64_t block_count, block_first; /* begun so far; those before block_first are in C */
-    int64_t a_loads, b_loads;
+    int64_t block_count, block_first; /* told the GPU to bring back; those before block_first are in C */
+    CUdeviceptr workspace;
+    tsr_status status; /* of the first that failed */
 } transfer;
 
 static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
@@ -97,16 +136,6 @@ static size_t aligned(int64_t floats) {
 }
 
 /* ---- Copies by all threads --------------------------------------------------------------------------------------- */
-
-/* Elements `first` to `end` of a matrix, numbered along runs: rows, or columns where those are contiguous. */
-typedef struct copy {
-    float *matrix;
-    int64_t run_length, run_stride, step; /* elements of a run; from one run, and one element, to the next */
-    float *staging;                       /* where element `first` lies */
-    int64_t first, end;
-    bool to_staging;
-    _Atomic int64_t next;
-} copy;
 
 static bool runs_are_columns(int64_t row_stride, int64_t col_stride) { return row_stride == 1 && col_stride != 1; }
 
@@ -142,31 +171,80 @@ static void copy_run(const copy *c, float *in_matrix, float *in_staging, int64_t
         for (int64_t i = 0; i < count; i++) in_matrix[i * c->step] = in_staging[i];
 }
 
-static void copy_units(int member, unsigned met, void *argument) {
-    (void)member, (void)met;
-    copy *c = argument;
-    for (int64_t at; (at = atomic_fetch_add_explicit(&c->next, COPY_UNIT, memory_order_relaxed)) < c->end;) {
-        const int64_t end = least(at + COPY_UNIT, c->end);
-        for (int64_t count; at < end; at += count) {
-            const int64_t run = at / c->run_length, within = at % c->run_length;
-            count = least(end - at, c->run_length - within);
-            copy_run(c, c->matrix + run * c->run_stride + within * c->step, c->staging + (at - c->first), count);
-        }
+/* Unit number `unit` of the copy. */
+static void copy_unit(copy *c, int64_t unit) {
+    int64_t at = c->first + unit * COPY_UNIT;
+    const int64_t end = least(at + COPY_UNIT, c->end);
+    for (int64_t count; at < end; at += count) {
+        const int64_t run = at / c->run_length, within = at % c->run_length;
+        count = least(end - at, c->run_length - within);
+        copy_run(c, c->matrix + run * c->run_stride + within * c->step, c->staging + (at - c->first), count);
     }
 #ifdef __SSE__
     _mm_sfence(); /* stores past the caches are in no order with the others */
 #endif
+    atomic_fetch_sub_explicit(&c->left, 1, memory_order_release);
 }
 
-static void copy_by_all(const transfer *t, copy *c, int64_t first, int64_t end, float *staging, bool to_staging) {
+/* Takes and copies one unit of copy `number`; false where none is left, or it is over and its place has been given to
+ * another. A unit that was taken keeps the place from being given away. */
+static bool help_copy(transfer *t, int64_t number) {
+    copy *c = &t->copies[number % COPIES];
+    uint64_t taking = atomic_load_explicit(&c->taking, memory_order_acquire);
+    do {
+        if (taking / ONE_COPY != (uint64_t)number || taking % ONE_COPY == 0) return false;
+    } while (!atomic_compare_exchange_weak_explicit(&c->taking, &taking, taking - 1, memory_order_acquire,
+                                                    memory_order_acquire));
+    copy_unit(c, (int64_t)(taking % ONE_COPY) - 1);
+    return true;
+}
+
+static bool is_copied(const copy *c) { return atomic_load_explicit(&c->left, memory_order_acquire) == 0; }
+
+static void pause_briefly(void) {
+#ifdef __SSE__
+    _mm_pause();
+#endif
+}
+
+/* What the other threads do: copies in the order in which they were posted. */
+static void copy_for_others(transfer *t) {
+    for (int64_t number = 0;;) {
+        const int64_t posted = atomic_load_explicit(&t->copies_posted, memory_order_acquire);
+        if (number < posted - COPIES) number = posted - COPIES;
+        if (number == posted) {
+            if (atomic_load_explicit(&t->over, memory_order_acquire)) return;
+            pause_briefly();
+        } else if (!help_copy(t, number))
+            number++;
+    }
+}
+
+/* The thread that directs has nothing to do but wait: it copies something, if there is anything to copy. */
+static void help_while_waiting(transfer *t) {
+    const int64_t posted = atomic_load_explicit(&t->copies_posted, memory_order_relaxed);
+    for (int64_t number = posted > COPIES ? posted - COPIES : 0; number < posted; number++)
+        if (help_copy(t, number)) return;
+    pause_briefly();
+}
+
+static copy *post_copy(transfer *t, copy matrix, int64_t first, int64_t end, float *staging, bool to_staging) {
+    const int64_t number = atomic_load_explicit(&t->copies_posted, memory_order_relaxed);
+    copy *c = &t->copies[number % COPIES];
+    while (!is_copied(c)) help_while_waiting(t);
+    c->matrix = matrix.matrix;
+    c->run_length = matrix.run_length;
+    c->run_stride = matrix.run_stride;
+    c->step = matrix.step;
+    c->staging = staging;
     c->first = first;
     c->end = end;
-    c->staging = staging;
     c->to_staging = to_staging;
-    atomic_init(&c->next, first);
-    struct cpu_gang gang = {.work = copy_units, .argument = c};
-    const int64_t most = least(t->context->options.threads, MOST_COPIERS);
-    cpu_gang_run(&gang, (int)least(most, ceil_div(end - first, COPY_UNIT)));
+    const int64_t units = ceil_div(end - first, COPY_UNIT);
+    atomic_store_explicit(&c->left, (int)units, memory_order_relaxed);
+    atomic_store_explicit(&c->taking, (uint64_t)number * ONE_COPY + (uint64_t)units, memory_order_release);
+    atomic_store_explicit(&t->copies_posted, number + 1, memory_order_release);
+    return c;
 }
 
 /* ---- What is kept from call to call ------------------------------------------------------------------------------ */
@@ -252,6 +330,7 @@ static size_t total_bytes(const cut *c) {
 /* Sizes of slots and workspace of the cut as it stands. */
 static tsr_status measure(cut *c, tsr_context *context, const tsr_problem *p) {
     const int64_t chunks = ceil_div(p->k, c->bk);
+    if (chunks > MOST_A_SLOTS) c->keeps_a = false;
     c->a_slots = c->keeps_a ? (int)chunks : (int)least(B_SLOTS, chunks);
     c->a_bytes = aligned(c->bm * c->bk);
     c->b_bytes = aligned(c->bk * c->bn);
@@ -320,41 +399,17 @@ static tsr_status prepare(transfer *t) {
     }
 }
 
-/* ---- To the GPU -------------------------------------------------------------------------------------------------- */
+/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
-static tsr_status driver_status(const transfer *t, CUresult error, const char *doing) {
-    return error ? cuda_fail(error, "%s GPU %d", doing, t->context->cuda->device.ordinal) : TSR_OK;
+static void note(transfer *t, CUresult error, const char *doing) {
+    if (error && !t->status) t->status = cuda_fail(error, "%s GPU %d", doing, t->context->cuda->device.ordinal);
 }
 
-static tsr_status bring_back(transfer *t, bool wait); /* below */
-
-/* Queues the matrix on `in`, a piece at a time, as soon as the piece's place in the ring is free; meanwhile what has come
- * back is taken out of the way. */
-static tsr_status send(transfer *t, copy matrix, int64_t count, CUdeviceptr to) {
-    const cuda_driver *driver = t->driver;
-    struct cuda_offload *kept = t->kept;
-    for (int64_t first = 0; first < count; first += PIECE) {
-        const int place = (int)(t->in_count++ % IN_PIECES);
-        float *staging = kept->staging + (int64_t)place * PIECE;
-        const int64_t end = least(first + PIECE, count);
-        tsr_status status = bring_back(t, false);
-        if (status) return status;
-        CUresult error = driver->cuEventSynchronize(kept->events[PIECE_SENT + place]);
-        if (error) return driver_status(t, error, "waiting for copies to");
-        copy_by_all(t, &matrix, first, end, staging, true);
-        error = driver->cuMemcpyHtoDAsync(to + (size_t)first * sizeof(float), staging,
-                                          (size_t)(end - first) * sizeof(float), kept->in);
-        if (!error) error = driver->cuEventRecord(kept->events[PIECE_SENT + place], kept->in);
-        if (error) return driver_status(t, error, "copying to");
-    }
-    return TSR_OK;
-}
-
-/* Sends an operand's chunk into a slot once the product that read the slot before is done. */
-static tsr_status send_chunk(transfer *t, const tsr_operand *o, CUdeviceptr slot, CUevent used) {
-    const CUresult error = t->driver->cuStreamWaitEvent(t->kept->in, used, 0);
-    if (error) return driver_status(t, error, "ordering copies to");
-    return send(t, copy_of((float *)o->data, o->rows, o->cols, o->row_stride, o->col_stride), o->rows * o->cols, slot);
+/* Waits for an event that has been recorded, doing something useful. */
+static void wait_for(transfer *t, CUevent event, const char *doing) {
+    CUresult error;
+    while ((error = t->driver->cuEventQuery(event)) == CUDA_ERROR_NOT_READY) help_while_waiting(t);
+    note(t, error, doing);
 }
 
 /* ---- And back ---------------------------------------------------------------------------------------------------- */
@@ -368,51 +423,138 @@ static outgoing *next_to_queue(transfer *t) {
     return NULL;
 }
 
-static tsr_status queue_piece(transfer *t, outgoing *block) {
-    const cuda_driver *driver = t->driver;
+/* Tells the GPU to copy the block's next piece into the ring. */
+static void queue_piece(transfer *t, outgoing *block) {
     struct cuda_offload *kept = t->kept;
-    const int place = (int)(t->out_queued % OUT_PIECES);
-    const int64_t count = block->to.rows * block->to.cols, end = least(block->queued + PIECE, count);
-    CUresult error = driver->cuMemcpyDtoHAsync(kept->staging + (int64_t)(IN_PIECES + place) * PIECE,
-                                               block->from + (size_t)block->queued * sizeof(float),
-                                               (size_t)(end - block->queued) * sizeof(float), kept->out);
-    if (!error) error = driver->cuEventRecord(kept->events[PIECE_BACK + place], kept->out);
-    if (error) return driver_status(t, error, "copying from");
+    const int place = (int)(t->out_queued++ % OUT_PIECES);
+    const int64_t end = least(block->queued + PIECE, block->to.rows * block->to.cols);
+    CUresult error = t->driver->cuMemcpyDtoHAsync(kept->staging + (int64_t)(IN_PIECES + place) * PIECE,
+                                                  block->from + (size_t)block->queued * sizeof(float),
+                                                  (size_t)(end - block->queued) * sizeof(float), kept->out);
+    if (!error) error = t->driver->cuEventRecord(kept->events[PIECE_BACK + place], kept->out);
+    note(t, error, "copying from");
     block->queued = end;
-    t->out_queued++;
-    return TSR_OK;
 }
 
-/* Copies the oldest piece that has arrived into C. */
+/* Posts the copy of the oldest piece that has arrived to C. */
 static void deliver_piece(transfer *t) {
-    const int place = (int)(t->out_done % OUT_PIECES);
-    outgoing *block = &t->blocks[t->block_first % C_SLOTS];
+    int64_t number = t->block_first;
+    while (t->blocks[number % C_SLOTS].copying == t->blocks[number % C_SLOTS].queued) number++;
+    outgoing *block = &t->blocks[number % C_SLOTS];
     const tsr_result *c = &block->to;
-    const int64_t count = c->rows * c->cols, end = least(block->done + PIECE, count);
-    copy matrix = copy_of(c->data, c->rows, c->cols, c->row_stride, c->col_stride);
-    copy_by_all(t, &matrix, block->done, end, t->kept->staging + (int64_t)(IN_PIECES + place) * PIECE, false);
-    block->done = end;
-    t->out_done++;
-    if (end == count) t->block_first++;
+    const int place = (int)(t->out_posted++ % OUT_PIECES);
+    const int64_t end = least(block->copying + PIECE, c->rows * c->cols);
+    t->out_copies[place] = post_copy(t, copy_of(c->data, c->rows, c->cols, c->row_stride, c->col_stride),
+                                     block->copying, end, t->kept->staging + (int64_t)(IN_PIECES + place) * PIECE,
+                                     false);
+    block->copying = end;
 }
 
-/* Queues what there is room for and delivers what has arrived. wait: until the oldest block that has been begun is in C,
- * rather than as long as that takes no waiting. */
-static tsr_status bring_back(transfer *t, bool wait) {
-    const int64_t until = t->block_first + wait;
-    do {
-        outgoing *block;
-        tsr_status status = TSR_OK;
-        while (!status && t->out_queued - t->out_done < OUT_PIECES && (block = next_to_queue(t)))
-            status = queue_piece(t, block);
-        if (status || t->out_done == t->out_queued) return status;
-        CUevent event = t->kept->events[PIECE_BACK + t->out_done % OUT_PIECES];
-        const CUresult error = wait ? t->driver->cuEventSynchronize(event) : t->driver->cuEventQuery(event);
-        if (error == CUDA_ERROR_NOT_READY) return TSR_OK;
-        if (error) return driver_status(t, error, "waiting for copies from");
-        deliver_piece(t);
-    } while (!wait || t->block_first < until);
-    return TSR_OK;
+/* Counts the oldest piece whose copy is done as being in C. */
+static void count_piece(transfer *t) {
+    outgoing *block = &t->blocks[t->block_first % C_SLOTS];
+    const int64_t count = block->to.rows * block->to.cols;
+    block->done = least(block->done + PIECE, count);
+    t->out_done++;
+    if (block->done == count) t->block_first++;
+}
+
+/* Takes every step of the way back that is possible without waiting. */
+static void bring_back(transfer *t) {
+    while (t->out_done < t->out_posted && is_copied(t->out_copies[t->out_done % OUT_PIECES])) count_piece(t);
+    for (outgoing *block; !t->status && t->out_queued - t->out_done < OUT_PIECES && (block = next_to_queue(t));)
+        queue_piece(t, block);
+    while (!t->status && t->out_posted < t->out_queued) {
+        const CUresult error = t->driver->cuEventQuery(t->kept->events[PIECE_BACK + t->out_posted % OUT_PIECES]);
+        if (error == CUDA_ERROR_NOT_READY) return;
+        note(t, error, "waiting for copies from");
+        if (!error) deliver_piece(t);
+    }
+}
+
+/* ---- Orders ------------------------------------------------------------------------------------------------------ */
+
+static void carry_out_send(transfer *t, const order *o) {
+    struct cuda_offload *kept = t->kept;
+    CUresult error = o->after ? t->driver->cuStreamWaitEvent(kept->in, o->after, 0) : CUDA_SUCCESS;
+    if (!error)
+        error = t->driver->cuMemcpyHtoDAsync(o->to, kept->staging + (int64_t)o->place * PIECE,
+                                             (size_t)(o->copied->end - o->copied->first) * sizeof(float), kept->in);
+    if (!error) error = t->driver->cuEventRecord(kept->events[PIECE_SENT + o->place], kept->in);
+    note(t, error, "copying to");
+}
+
+/* C block = alpha * A chunk * B chunk + beta * C block, on the GPU. */
+static void carry_out_multiply(transfer *t, const order *o) {
+    struct cuda_offload *kept = t->kept;
+    CUresult error = t->driver->cuEventRecord(kept->events[ARRIVED], kept->in);
+    if (!error) error = t->driver->cuStreamWaitEvent(kept->compute, kept->events[ARRIVED], 0);
+    note(t, error, "ordering products on");
+    if (t->status) return;
+    tsr_plan plan = {.context = t->context, .problem = o->block};
+    t->status = plan_make(&plan);
+    if (t->status) return;
+    /* An edge may be planned with more workspace than the whole; then it takes its own. */
+    const bool fits = plan_workspace(&plan) <= t->cut.workspace;
+    const tsr_launch launch = {kept->compute, fits && t->cut.workspace ? (void *)t->workspace : NULL, t->cut.workspace};
+    t->status = plan_execute(&plan, &o->block, &launch);
+    if (t->status) return;
+    error = t->driver->cuEventRecord(kept->events[A_USED + o->a_slot], kept->compute);
+    if (!error) error = t->driver->cuEventRecord(kept->events[B_USED + o->b_slot], kept->compute);
+    note(t, error, "ordering products on");
+}
+
+static void carry_out_return(transfer *t, const order *o) {
+    CUresult error = t->driver->cuEventRecord(t->kept->events[COMPUTED], t->kept->compute);
+    if (!error) error = t->driver->cuStreamWaitEvent(t->kept->out, t->kept->events[COMPUTED], 0);
+    note(t, error, "ordering copies from");
+    if (!t->status) t->blocks[t->block_count++ % C_SLOTS] = (outgoing){o->c, o->from, 0, 0, 0};
+}
+
+/* Carries out the oldest orders until no more than `most` are left, and those after them that need not be waited for. */
+static void carry_out_orders(transfer *t, int64_t most) {
+    while (!t->status && t->orders_done < t->orders_given) {
+        const order *o = &t->orders[t->orders_done % ORDERS];
+        bring_back(t);
+        if (o->what == SEND && !is_copied(o->copied)) {
+            if (t->orders_given - t->orders_done <= most) return;
+            help_while_waiting(t);
+            continue;
+        }
+        if (t->status) return;
+        if (o->what == SEND)
+            carry_out_send(t, o);
+        else if (o->what == MULTIPLY)
+            carry_out_multiply(t, o);
+        else
+            carry_out_return(t, o);
+        t->orders_done++;
+    }
+}
+
+static order *give_order(transfer *t) {
+    carry_out_orders(t, ORDERS - 1);
+    return &t->orders[t->orders_given++ % ORDERS];
+}
+
+/* Orders the matrix to be sent, a piece at a time; the first of them after an event on the GPU, unless that is NULL.
+ * Copying a piece into the ring begins at once, or when its place is free. */
+static void send(transfer *t, copy matrix, int64_t count, CUdeviceptr to, CUevent after) {
+    for (int64_t first = 0; first < count && !t->status; first += PIECE, after = NULL) {
+        const int64_t number = t->pieces_ordered++, end = least(first + PIECE, count);
+        const int place = (int)(number % IN_PIECES);
+        if (number >= IN_PIECES) {
+            /* What was there before is on its way when its order has been carried out, and gone when its event says so. */
+            carry_out_orders(t, t->orders_given - t->piece_orders[place] - 1);
+            if (!t->status) wait_for(t, t->kept->events[PIECE_SENT + place], "waiting for copies to");
+            if (t->status) return;
+        }
+        copy *copied = post_copy(t, matrix, first, end, t->kept->staging + (int64_t)place * PIECE, true);
+        order *o = give_order(t);
+        t->piece_orders[place] = t->orders_given - 1;
+        *o = (order){
+            .what = SEND, .after = after, .copied = copied, .to = to + (size_t)first * sizeof(float), .place = place};
+    }
 }
 
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
@@ -423,64 +565,46 @@ static tsr_operand part_of(const tsr_operand *o, int64_t row, int64_t col, int64
         o->data + row * o->row_stride + col * o->col_stride, rows, cols, o->row_stride, o->col_stride, 0, NULL};
 }
 
-/* C block = alpha * A chunk * B chunk + beta * C block, on the GPU. */
-static tsr_status multiply_chunk(transfer *t, tsr_problem *block, CUdeviceptr workspace) {
-    CUresult error = t->driver->cuEventRecord(t->kept->events[ARRIVED], t->kept->in);
-    if (!error) error = t->driver->cuStreamWaitEvent(t->kept->compute, t->kept->events[ARRIVED], 0);
-    if (error) return driver_status(t, error, "ordering products on");
-    tsr_plan plan = {.context = t->context, .problem = *block};
-    tsr_status status = plan_make(&plan);
-    const tsr_launch launch = {t->kept->compute, t->cut.workspace ? (void *)workspace : NULL, t->cut.workspace};
-    /* An edge may be planned with more workspace than the whole; then it takes its own. */
-    const bool fits = !status && plan_workspace(&plan) <= t->cut.workspace;
-    return status ? status : plan_execute(&plan, block, fits ? &launch : &(tsr_launch){.stream = t->kept->compute});
+static void send_operand(transfer *t, tsr_operand o, const float *slot, CUevent used) {
+    send(t, copy_of((float *)o.data, o.rows, o.cols, o.row_stride, o.col_stride), o.rows * o.cols, (CUdeviceptr)slot,
+         used);
 }
 
-/* The block of C at rows i, columns j of product p, which is one of the batch. */
-static tsr_status compute_block(transfer *t, const tsr_problem *p, int64_t i, int64_t j) {
+/* Orders all that the block of C at rows i, columns j of product p, one of the batch, takes. */
+static void order_block(transfer *t, const tsr_problem *p, int64_t i, int64_t j) {
     const cut *at = &t->cut;
     struct cuda_offload *kept = t->kept;
     const int64_t m = least(at->bm, p->m - i), n = least(at->bn, p->n - j), chunks = ceil_div(p->k, at->bk);
     const CUdeviceptr a_slots = kept->memory, b_slots = a_slots + (size_t)at->a_slots * at->a_bytes;
     const CUdeviceptr c_slots = b_slots + B_SLOTS * at->b_bytes;
-    const CUdeviceptr workspace = c_slots + C_SLOTS * at->c_bytes;
-    const int c_slot = (int)(t->block_count % C_SLOTS);
-    const CUdeviceptr c_memory = c_slots + (size_t)c_slot * at->c_bytes;
+    const CUdeviceptr c_memory = c_slots + (size_t)(t->blocks_ordered++ % C_SLOTS) * at->c_bytes;
     const tsr_result to = {
         p->c.data + i * p->c.row_stride + j * p->c.col_stride, m, n, p->c.row_stride, p->c.col_stride, 0};
-    tsr_status status = TSR_OK;
+    t->workspace = c_slots + C_SLOTS * at->c_bytes;
     /* The block that was in the slot before must have left. */
-    while (!status && t->block_count - t->block_first >= C_SLOTS) status = bring_back(t, true);
-    if (!status && p->beta != 0)
-        status = send(t, copy_of(to.data, m, n, to.row_stride, to.col_stride), m * n, c_memory);
-    for (int64_t chunk = 0; chunk < chunks && !status; chunk++) {
+    while (!t->status && t->blocks_ordered - t->block_first > C_SLOTS) {
+        carry_out_orders(t, 0);
+        bring_back(t);
+        help_while_waiting(t);
+    }
+    if (p->beta != 0) send(t, copy_of(to.data, m, n, to.row_stride, to.col_stride), m * n, c_memory, NULL);
+    for (int64_t chunk = 0; chunk < chunks && !t->status; chunk++) {
         const int64_t depth = chunk * at->bk, k = least(at->bk, p->k - depth);
         const bool sends_a = !at->keeps_a || j == 0;
-        const int a_slot = (int)(at->keeps_a ? chunk : t->a_loads % at->a_slots);
-        const int b_slot = (int)(t->b_loads++ % B_SLOTS);
+        const int a_slot = (int)(at->keeps_a ? chunk : t->a_loads % at->a_slots),
+                  b_slot = (int)(t->b_loads++ % B_SLOTS);
         if (sends_a) t->a_loads++;
-        const tsr_operand a = part_of(&p->a, i, depth, m, k), b = part_of(&p->b, depth, j, k, n);
         tsr_problem block = block_problem(p, m, n, k);
         block.a.data = (const float *)(a_slots + (size_t)a_slot * at->a_bytes);
         block.b.data = (const float *)(b_slots + (size_t)b_slot * at->b_bytes);
         block.addend.data = block.c.data = (float *)c_memory;
         if (!chunk) block.beta = p->beta;
         if (block.beta == 0) block.addend = (tsr_operand){0};
-        if (sends_a) status = send_chunk(t, &a, (CUdeviceptr)block.a.data, kept->events[A_USED + a_slot]);
-        if (!status) status = send_chunk(t, &b, (CUdeviceptr)block.b.data, kept->events[B_USED + b_slot]);
-        if (!status) status = multiply_chunk(t, &block, workspace);
-        if (status) break;
-        CUresult error = t->driver->cuEventRecord(kept->events[A_USED + a_slot], kept->compute);
-        if (!error) error = t->driver->cuEventRecord(kept->events[B_USED + b_slot], kept->compute);
-        status = driver_status(t, error, "ordering products on");
+        if (sends_a) send_operand(t, part_of(&p->a, i, depth, m, k), block.a.data, kept->events[A_USED + a_slot]);
+        send_operand(t, part_of(&p->b, depth, j, k, n), block.b.data, kept->events[B_USED + b_slot]);
+        *give_order(t) = (order){.what = MULTIPLY, .block = block, .a_slot = a_slot, .b_slot = b_slot};
     }
-    if (!status) {
-        CUresult error = t->driver->cuEventRecord(kept->events[COMPUTED], kept->compute);
-        if (!error) error = t->driver->cuStreamWaitEvent(kept->out, kept->events[COMPUTED], 0);
-        status = driver_status(t, error, "ordering copies from");
-    }
-    if (!status) t->blocks[t->block_count++ % C_SLOTS] = (outgoing){to, c_memory, 0, 0};
-    return status ? status : bring_back(t, false);
+    *give_order(t) = (order){.what = BRING_BACK, .c = to, .from = c_memory};
 }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
@@ -493,16 +617,48 @@ static tsr_problem product_of_batch(const tsr_problem *p, int64_t item) {
     return one;
 }
 
-static tsr_status compute_on_gpu(transfer *t) {
+/* What the thread that called does. */
+static void direct(transfer *t) {
     const tsr_problem *p = &t->p;
-    tsr_status status = prepare(t);
-    for (int64_t item = 0; item < p->batch && !status; item++) {
+    for (int64_t item = 0; item < p->batch && !t->status; item++) {
         const tsr_problem one = product_of_batch(p, item);
-        for (int64_t i = 0; i < p->m && !status; i += t->cut.bm)
-            for (int64_t j = 0; j < p->n && !status; j += t->cut.bn) status = compute_block(t, &one, i, j);
+        for (int64_t i = 0; i < p->m && !t->status; i += t->cut.bm)
+            for (int64_t j = 0; j < p->n && !t->status; j += t->cut.bn) order_block(t, &one, i, j);
     }
-    while (!status && t->block_first < t->block_count) status = bring_back(t, true);
-    return status;
+    carry_out_orders(t, 0);
+    while (!t->status && t->block_first < t->blocks_ordered) {
+        bring_back(t);
+        help_while_waiting(t);
+    }
+    /* Whatever has been posted is copied to the end, so that nobody writes into C any more, and C's share is known. */
+    while (t->out_done < t->out_posted) {
+        if (is_copied(t->out_copies[t->out_done % OUT_PIECES]))
+            count_piece(t);
+        else
+            help_while_waiting(t);
+    }
+    atomic_store_explicit(&t->over, true, memory_order_release);
+}
+
+static void work(int member, unsigned met, void *argument) {
+    (void)met;
+    if (member)
+        copy_for_others(argument);
+    else
+        direct(argument);
+}
+
+static tsr_status compute_on_gpu(transfer *t) {
+    t->status = prepare(t);
+    if (t->status) return t->status;
+    struct cpu_gang gang = {.work = work, .argument = t};
+    const tsr_problem *p = &t->p;
+    const double floats = (double)p->batch *
+                          ((double)p->m * (double)p->k + (double)p->k * (double)p->n + (double)p->m * (double)p->n);
+    const double useful = floats / COPY_UNIT / 4 + 1;
+    const int most = (int)least(t->context->options.threads, MOST_COPIERS);
+    cpu_gang_run(&gang, useful < most ? (int)useful : most);
+    return t->status;
 }
 
 /* Rows i.., columns j.. of C, by the CPU, in memory that is there already. */
