@@ -26,6 +26,18 @@ import tessera  # noqa: E402
 
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 FEATURES = (64, 256, 1024, 4096, 16384)
+ODD_SIZES = 120  # beside that grid
+
+
+def sizes_of_layers():
+    """(batch, in, out) of the layers: a grid of powers of two, and sizes in between drawn from the same ranges."""
+    random = torch.Generator().manual_seed(1)
+
+    def drawn(least, most):
+        return round(least * (most / least) ** torch.rand((), generator=random).item())
+
+    grid = [(batch, inner, outer) for inner, outer, batch in itertools.product(FEATURES, FEATURES, BATCHES)]
+    return grid + [(drawn(1, 16384), drawn(64, 16384), drawn(64, 16384)) for _ in range(ODD_SIZES)]
 
 
 def interleaved(functions, seconds, flops):
@@ -85,7 +97,7 @@ def setting(layer, x, on, always=False):
 
 
 def linear(about, seconds):
-    for inner, outer, batch in itertools.product(FEATURES, FEATURES, BATCHES):
+    for batch, inner, outer in sizes_of_layers():
         flops = 2.0 * batch * inner * outer
         layer = torch.nn.Linear(inner, outer, device="cuda")
         x = torch.randn(batch, inner, device="cuda")

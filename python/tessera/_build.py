@@ -61,15 +61,15 @@ def _flags(torch) -> tuple[list[str], list[str]]:
     compiling = ["-O2", "-fPIC", "-fvisibility=hidden", f"-std=c++{20 if release >= (2, 9) else 17}",
                  f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-I{_header_folder()}",
                  "-isystem", str(root / "include"), "-isystem", str(root / "include/torch/csrc/api/include")]
-    # libtessera is already loaded when the operator is, and is found by its soname.
-    linking = [str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+    # libtessera is already loaded when the operator is, and is found by its soname. libstdc++ comes before torch's libraries,
+    # some of which export parts of an older one.
+    linking = ["-Wl,--no-as-needed", "-lstdc++", str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
     if has_cuda(torch):
         compiling.append("-DTESSERA_TORCH_CUDA")
-        linking += ["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda"]
+        linking += ["-ltorch_cuda", "-lc10_cuda"]
         if release < (2, 4):  # where the current stream can only be had through CUDA's own headers
-            from torch.utils.cpp_extension import include_paths
-            paths = include_paths(cuda=True) if release < (2, 6) else include_paths("cuda")
-            compiling += [word for path in paths for word in ("-isystem", path)]
+            from torch.utils import cpp_extension
+            compiling += ["-isystem", str(Path(cpp_extension.CUDA_HOME or "/usr/local/cuda") / "include")]
     return compiling, linking
 
 

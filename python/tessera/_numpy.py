@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Packed:
     def shape(self) -> tuple:
         return self.matrix.shape
 
-    def panels(self, side: int, operand: Operand, precision: str) -> int:
+    def panels(self, side: int, operand: Operand, precision: str) -> Optional[int]:
         key = (side, operand.row_stride, operand.col_stride, precision)
         with self._lock:
             if key not in self._panels:
@@ -99,8 +99,8 @@ def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, 
     if loops:
         longest = max(range(len(loops)), key=lambda i: loops[i][0])
         batch, batch_strides = loops.pop(longest)
-    kinds = [Operand, Operand, Result, Operand]
-    matrices = [kind(array.ctypes.data, *array.shape[-2:], *array_strides[-2:], batch_stride)
+    kinds: list[type] = [Operand, Operand, Result, Operand]
+    matrices: list[Any] = [kind(array.ctypes.data, *array.shape[-2:], *array_strides[-2:], batch_stride)
                 for kind, array, array_strides, batch_stride in zip(kinds, arrays, strides, batch_strides)]
     starts = [matrix.data for matrix in matrices]
     if packed is not None and not loops and batch_strides[side] == 0:

@@ -22,6 +22,7 @@
 #include <ATen/ops/mm_cuda_dispatch.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 
@@ -87,6 +88,19 @@ static bool is_apart(const Product &p) {
            (!p.s.defined() || p.s.is_same(p.c) || at::get_overlap_status(p.c, p.s) == at::MemOverlapStatus::No);
 }
 
+/* By measurement (bench/pytorch/compare.py). On a GPU it is the tensor cores that are quicker than torch, once a product
+ * is large enough to pay for packing its operands: their elements, (m + n) k, must be few beside the m n k products, and
+ * k long. On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
+static bool expect_quicker(const Product &p) {
+    const double m = static_cast<double>(p.a.size(-2)), n = static_cast<double>(p.b.size(-1));
+    const double k = static_cast<double>(p.a.size(-1)), batch = p.a.dim() == 3 ? static_cast<double>(p.a.size(0)) : 1;
+    if (p.a.is_cpu()) return std::min({m, n, k}) >= 16;
+    const double work = batch * m * n * k;
+    if (p.precision == TSR_IEEE) return std::min(m, n) >= 1024 && work >= 1e10;
+    const double reuse = m * n / (m + n); /* products to an element packed */
+    return (k >= 1024 && reuse >= 100) || (k >= 256 && reuse >= 400 && work >= 1e9) || (k >= 16384 && reuse >= 60);
+}
+
 /* Computes a product of `dims`-dimensional tensors into product->c, made here where it is undefined; false where it is
  * torch's to compute, errors included. */
 static bool take(const Switch &device, Product *product, int64_t dims) {
@@ -106,14 +120,14 @@ static bool take(const Switch &device, Product *product, int64_t dims) {
     if (p.c.defined() && (p.c.sizes() != result_sizes || !is_apart(p))) return pass(OTHER_SHAPE);
     if (p.s.defined()) {
         if (!at::is_expandable_to(p.s.sizes(), result_sizes)) return pass(OTHER_SHAPE);
-        if (p.beta == 0)
-            p.s.reset();
-        else if (p.s.sizes() != result_sizes)
-            p.s = p.s.expand(result_sizes);
+        if (p.beta == 0) p.s.reset();
     }
     p.precision = static_cast<tsr_precision>(word >> 2);
+    const bool always = word & ALWAYS;
+    if (!always && !expect_quicker(p)) return pass(TORCH_IS_QUICKER);
     const Reduced reduced = reduce(p);
-    if (!(word & ALWAYS) && !is_quicker_than_torch(reduced)) return pass(TORCH_IS_QUICKER);
+    if (!always && p.a.is_cuda() && p.precision != TSR_IEEE && !uses_tensor_cores(reduced))
+        return pass(TORCH_IS_QUICKER);
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
     execute(reduced, p);
     count_taken(reduced, p);

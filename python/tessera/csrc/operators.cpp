@@ -86,7 +86,7 @@ static Product product_of(const OptionalTensor &input, const at::Tensor &a, cons
     if (product.beta != 0) {
         TORCH_CHECK(at::is_expandable_to(input->sizes(), sizes), "input of sizes ", input->sizes(),
                     " cannot be expanded to the product's ", sizes);
-        product.s = input->expand(sizes);
+        product.s = *input;
     }
     return product;
 }

@@ -167,7 +167,7 @@ struct Planned {
     PlanKey key;
     tsr_plan *plan = nullptr;
     size_t workspace;
-    bool quicker_than_torch;
+    bool tensor_cores;
     std::atomic<uint64_t> *taken = nullptr; /* its counter, once it has been taken from torch */
     ~Planned() { tsr_plan_destroy(plan); }
 };
@@ -186,13 +186,6 @@ static std::string text_of(const tsr_plan *plan) {
     return text;
 }
 
-/* By measurement (bench/torch/linear.py). On a GPU the tensor cores are what we have over torch, so the plans that use
- * them are taken; on the CPU the kernels are as good as torch's, except for matrices with next to no width. */
-static bool expect_quicker(const PlanKey &key, const tsr_plan *plan) {
-    if (static_cast<c10::DeviceType>(key.device) == c10::kCPU) return std::min({key.m, key.n, key.k}) >= 16;
-    return text_of(plan).find("kernel: split") != std::string::npos;
-}
-
 /* Plans are kept by each thread for itself, so that finding one takes no lock; where two products fall into one slot
  * the later one stays. Making a plan again costs microseconds. */
 static Planned *planned_for(const PlanKey &key, const Place &place, const Reduced &r) {
@@ -205,12 +198,12 @@ static Planned *planned_for(const PlanKey &key, const Place &place, const Reduce
     made->key = key;
     check(tsr_plan_create(&made->plan, context_of(place), r.batch, &r.a, &r.b, &r.c));
     made->workspace = tsr_plan_workspace(made->plan);
-    made->quicker_than_torch = expect_quicker(key, made->plan);
+    made->tensor_cores = text_of(made->plan).find("kernel: split") != std::string::npos;
     slot = std::move(made);
     return slot.get();
 }
 
-bool is_quicker_than_torch(const Reduced &reduced) { return reduced.planned->quicker_than_torch; }
+bool uses_tensor_cores(const Reduced &reduced) { return reduced.planned->tensor_cores; }
 
 void count_taken(const Reduced &r, const Product &product) {
     std::atomic<uint64_t> *&counter = r.planned->taken;
@@ -233,6 +226,16 @@ struct Strides {
 static Strides strides_of(const at::Tensor &tensor) {
     const auto strides = tensor.strides();
     return {{strides.begin(), strides.end()}};
+}
+
+/* Those the tensor would have if it were expanded to `dims` dimensions with c's sizes: 0 where it has one element. */
+static Strides broadcast_strides(const at::Tensor &tensor, int64_t dims) {
+    Strides strides;
+    strides.of.resize(static_cast<size_t>(dims), 0);
+    const int64_t missing = dims - tensor.dim();
+    for (int64_t d = missing; d < dims; d++)
+        if (tensor.size(d - missing) != 1) strides.of[static_cast<size_t>(d)] = tensor.stride(d - missing);
+    return strides;
 }
 
 static Strides contiguous_strides(at::IntArrayRef batch_sizes, int64_t m, int64_t n) {
@@ -292,7 +295,7 @@ Reduced reduce(const Product &p) {
     const auto leading = p.a.sizes().slice(0, dims - 2);
     const Strides a = strides_of(p.a), b = strides_of(p.b);
     const Strides c = p.c.defined() ? strides_of(p.c) : contiguous_strides(leading, m, n);
-    const Strides s = p.s.defined() ? strides_of(p.s) : Strides{};
+    const Strides s = p.s.defined() ? broadcast_strides(p.s, dims) : Strides{};
     Reduced r = {1, m, n, k, {}, {}, {}, {}, {}, nullptr};
     r.a.row_stride = a.row(), r.a.col_stride = a.col();
     r.b.row_stride = b.row(), r.b.col_stride = b.col();

@@ -46,9 +46,9 @@ class Packed : public torch::CustomClassHolder {
     std::vector<Panels> panels_;
 };
 
-/* C = alpha A B + beta S, for tensors of one device: a (..., m, k), b (..., k, n), s and c (..., m, n), all float32
- * with the same leading sizes and any strides. s may be undefined where beta is 0; c may be until it is executed, and
- * stands for a contiguous tensor until then. */
+/* C = alpha A B + beta S, for tensors of one device: a (..., m, k), b (..., k, n) and c (..., m, n), all float32 with the
+ * same leading sizes and any strides; s has c's sizes or can be expanded to them. s may be undefined where beta is 0; c
+ * may be until it is executed, and stands for a contiguous tensor until then. */
 struct Product {
     at::Tensor a, b, s, c;
     double alpha = 1, beta = 0;
@@ -76,8 +76,10 @@ struct Reduced {
 Reduced reduce(const Product &product);
 void execute(const Reduced &reduced, const Product &product);
 
-/* Whether the plan expects to be quicker than torch's own product, and counting those that were taken from torch. */
-bool is_quicker_than_torch(const Reduced &reduced);
+/* Whether the plan is to use tensor cores. */
+bool uses_tensor_cores(const Reduced &reduced);
+
+/* Counts a product that was taken from torch. */
 void count_taken(const Reduced &reduced, const Product &product);
 
 /* How often products of each kind were taken, a line each: "cuda:0 fp32 1 4096 4096 4096 17" (device, precision,

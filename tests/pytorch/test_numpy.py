@@ -1,0 +1,106 @@
+"""NumPy arrays: numpy.matmul's results on integers, whatever the strides; and its kin."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tessera
+
+EXAMPLES = settings(max_examples=1000, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+RANDOM = np.random.default_rng(20260)
+
+
+def integers(*shape):
+    return RANDOM.integers(-8, 9, shape).astype(np.float32)
+
+
+@st.composite
+def arrays(draw, shape):
+    """An array of this shape in any layout: permuted, sliced, reversed, broadcast."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 2, -1, -2])) for _ in shape]
+    spread = [draw(st.integers(0, 7)) == 0 for _ in shape]
+    stored = [1 if spread[d] else shape[d] * abs(steps[d]) for d in order]
+    view = integers(*stored).transpose([order.index(d) for d in range(len(shape))])
+    view = view[tuple(slice(None) if spread[d] else slice(None, None, steps[d]) for d in range(len(shape)))]
+    return np.broadcast_to(view, shape)
+
+
+@st.composite
+def matmul_arguments(draw):
+    size = st.integers(0, 9) if draw(st.booleans()) else st.integers(1, 40)
+    m, n, k = draw(size), draw(size), draw(size)
+    batch = [draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3)))]
+    shapes = []
+    for matrix in ([m, k], [k, n]):
+        shapes.append([1 if draw(st.booleans()) else size for size in batch][draw(st.integers(0, len(batch))):] + matrix)
+    for side in range(2):
+        if draw(st.integers(0, 5)) == 0:
+            shapes[side] = [k]
+    return [draw(arrays(shape)) for shape in shapes]
+
+
+@EXAMPLES
+@given(arguments=matmul_arguments())
+def test_any_shapes_and_strides(arguments):
+    a, b = arguments
+    expected = np.matmul(a, b)
+    product = tessera.matmul(a, b)
+    assert product.dtype == np.float32 and product.shape == expected.shape and np.array_equal(product, expected)
+    out = np.full(expected.shape, np.nan, np.float32)
+    assert tessera.matmul(a, b, out=out) is out and np.array_equal(out, expected)
+
+
+@EXAMPLES
+@given(data=st.data(), beta=st.sampled_from([0, 1, -2]), alpha=st.sampled_from([0, 1, 3]))
+def test_any_addend(data, beta, alpha):
+    batch, m, n, k = (data.draw(st.integers(1, 9)) for _ in range(4))
+    a, b = (data.draw(arrays(shape)) for shape in ([batch, m, k], [batch, k, n]))
+    addend = data.draw(arrays([size if data.draw(st.booleans()) else 1 for size in (batch, m, n)]))
+    assert np.array_equal(tessera.baddbmm(addend, a, b, beta=beta, alpha=alpha), beta * addend + alpha * (a @ b))
+    assert np.array_equal(tessera.addmm(addend[0], a[0], b[0], beta=beta, alpha=alpha), beta * addend[0] + alpha * (a[0] @ b[0]))
+    assert np.array_equal(tessera.linear(a, b[0].T, addend[0, 0]), a @ b[0] + addend[0, 0])
+    assert np.array_equal(tessera.bmm(a, b), a @ b)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
+def test_precisions(precision):
+    a, b = integers(150, 200), integers(200, 130)
+    assert np.array_equal(tessera.matmul(a, b, precision=precision), a @ b)
+
+
+def test_packed():
+    weight, x = integers(300, 200), integers(400, 200)
+    packed = tessera.pack(weight)
+    for _ in range(2):
+        assert np.array_equal(tessera.linear(x, packed), x @ weight.T)
+        assert np.array_equal(tessera.linear(x[0], packed), x[0] @ weight.T)
+        assert np.array_equal(tessera.matmul(x.T[:, :300], packed), x.T[:, :300] @ weight)
+        assert np.array_equal(tessera.matmul(packed, x.T), weight @ x.T)
+    assert packed.shape == (300, 200) and "300" in repr(packed)
+
+
+def test_errors():
+    a, b = np.ones((4, 5), np.float32), np.ones((5, 6), np.float32)
+    with pytest.raises(TypeError, match="float32 arrays, but b has dtype float64"):
+        tessera.matmul(a, b.astype(float))
+    with pytest.raises(TypeError, match="out has dtype int32"):
+        tessera.matmul(a, b, out=np.ones((4, 6), np.int32))
+    with pytest.raises(ValueError, match=r"a and b shapes cannot be multiplied \(4x5 and 4x5\)"):
+        tessera.matmul(a, a)
+    with pytest.raises(ValueError, match="at least 1D, but they are 0D and 2D"):
+        tessera.matmul(np.ones((), np.float32), b)
+    with pytest.raises(ValueError, match=r"out has shape \(6, 4\), but the product has \(4, 6\)"):
+        tessera.matmul(a, b, out=np.ones((6, 4), np.float32))
+    with pytest.raises(ValueError, match="out overlaps an argument"):
+        tessera.matmul(a[:, :4], a[:, :4].T[:4], out=a[:, :4])
+    with pytest.raises(ValueError, match="read-only"):
+        tessera.matmul(a, b, out=np.broadcast_to(np.float32(0), (4, 6)))
+    with pytest.raises(ValueError, match="precision must be"):
+        tessera.matmul(a, b, precision="half")
+    with pytest.raises(ValueError, match="must have 3 dimensions"):
+        tessera.bmm(a, b)
+    with pytest.raises(ValueError, match="multiples of 4 bytes"):
+        records = np.zeros((4, 5), dtype=np.dtype([("flag", "u1"), ("value", "<f4")]))
+        tessera.matmul(records["value"], b)

@@ -1,0 +1,121 @@
+"""The package: the wheel and what is in it, its command, its types, and the examples of the documentation."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tessera
+from tensors import RELEASE
+
+ROOT = Path(__file__).parents[2]
+SOURCE_TREE = str(ROOT / "python")
+
+
+def run(*command, **options):
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600, **options)
+    assert ran.returncode == 0, f"{' '.join(map(str, command))}\n{ran.stdout}{ran.stderr}"
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """An environment in which the wheel, and nothing of the source tree, is importable."""
+    pytest.importorskip("scikit_build_core")
+    folder = tmp_path_factory.mktemp("package")
+    run(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", folder, ROOT, "-C", f"build-dir={folder / 'build'}",
+        "-C", "cmake.define.TESSERA_CUDA=OFF")
+    wheel, = folder.glob("tessera-*-py3-none-*.whl")
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    environment["TESSERA_CACHE"] = os.environ.get("TESSERA_CACHE", str(folder / "cache"))
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != SOURCE_TREE]
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder / "site"), *paths])
+    return folder, environment
+
+
+def test_wheel(installed):
+    folder, environment = installed
+    output = run(sys.executable, "-m", "tessera", "info", env=environment, cwd=folder)
+    assert f"library: {folder / 'site/tessera/lib/libtessera.so'}" in output and f"tessera: {tessera.__version__}" in output
+    program = "import numpy as np, tessera; print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())"
+    assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["24.0"]
+
+
+def test_numpy_needs_no_torch(installed):
+    folder, environment = installed
+    program = ("import sys; sys.modules['torch'] = None\nimport numpy as np, tessera\n"
+               "print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum(), 'torch: not installed' in tessera.info())\n"
+               "try: tessera.matmul(1, 2)\nexcept TypeError as error: print(error)")
+    output = run(sys.executable, "-c", program, env=environment, cwd=folder)
+    assert output.startswith("24.0 True\n") and "torch tensors need PyTorch" in output
+
+
+@pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.5 is the first to call packages when it is imported")
+def test_environment_variable_reaches_programs_that_do_not_know(installed):
+    folder, environment = installed
+    program = "import sys, torch; torch.ones(64, 64) @ torch.ones(64, 64); t = sys.modules.get('tessera'); print(t and t.stats().taken)"
+    assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["None"]
+    environment = {**environment, "TESSERA_ENABLE": "1", "TESSERA_DEVICES": "cpu"}
+    assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["1"]
+
+
+def test_info():
+    output = run(sys.executable, "-m", "tessera", "info")
+    for line in ("tessera: ", "cpu kernel: ", "cuda: ", "library: ", "torch: ", "operator: "):
+        assert re.search(f"^{line}", output, re.M), output
+    assert output.strip() == tessera.info().strip()
+
+
+def test_missing_library():
+    ran = subprocess.run([sys.executable, "-c", "import tessera"], env={**os.environ, "TESSERA_LIBRARY": "/nowhere/libtessera.so"},
+                         capture_output=True, text=True)
+    assert ran.returncode and "cannot find its library: looked for /nowhere/libtessera.so" in ran.stderr
+
+
+def test_missing_compiler(tmp_path):
+    """Without a compiler NumPy works, and torch tensors get an error that says what to install."""
+    program = ("import numpy as np, tessera, torch\nprint(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())\n"
+               "tessera.matmul(torch.ones(2, 2), torch.ones(2, 2))")
+    environment = {**os.environ, "PATH": str(tmp_path), "TESSERA_CACHE": str(tmp_path / "cache")}
+    environment.pop("CXX", None)
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ran.stdout.split() == ["24.0"] and "found no C++ compiler: install one" in ran.stderr
+    ran = subprocess.run([sys.executable, "-c", program], env={**environment, "CXX": "/bin/false"}, capture_output=True, text=True)
+    assert "could not compile its operator for torch" in ran.stderr
+
+
+def test_types():
+    pytest.importorskip("mypy")
+    run(sys.executable, "-m", "mypy", "--ignore-missing-imports", "--no-incremental", "--cache-dir", os.devnull, ROOT / "python/tessera")
+
+
+def test_train_gpt2_example(tmp_path):
+    if RELEASE < (2, 0):
+        pytest.skip("torch 2.0 is the first to have scaled_dot_product_attention")
+    arguments = ["--tiny", "--steps", "4", "--save", tmp_path / "result.json"]
+    try:
+        import matplotlib  # noqa: F401
+        arguments += ["--plot", tmp_path / "loss.svg"]
+    except ModuleNotFoundError:
+        pass
+    output = run(sys.executable, ROOT / "examples/train_gpt2.py", *arguments)
+    difference = float(re.search(r"Tessera fp32 .* at most (\S+) from", output)[1])
+    assert difference < 1e-5 and (tmp_path / "result.json").exists()
+
+
+def python_blocks(document):
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.M | re.S)
+
+
+@pytest.mark.skipif(RELEASE < (2, 5), reason="the documentation is that of a current torch")
+@pytest.mark.parametrize("name", ["README.md", "docs/pytorch.md"])
+def test_documentation(name, tmp_path):
+    """The python blocks of a document run, in order, as one program."""
+    blocks = python_blocks(ROOT / name)
+    assert blocks
+    (tmp_path / "program.py").write_text("\n".join(blocks))
+    run(sys.executable, "program.py", cwd=tmp_path)
