@@ -16,7 +16,8 @@ typedef struct command {
     int (*run)(const options *chosen);
 } command;
 
-extern const command mul_command, info_command, plan_command, check_command, bench_command, reference_command;
+extern const command mul_command, info_command, plan_command, check_command, bench_command, reference_command,
+    run_command;
 
 /* Both say on standard error what went wrong, as "tessera NAME: sentence", and return the exit code to pass on. */
 int fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -7,8 +7,8 @@
 #include "command.h"
 #include "progress.h"
 
-static const command *const commands[] = {&mul_command,   &info_command,  &plan_command,
-                                          &check_command, &bench_command, &reference_command};
+static const command *const commands[] = {&mul_command,   &info_command,      &plan_command, &check_command,
+                                          &bench_command, &reference_command, &run_command};
 
 enum { COMMAND_TOTAL = sizeof commands / sizeof commands[0] };
 
@@ -47,8 +47,8 @@ static void print_help(void) {
 }
 
 static void print_command_help(const command *c) {
-    printf("usage: tessera %s%s%s%s\n\n%s\n", c->name, c->arguments[0] ? " " : "", c->arguments,
-           c->options ? " [options]" : "", c->description);
+    printf("usage: tessera %s%s%s%s\n\n%s\n", c->name, c->options ? " [options]" : "", c->arguments[0] ? " " : "",
+           c->arguments, c->description);
     options_print_help(c->options);
     printf("\nexit codes: 0 done, 1 failed, 2 called wrongly\n");
 }
