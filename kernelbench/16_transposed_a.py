@@ -469,7 +469,8 @@ static way split_way(const cuda_device *device, const cuda_kernel *kernel, const
 
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
                           int64_t batch) {
-    return least(tiles * slices * batch, (int64_t)device->multiprocessors * kernel->blocks);
+    const int64_t all = tiles * slices * batch, slots = (int64_t)device->multiprocessors * kernel->blocks;
+    return divide_up(all, divide_up(all, slots)); /* as few as need no more rounds: what idles costs no power */
 }
 
 #endif
@@ -1906,28 +1907,23 @@ __device__ float depth_of(float x, float scaled) {
     return fabsf(scaled) < HALF_OVERFLOW ? fmaxf(1, HALF_LEAST_NORMAL / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits QUAD elements x of a row with exponent e, and returns the largest of their depths. */
-template <int PIECES> __device__ float split_quad(const float (&x)[QUAD], int e, uint2 *hi_out, uint2 *lo_out) {
-    const float up = power_of_two(e), down = power_of_two(-e), lo_up = power_of_two(e + SPLIT_LO_SHIFT);
-    __half2 hi[2], lo[2];
-    bool shallow = true;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float x0 = x[2 * i], x1 = x[2 * i + 1], scaled0 = x0 * up, scaled1 = x1 * up;
-        hi[i] = __floats2half2_rn(scaled0, scaled1);
-        if (PIECES == 2) {
-            const float2 h = __half22float2(hi[i]);
-            lo[i] = __floats2half2_rn(fmaf(-h.x, down, x0) * lo_up, fmaf(-h.y, down, x1) * lo_up);
-        }
-        shallow &= (fabsf(scaled0) >= HALF_LEAST_NORMAL && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0;
-        shallow &= (fabsf(scaled1) >= HALF_LEAST_NORMAL && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0;
+/* The factors of a row with exponent e. */
+struct row_scale {
+    float up, down, lo_up;
+    __device__ explicit row_scale(int e)
+        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)) {}
+};
+
+/* Splits two neighbours of a row; false where one of them is deep. */
+template <int PIECES> __device__ bool split_pair(float x0, float x1, const row_scale &scale, __half2 *hi, __half2 *lo) {
+    const float scaled0 = x0 * scale.up, scaled1 = x1 * scale.up;
+    *hi = __floats2half2_rn(scaled0, scaled1);
+    if (PIECES == 2) {
+        const float2 h = __half22float2(*hi);
+        *lo = __floats2half2_rn(fmaf(-h.x, scale.down, x0) * scale.lo_up, fmaf(-h.y, scale.down, x1) * scale.lo_up);
     }
-    *hi_out = *(uint2 *)hi;
-    if (PIECES == 2) *lo_out = *(uint2 *)lo;
-    float depth = 1;
-    if (!shallow)
-        for (int i = 0; i < QUAD; i++) depth = fmaxf(depth, depth_of(x[i], x[i] * up));
-    return depth;
+    return ((fabsf(scaled0) >= HALF_LEAST_NORMAL && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
+           ((fabsf(scaled1) >= HALF_LEAST_NORMAL && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
 }
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
@@ -1997,7 +1993,16 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
 __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
     const pack_args &o = pair.operand[u.operand];
     const unit_view view(o, u);
-    if (view.step == 1) {
+    if (view.step == 1 && view.aligned() && view.lines == LINE && view.length == LINE) { /* as nearly all are */
+        constexpr int LINES_AT_ONCE = THREADS / VECTORS;
+        const int line = threadIdx.x / VECTORS, vector = threadIdx.x % VECTORS;
+        const float *from_line = view.first + line * view.line_stride + vector * 4;
+#pragma unroll
+        for (int i = 0; i < LINE / LINES_AT_ONCE; i++) {
+            copy_16(to.vector(i * LINES_AT_ONCE + line, vector), from_line, 16);
+            from_line += LINES_AT_ONCE * view.line_stride;
+        }
+    } else if (view.step == 1) {
 #pragma unroll
         for (int i = 0; i < LINE * VECTORS / THREADS; i++) {
             const int index = i * THREADS + threadIdx.x;
@@ -2022,49 +2027,66 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
-template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
+/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory, and returns their depth.
+ * Without branches where they are not deep, so that the quads' loads and arithmetic overlap. */
+template <int PIECES, typename READ>
+__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
     uint8_t *hi_rows = o.panels + u.batch * o.panels_batch_stride +
                        (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
                        ((int64_t)u.kb * PIECES * stored + skip) * SPLIT_ROW_BYTES;
-    uint8_t *lo_rows = hi_rows + stored * SPLIT_ROW_BYTES;
-    const int rows = stored - skip;
-    float depth = 1;
-    auto put = [&](int row, int quad, const float(&x)[QUAD]) {
-        if (row >= rows) return;
-        uint2 hi, lo;
-        depth = fmaxf(depth, split_quad<PIECES>(x, from.exponents[row], &hi, &lo));
-        const int to = row * SPLIT_ROW_BYTES + (quad / 2 ^ row % 8) * 16 + quad % 2 * 8;
-        *(uint2 *)(hi_rows + to) = hi;
-        if (PIECES == 2) *(uint2 *)(lo_rows + to) = lo;
-    };
-
-    const unit_view view(o, u);
-    const bool across = o.row_stride == 1, aligned = view.aligned();
-    const int quad = threadIdx.x % QUADS_PER_ROW;
-    int shifts[QUAD]; /* of the four lines that hold this thread's quads, where lines run across rows */
-#pragma unroll
-    for (int k = 0; k < QUAD; k++) shifts[k] = view.shift(quad * QUAD + k);
+    const int lo_offset = stored * SPLIT_ROW_BYTES;
+    bool shallow = true;
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
-        const int row = i * (THREADS / QUADS_PER_ROW) + threadIdx.x / QUADS_PER_ROW;
+        const int row = i * (THREADS / QUADS_PER_ROW) + row0;
+        const row_scale scale(from.exponents[row]);
         float x[QUAD];
-        if (across) {
+        __half2 hi[QUAD / 2], lo[QUAD / 2];
+        read(row, quad, x);
 #pragma unroll
-            for (int k = 0; k < QUAD; k++) x[k] = from.one(quad * QUAD + k, shifts[k] + row);
-        } else if (aligned) {
-            const float4 v = from.four(row, quad);
-            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-        } else {
-            const int shift = view.shift(row);
-#pragma unroll
-            for (int k = 0; k < QUAD; k++) x[k] = from.one(row, shift + quad * QUAD + k);
+        for (int j = 0; j < QUAD / 2; j++) shallow &= split_pair<PIECES>(x[2 * j], x[2 * j + 1], scale, &hi[j], &lo[j]);
+        uint8_t *to = hi_rows + row * SPLIT_ROW_BYTES + (quad / 2 ^ row % 8) * 16 + quad % 2 * 8;
+        if (row < stored - skip) {
+            *(uint2 *)to = *(uint2 *)hi;
+            if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
         }
-        put(row, quad, x);
+    }
+    if (shallow) return 1;
+    float depth = 1;
+#pragma unroll 1
+    for (int row = row0; row < UNIT_ROWS; row += THREADS / QUADS_PER_ROW) {
+        float x[QUAD];
+        read(row, quad, x);
+        for (int k = 0; k < QUAD; k++) depth = fmaxf(depth, depth_of(x[k], x[k] * power_of_two(from.exponents[row])));
     }
     return depth;
+}
+
+/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
+template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
+    const unit_view view(o, u);
+    if (o.row_stride == 1) {
+        int shifts[QUAD]; /* of the four lines that hold this thread's quads */
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) shifts[k] = view.shift(threadIdx.x % QUADS_PER_ROW * QUAD + k);
+        return split_quads<PIECES>(o, u, from, [&](int row, int quad, float(&x)[QUAD]) {
+#pragma unroll
+            for (int k = 0; k < QUAD; k++) x[k] = from.one(quad * QUAD + k, shifts[k] + row);
+        });
+    }
+    if (view.aligned())
+        return split_quads<PIECES>(o, u, from, [&](int row, int quad, float(&x)[QUAD]) {
+            const float4 v = from.four(row, quad);
+            x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+        });
+    return split_quads<PIECES>(o, u, from, [&](int row, int quad, float(&x)[QUAD]) {
+        const int shift = view.shift(row);
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) x[k] = from.one(row, shift + quad * QUAD + k);
+    });
 }
 
 /* tf32 promises a norm, not each element: what lost bits below fp16's least normal number does no harm beside a larger
