@@ -8,7 +8,7 @@ TESTS        = tests/run $(BUILD)
 MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 
-.PHONY: build run test sanitize sanitize-gpu bench-cpu bench-gpu modules format install clean
+.PHONY: build run test test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-pytorch modules format install clean
 
 build: ## the library and the command
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -20,6 +20,16 @@ run: build ## the five reference problems on this machine's best device, checked
 test: build ## every test; PYTEST="-k strides -x" passes options on to pytest
 	ctest --test-dir $(BUILD) --output-on-failure --exclude-regex '^pytest$$'
 	$(TESTS) tests $(PYTEST)
+	tests/pytorch/run $(BUILD) $(PYTEST)
+
+test-pytorch: build ## the tests of the Python package alone, with a current torch and with 1.13.1
+	tests/pytorch/run $(BUILD) $(PYTEST)
+
+python: build ## the operator for python3's torch, so that PYTHONPATH=python is all it takes to use the package from here
+	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 -m tessera build
+
+test-programs: build ## NumPy, Octave, R and ScaLAPACK on libtessera_blas; installs what it needs, if root
+	TESSERA_INSTALL=all $(TESTS) tests/test_blas_programs.py
 
 sanitize: build ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
 	$(TESTS) tests/test_sanitizers.py
@@ -32,14 +42,21 @@ sanitize-gpu: build ## compute-sanitizer on a reduced set of the GPU tests
 bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS and oneDNN, interleaved in one run
 	bench/cpu/run $(BUILD)
 
+bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and middling products
+	bench/blas/run $(BUILD)
+
 bench-gpu: build ## milliseconds beside torch.matmul, interleaved in one run
 	bench/gpu/run $(BUILD)
+
+bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
+	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 bench/pytorch/compare.py --save $(BUILD)/pytorch.json
+	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 examples/train_gpt2.py --save $(BUILD)/gpt2.json
 
 modules: ## the self-contained PyTorch modules of kernelbench/, from the library's sources
 	python3 kernelbench/generate.py
 
 format:
-	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
 install: build
 	cmake --install $(BUILD) --prefix $(PREFIX)

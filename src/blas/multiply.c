@@ -9,6 +9,7 @@
  * GPU, without memory (in a workspace on the stack), from copies of operands that overlap C.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +44,7 @@ static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 /* Made by the first call. */
 static struct runtime {
     blas_settings settings;
+    int threads; /* of `cpu`, at most */
     tsr_context *cpu, *one_thread;
 } made;
 static struct runtime *_Atomic runtime;
@@ -81,10 +83,17 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&starting);
 }
 
+/* As many as the process has cores to run on, which is what a context takes by itself. */
+static int default_threads(void) {
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof allowed, &allowed) ? 1 : CPU_COUNT(&allowed);
+}
+
 static struct runtime *start(void) {
     pthread_mutex_lock(&starting);
     if (!atomic_load(&runtime)) {
         made.settings = blas_settings_read();
+        made.threads = made.settings.threads ? made.settings.threads : default_threads();
         made.cpu = cpu_context(&made.settings, made.settings.threads, 0);
         made.one_thread = cpu_context(&made.settings, 1, 0);
         if (made.settings.device == BLAS_CPU || !tsr_has_cuda()) atomic_store(&gpu_is, GPU_UNUSABLE);
@@ -140,10 +149,6 @@ static bool is_worth_a_gpu(const blas_product *p, int threads) {
     const double bytes = 4 * (m * k + k * n + m * n * (p->beta == 0 ? 1 : 2)) * batch;
     const double on_gpu = gpu_call_seconds + bytes / bytes_per_second + flops / flops_of_gpu;
     return flops >= gpu_start_flops && flops / (flops_per_thread * threads) > on_gpu;
-}
-
-static int threads_of(const blas_settings *settings) {
-    return settings->threads ? settings->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
@@ -203,6 +208,7 @@ static tsr_status multiply_copies(const blas_product *p, tsr_operand left, tsr_o
 /* What one line of TESSERA_VERBOSE says beyond the arguments. */
 typedef struct course {
     char device[16];
+    int threads;
     char failure[160]; /* why the GPU did not do it all; empty where it did, or was not asked */
 } course;
 
@@ -227,10 +233,12 @@ static void multiply_somewhere(const struct runtime *r, const blas_product *p, c
     const bool large = (double)p->m * (double)p->n * (double)p->k * (double)p->batch >= work_for_threads;
     const bool packed = p->packed_a || p->packed_b;
     if (atomic_load_explicit(&gpu_is, memory_order_relaxed) != GPU_UNUSABLE && !packed && p->k && p->alpha != 0 &&
-        (r->settings.device == BLAS_CUDA || (large && is_worth_a_gpu(p, threads_of(&r->settings)))) &&
+        (r->settings.device == BLAS_CUDA || (large && is_worth_a_gpu(p, r->threads))) &&
         multiply_on_gpu(r, p, &left, &right, &c, taken))
         return;
-    tsr_context *context = large && !packed && omp_in_parallel && omp_in_parallel() ? r->one_thread : r->cpu;
+    const bool nested = large && !packed && omp_in_parallel && omp_in_parallel();
+    tsr_context *context = nested ? r->one_thread : r->cpu;
+    taken->threads = nested ? 1 : r->threads; /* at most: a small product is for one */
     tsr_status status = p->batch == 1 ? tsr_gemm(context, p->alpha, &left, &right, p->beta, &c, NULL)
                                       : tsr_gemm_batch(context, p->batch, p->alpha, &left, &right, p->beta, &c, NULL);
     if (status == TSR_OUT_OF_MEMORY) status = multiply_on_the_stack(&r->settings, p, &left, &right, &c);
@@ -244,26 +252,24 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static char operation(const tsr_operand *packed, bool transpose) { return packed ? 'P' : transpose ? 'T' : 'N'; }
+
 /* In the manner of MKL_VERBOSE. One write, so that lines of threads and processes do not mix. */
 static void multiply_and_tell(const struct runtime *r, const blas_product *p) {
-    course taken = {"cpu", ""};
+    course taken = {"cpu", 0, ""};
     const double begun = now();
     multiply_somewhere(r, p, &taken);
     const double seconds = now() - begun;
-    char batch[64] = "", line[512];
+    char batch[32] = "", threads[32] = "", line[512];
     if (p->batch != 1) snprintf(batch, sizeof batch, " batch:%lld", (long long)p->batch);
+    if (taken.threads) snprintf(threads, sizeof threads, " NThr:%d", taken.threads);
     const int length = snprintf(
         line, sizeof line,
-        "TESSERA_VERBOSE SGEMM(%c,%c,%lld,%lld,%lld,%g,%p,%lld,%p,%lld,%g,%p,%lld)%s %.2fus %s %s%s%s\n",
-        p->packed_a      ? 'P'
-        : p->transpose_a ? 'T'
-                         : 'N',
-        p->packed_b      ? 'P'
-        : p->transpose_b ? 'T'
-                         : 'N',
-        (long long)p->m, (long long)p->n, (long long)p->k, (double)p->alpha, (const void *)p->a, (long long)p->lda,
-        (const void *)p->b, (long long)p->ldb, (double)p->beta, (void *)p->c, (long long)p->ldc, batch, 1e6 * seconds,
-        taken.device, blas_precision_name(r->settings.precision), taken.failure[0] ? ", finished by the CPU: " : "",
+        "TESSERA_VERBOSE SGEMM(%c,%c,%lld,%lld,%lld,%g,%p,%lld,%p,%lld,%g,%p,%lld)%s %.2fus %s%s %s%s%s\n",
+        operation(p->packed_a, p->transpose_a), operation(p->packed_b, p->transpose_b), (long long)p->m,
+        (long long)p->n, (long long)p->k, (double)p->alpha, (const void *)p->a, (long long)p->lda, (const void *)p->b,
+        (long long)p->ldb, (double)p->beta, (void *)p->c, (long long)p->ldc, batch, 1e6 * seconds, taken.device,
+        threads, blas_precision_name(r->settings.precision), taken.failure[0] ? ", finished by the CPU: " : "",
         taken.failure);
     if (length > 0) {
         const size_t whole = (size_t)length < sizeof line ? (size_t)length : sizeof line - 1;
@@ -277,5 +283,5 @@ void blas_multiply(const blas_product *p) {
     if (r->settings.verbose)
         multiply_and_tell(r, p);
     else
-        multiply_somewhere(r, p, &(course){"", ""});
+        multiply_somewhere(r, p, &(course){"", 0, ""});
 }

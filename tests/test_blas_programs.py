@@ -1,0 +1,160 @@
+"""Programs of other people on libtessera_blas, as Debian has them: netlib's testers of the standard, ScaLAPACK, NumPy, Octave, R.
+`make test-programs` installs those that `make test` only runs where they are."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from debian import need_packages
+from toolchain import BUILD, ROOT, run
+
+LIBRARY = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
+COMMAND = BUILD / "cli" / "tessera"
+LARGE = os.environ.get("TESSERA_INSTALL") == "all"  # Octave and R are hundreds of megabytes
+
+pytestmark = pytest.mark.skipif(not COMMAND.exists(), reason="the command was not built")
+
+
+def environment(**more):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("TESSERA_", "PYTHON"))}
+    return {**kept, "OPENBLAS_NUM_THREADS": "2", **more}
+
+
+def on_tessera(*command, **options):
+    """(output, lines of TESSERA_VERBOSE) of a program with the library in front of its BLAS."""
+    ran = subprocess.run([str(COMMAND), "run", "--device", "cpu", "--", *map(str, command)], capture_output=True, text=True, timeout=300,
+                         env=environment(TESSERA_VERBOSE="1"), **options)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    return ran.stdout, [line for line in ran.stderr.splitlines() if line.startswith("TESSERA_VERBOSE SGEMM")]
+
+
+# ---- The standard's own testers ---------------------------------------------------------------------------------------
+
+TESTERS = Path("/usr/lib/x86_64-linux-gnu/blas")
+
+
+def only_sgemm(settings):
+    """Other routines are the program's own library's, and no business of ours."""
+    return re.sub(r"^((?:cblas_)?s(?!gemm)\w+ +)T", r"\1F", settings, flags=re.M | re.I)
+
+
+@pytest.mark.parametrize("tester, settings, passed, calls", [
+    ("xblat3s", "sblat3.in", ["SGEMM  PASSED THE TESTS OF ERROR-EXITS", "SGEMM  PASSED THE COMPUTATIONAL TESTS ( 17496 CALLS)"], 11664),
+    ("xscblat3", "sin3", ["cblas_sgemm  PASSED THE TESTS OF ERROR-EXITS", "cblas_sgemm  PASSED THE COLUMN-MAJOR COMPUTATIONAL TESTS ( 17496 CALLS)",
+                          "cblas_sgemm  PASSED THE ROW-MAJOR    COMPUTATIONAL TESTS ( 17496 CALLS)"], 23328)])
+def test_netlib(tester, settings, passed, calls, tmp_path):
+    need_packages("libblas-test")
+    out, products = on_tessera(TESTERS / tester, cwd=tmp_path, input=only_sgemm((TESTERS / settings).read_text()))
+    out += "".join(path.read_text() for path in tmp_path.iterdir() if path.suffix.lower() == ".out")
+    for line in passed:
+        assert line in out, out
+    assert "FAIL" not in out.replace("FAILURES", "") and len(products) >= calls, len(products)
+
+
+# ---- ScaLAPACK --------------------------------------------------------------------------------------------------------
+
+
+def test_scalapack(tmp_path):
+    """psgemm_ on four processes, whose local products are Tessera's: together they make up the whole product."""
+    need_packages("libscalapack-openmpi-dev", "libopenmpi-dev", "openmpi-bin")
+    program, n = tmp_path / "scalapack", 500
+    run("mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", ROOT / "examples" / "scalapack.c", "-o", program, "-lscalapack-openmpi")
+    command = ["mpirun", "--oversubscribe", "-np", "4", str(COMMAND), "run", "--threads", "1", "--device", "cpu", "--", str(program), str(n)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment(
+        TESSERA_VERBOSE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_btl_vader_single_copy_mechanism="none"))
+    if ran.returncode and "elements wrong" not in ran.stdout:
+        pytest.skip(f"mpirun does not work here: {(ran.stderr or ran.stdout).strip().splitlines()[-1:]}")
+    assert ran.returncode == 0 and f"{n} x {n} on 2 x 2 processes" in ran.stdout and ", 0 elements wrong" in ran.stdout, ran.stdout + ran.stderr
+    shapes = re.findall(r"TESSERA_VERBOSE SGEMM\(.,.,(\d+),(\d+),(\d+),", ran.stderr)
+    assert sum(int(m) * int(n) * int(k) for m, n, k in shapes) == n**3
+
+
+# ---- NumPy, Octave, R -------------------------------------------------------------------------------------------------
+
+NUMPY = """
+import numpy as np
+rng = np.random.default_rng(0)
+a, b = rng.integers(-8, 9, (300, 200)).astype(np.float32), rng.integers(-8, 9, (200, 400)).astype(np.float32)
+assert np.array_equal(a @ b, a.astype(np.float64) @ b)
+assert np.array_equal(a.T.copy().T @ b.T.copy().T, a.astype(np.float64) @ b)
+print("equal")
+"""
+
+
+def test_numpy():
+    need_packages("python3-numpy")
+    out, products = on_tessera("/usr/bin/python3", "-c", NUMPY)
+    assert out == "equal\n" and len(products) == 2 and "SGEMM(N,N,400,300,200,1," in products[0]
+
+
+def test_numpys_own_tests_of_linear_algebra(tmp_path):
+    need_packages("python3-numpy", "python3-pytest", "python3-hypothesis")
+    code = "import sys, numpy.linalg; sys.exit(not numpy.linalg.test(extra_argv=['-p', 'no:cacheprovider']))"
+    out, products = on_tessera("/usr/bin/python3", "-c", code, cwd=tmp_path)  # away from our own conftest.py
+    assert re.search(r"\d{3} passed", out) and not re.search(r"\d+ failed", out) and len(products) > 20, out[-2000:]
+
+
+OCTAVE = """
+a = single(mod(reshape(0:59999, 300, 200), 7)); b = single(mod(reshape(0:79999, 200, 400), 5));
+assert(isequal(double(a * b), double(a) * double(b)));
+assert(isequal(double(a' * a), double(a)' * double(a)));
+disp("equal")
+"""
+
+
+def test_octave(tmp_path):
+    need_packages("octave", may_install=LARGE)
+    (tmp_path / "script.m").write_text(OCTAVE)
+    out, products = on_tessera("octave-cli", "--norc", "script.m", cwd=tmp_path)
+    assert "equal" in out and any("SGEMM(N,N,300,400,200,1," in line for line in products)
+
+
+R = """
+a <- matrix(0:59999 %% 7, 300, 200); b <- matrix(0:79999 %% 5, 200, 400)
+dyn.load(Sys.getenv("TESSERA_BLAS"))
+single <- .Fortran("sgemm", "N", "N", 300L, 400L, 200L, as.single(1), as.single(a), 300L, as.single(b), 200L, as.single(0),
+                   c = as.single(double(300 * 400)), 300L)
+stopifnot(all(matrix(single$c, 300, 400) == a %*% b))
+cat("equal\\n")
+"""
+
+
+def test_r(tmp_path):
+    """R's own matrices are doubles, which stay with R's BLAS; .Fortran passes singles."""
+    need_packages("r-base-core", may_install=LARGE)
+    (tmp_path / "script.R").write_text(R)
+    ran = subprocess.run(["Rscript", "script.R"], capture_output=True, text=True, cwd=tmp_path, timeout=120,
+                         env=environment(TESSERA_VERBOSE="1", TESSERA_BLAS=str(LIBRARY), TESSERA_DEVICE="cpu"))
+    assert ran.returncode == 0 and "equal" in ran.stdout, ran.stdout + ran.stderr
+    assert "SGEMM(N,N,300,400,200,1," in ran.stderr
+
+
+# ---- tessera run ------------------------------------------------------------------------------------------------------
+
+
+def test_run_sets_the_environment():
+    ran = subprocess.run([COMMAND, "run", "--threads", "3", "--precision", "ieee", "--device", "cuda:1", "--", "env"], capture_output=True,
+                         text=True, env=environment(LD_PRELOAD=""))
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 0 and f"LD_PRELOAD={LIBRARY.resolve().with_name('libtessera_blas.so')}" in lines
+    assert {"TESSERA_NUM_THREADS=3", "TESSERA_PRECISION=ieee", "TESSERA_DEVICE=cuda:1"} <= set(lines)
+    ran = subprocess.run([COMMAND, "run", "env"], capture_output=True, text=True, env=environment())
+    assert ran.returncode == 0 and "TESSERA_" not in ran.stdout
+
+
+def test_run_keeps_what_is_preloaded_and_passes_the_exit_code_on():
+    other = shutil.which("true") and next(Path("/lib").rglob("libm.so.6"), None)
+    ran = subprocess.run([COMMAND, "run", "--", "sh", "-c", "echo $LD_PRELOAD; exit 7"], capture_output=True, text=True,
+                         env=environment(LD_PRELOAD=str(other)))
+    assert ran.returncode == 7 and ran.stdout.strip() == f"{LIBRARY.resolve().with_name('libtessera_blas.so')}:{other}"
+
+
+def test_run_says_what_is_wrong():
+    ran = subprocess.run([COMMAND, "run"], capture_output=True, text=True)
+    assert ran.returncode == 2 and "tessera run: which program?" in ran.stderr
+    ran = subprocess.run([COMMAND, "run", "--", "no-such-program"], capture_output=True, text=True)
+    assert ran.returncode == 1 and ran.stderr == "tessera run: no-such-program: No such file or directory\n"
