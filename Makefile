@@ -8,7 +8,7 @@ TESTS        = tests/run $(BUILD)
 MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 
-.PHONY: build run test test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-pytorch modules format install clean
+.PHONY: build run test test-programs test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-pytorch modules format install clean
 
 build: ## the library and the command
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)

@@ -73,8 +73,6 @@ static tsr_context *context_of(const Place &place) {
     return context;
 }
 
-void prepare(c10::Device device, tsr_precision precision) { context_of(place_of(device, precision)); }
-
 static void *current_stream(const c10::Device &device) {
     void *stream = nullptr;
 #ifdef TESSERA_TORCH_CUDA
@@ -140,7 +138,8 @@ std::vector<std::string> products_taken() {
         const uint64_t calls = entry.second.load(std::memory_order_relaxed);
         if (!calls) continue;
         const Kind &kind = entry.first;
-        std::string line = c10::Device(static_cast<c10::DeviceType>(kind[0]), static_cast<c10::DeviceIndex>(kind[1])).str();
+        std::string line =
+            c10::Device(static_cast<c10::DeviceType>(kind[0]), static_cast<c10::DeviceIndex>(kind[1])).str();
         line += std::string(" ") + precision_names[kind[2]];
         for (int i = 3; i < 7; i++) line += " " + std::to_string(kind[i]);
         lines.push_back(line + " " + std::to_string(calls));
@@ -155,13 +154,24 @@ void forget_products_taken() {
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
-/* All that a plan depends on, and nothing that has padding: keys are compared and hashed as words. */
+/* All that a plan depends on, as words, so that keys can be compared and hashed as such. */
 struct PlanKey {
-    int64_t device, index, threads, precision;
-    int64_t batch, m, n, k;
-    int64_t a_row, a_col, a_batch, b_row, b_col, b_batch, c_row, c_col, c_batch;
-    int64_t a_packed, b_packed;
+    std::array<int64_t, 4> place; /* device type and index, threads, precision */
+    std::array<int64_t, 4> sizes; /* batch, m, n, k */
+    std::array<int64_t, 4> a, b;  /* strides of rows, columns and batch, packed form */
+    std::array<int64_t, 3> c;
 };
+
+static PlanKey key_of(const Place &place, const Reduced &r) {
+    const auto operand = [](const tsr_operand &o) {
+        return std::array<int64_t, 4>{o.row_stride, o.col_stride, o.batch_stride, reinterpret_cast<int64_t>(o.packed)};
+    };
+    return {{static_cast<int64_t>(place.type), place.index, place.threads, place.precision},
+            {r.batch, r.m, r.n, r.k},
+            operand(r.a),
+            operand(r.b),
+            {r.c.row_stride, r.c.col_stride, r.c.batch_stride}};
+}
 
 struct Planned {
     PlanKey key;
@@ -174,7 +184,7 @@ struct Planned {
 
 static size_t hash_of(const PlanKey &key) {
     uint64_t hash = 0;
-    const int64_t *words = &key.device;
+    const int64_t *words = key.place.data();
     for (size_t i = 0; i < sizeof key / sizeof *words; i++)
         hash = (hash ^ static_cast<uint64_t>(words[i])) * 0x9e3779b97f4a7c15u;
     return hash >> 32;
@@ -188,8 +198,9 @@ static std::string text_of(const tsr_plan *plan) {
 
 /* Plans are kept by each thread for itself, so that finding one takes no lock; where two products fall into one slot
  * the later one stays. Making a plan again costs microseconds. */
-static Planned *planned_for(const PlanKey &key, const Place &place, const Reduced &r) {
+static Planned *planned_for(const Place &place, const Reduced &r) {
     enum { SLOTS = 1024 };
+    const PlanKey key = key_of(place, r);
     static thread_local std::unique_ptr<std::array<std::unique_ptr<Planned>, SLOTS>> slots;
     if (!slots) slots = std::make_unique<std::array<std::unique_ptr<Planned>, SLOTS>>();
     std::unique_ptr<Planned> &slot = (*slots)[hash_of(key) % SLOTS];
@@ -209,7 +220,8 @@ void count_taken(const Reduced &r, const Product &product) {
     std::atomic<uint64_t> *&counter = r.planned->taken;
     if (!counter) {
         const c10::Device device = product.a.device();
-        counter = counter_of({static_cast<int64_t>(device.type()), device.index(), product.precision, r.batch, r.m, r.n, r.k});
+        counter = counter_of(
+            {static_cast<int64_t>(device.type()), device.index(), product.precision, r.batch, r.m, r.n, r.k});
     }
     counter->fetch_add(1, std::memory_order_relaxed);
 }
@@ -280,8 +292,9 @@ static void reduce_leading(Reduced *r, at::IntArrayRef sizes, const Strides &a, 
     }
     if (!r->loops.empty() && fold_rows(r, r->loops.back())) r->loops.pop_back();
     if (r->loops.empty()) return;
-    const auto longest = std::max_element(r->loops.begin(), r->loops.end(),
-                                          [](const Reduced::Loop &x, const Reduced::Loop &y) { return x.size < y.size; });
+    const auto longest = std::max_element(
+        r->loops.begin(), r->loops.end(),
+        [](const Reduced::Loop &x, const Reduced::Loop &y) { return x.size < y.size; });
     r->batch = longest->size;
     r->a.batch_stride = longest->a;
     r->b.batch_stride = longest->b;
@@ -316,14 +329,7 @@ Reduced reduce(const Product &p) {
         if (!operand.batch_stride && r.loops.empty())
             operand.packed = p.packed->panels(context_of(place), p.packed_side, operand, launch);
     }
-    const PlanKey key = {
-        static_cast<int64_t>(place.type), place.index, place.threads, place.precision,
-        r.batch, r.m, r.n, r.k,
-        r.a.row_stride, r.a.col_stride, r.a.batch_stride,
-        r.b.row_stride, r.b.col_stride, r.b.batch_stride,
-        r.c.row_stride, r.c.col_stride, r.c.batch_stride,
-        reinterpret_cast<int64_t>(r.a.packed), reinterpret_cast<int64_t>(r.b.packed)};
-    r.planned = planned_for(key, place, r);
+    r.planned = planned_for(place, r);
     return r;
 }
 

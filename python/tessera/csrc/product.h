@@ -87,7 +87,4 @@ void count_taken(const Reduced &reduced, const Product &product);
 std::vector<std::string> products_taken();
 void forget_products_taken();
 
-/* Makes what a device needs before its first product: under stream capture that would be too late. */
-void prepare(c10::Device device, tsr_precision precision);
-
 } // namespace tessera

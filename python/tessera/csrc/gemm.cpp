@@ -1,0 +1,329 @@
+/* gemm.cpp: tessera::gemm as torch wants an operator: kernels for tensors and for their shapes alone, a derivative of any
+ * order, autocast. Arguments keep their strides, any of them; nothing is copied on the way. */
+#include "gemm.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+namespace tessera {
+
+/* ---- Checks ------------------------------------------------------------------------------------------------------ */
+
+void check_dtype(const char *name, const at::Tensor &tensor) {
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == at::kFloat, "tessera multiplies float32 tensors, but ", name,
+                                " has dtype ", tensor.scalar_type(), ": convert it with .float(), or use torch.matmul");
+}
+
+static void check_device(const char *name, const at::Tensor &tensor, const at::Tensor &a) {
+    TORCH_CHECK(tensor.device() == a.device(), "Expected all tensors to be on the same device, but a is on ",
+                a.device(), " and ", name, " is on ", tensor.device());
+}
+
+/* What gemm asks of its arguments; symbolic sizes are compared as such. */
+static void check_gemm(const at::Tensor &input, const at::Tensor &a, const at::Tensor &b) {
+    check_dtype("a", a);
+    check_dtype("b", b);
+    check_device("b", b, a);
+    TORCH_CHECK(a.dim() >= 2 && b.dim() >= 2, "a and b must have at least 2 dimensions, but they have ", a.dim(),
+                " and ", b.dim());
+    if (!input.defined()) return;
+    check_dtype("input", input);
+    check_device("input", input, a);
+}
+
+static void check_inner(int64_t a_rows, int64_t a_cols, int64_t b_rows, int64_t b_cols) {
+    TORCH_CHECK(a_cols == b_rows, "a and b shapes cannot be multiplied (", a_rows, "x", a_cols, " and ", b_rows, "x",
+                b_cols, ")");
+}
+
+static c10::SmallVector<int64_t, 6> gemm_sizes(const at::Tensor &a, const at::Tensor &b) {
+    check_inner(a.size(-2), a.size(-1), b.size(-2), b.size(-1));
+    const auto batch = a.sizes().slice(0, a.dim() - 2);
+    TORCH_CHECK(batch == b.sizes().slice(0, b.dim() - 2), "the leading sizes of a and b differ: ", a.sizes(), " and ",
+                b.sizes());
+    c10::SmallVector<int64_t, 6> sizes(batch.begin(), batch.end());
+    sizes.push_back(a.size(-2));
+    sizes.push_back(b.size(-1));
+    return sizes;
+}
+
+/* ---- gemm: kernels ----------------------------------------------------------------------------------------------- */
+
+static Product product_of(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                          const at::Scalar &alpha, c10::string_view precision, at::IntArrayRef sizes) {
+    Product product;
+    product.a = a;
+    product.b = b;
+    product.alpha = alpha.toDouble();
+    product.precision = precision_named(precision);
+    if (input && input->defined()) product.beta = beta.toDouble();
+    if (product.beta != 0) {
+        TORCH_CHECK(at::is_expandable_to(input->sizes(), sizes), "input of sizes ", input->sizes(),
+                    " cannot be expanded to the product's ", sizes);
+        product.s = *input;
+    }
+    return product;
+}
+
+static const at::Tensor &given(const OptionalTensor &tensor) {
+    static const at::Tensor none;
+    return tensor ? *tensor : none;
+}
+
+static at::Tensor run(Product &&product, at::IntArrayRef sizes) {
+    if (!c10::multiply_integers(sizes)) return at::empty(sizes, product.a.options());
+    const Reduced reduced = reduce(product);
+    product.c = at::empty(sizes, product.a.options());
+    execute(reduced, product);
+    return product.c;
+}
+
+at::Tensor gemm_kernel(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                       const at::Scalar &alpha, c10::string_view precision) {
+    check_gemm(given(input), a, b);
+    const auto sizes = gemm_sizes(a, b);
+    return run(product_of(input, a, b, beta, alpha, precision, sizes), sizes);
+}
+
+void gemm_out_kernel(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                     const at::Scalar &alpha, c10::string_view precision, at::Tensor out) {
+    check_gemm(given(input), a, b);
+    check_dtype("out", out);
+    check_device("out", out, a);
+    const auto sizes = gemm_sizes(a, b);
+    TORCH_CHECK(out.sizes() == at::IntArrayRef(sizes), "out has sizes ", out.sizes(), ", but the product has ", sizes);
+    Product product = product_of(input, a, b, beta, alpha, precision, sizes);
+    at::assert_no_internal_overlap(out);
+    at::assert_no_overlap(out, a);
+    at::assert_no_overlap(out, b);
+    if (product.s.defined() && !out.is_same(*input)) at::assert_no_overlap(out, product.s);
+    product.c = out;
+    if (out.numel()) execute(reduce(product), product);
+}
+
+at::Tensor gemm_packed_kernel(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                              const PackedPointer &packed, bool left, const at::Scalar &beta, const at::Scalar &alpha,
+                              c10::string_view precision) {
+    check_gemm(given(input), a, b);
+    const auto sizes = gemm_sizes(a, b);
+    Product product = product_of(input, a, b, beta, alpha, precision, sizes);
+    product.packed = packed.get();
+    product.packed_side = left ? TSR_LEFT : TSR_RIGHT;
+    return run(std::move(product), sizes);
+}
+
+at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &,
+                     const at::Scalar &, c10::string_view precision) {
+    check_gemm(given(input), a, b);
+    precision_named(precision);
+#if TESSERA_TORCH_AT_LEAST(2, 1)
+    TORCH_SYM_CHECK(a.sym_size(-1).sym_eq(b.sym_size(-2)), "a and b shapes cannot be multiplied (", a.sym_size(-2), "x",
+                    a.sym_size(-1), " and ", b.sym_size(-2), "x", b.sym_size(-1), ")");
+    TORCH_CHECK(a.dim() == b.dim(), "the leading sizes of a and b differ: ", a.sym_sizes(), " and ", b.sym_sizes());
+    c10::SymDimVector sizes;
+    for (int64_t d = 0; d < a.dim() - 2; d++) {
+        TORCH_SYM_CHECK(a.sym_size(d).sym_eq(b.sym_size(d)), "the leading sizes of a and b differ: ", a.sym_sizes(),
+                        " and ", b.sym_sizes());
+        sizes.push_back(a.sym_size(d));
+    }
+    sizes.push_back(a.sym_size(-2));
+    sizes.push_back(b.sym_size(-1));
+    return at::empty_symint(sizes, a.options());
+#else
+    return at::empty(gemm_sizes(a, b), a.options());
+#endif
+}
+
+void gemm_out_meta(const OptionalTensor &, const at::Tensor &, const at::Tensor &, const at::Scalar &,
+                   const at::Scalar &, c10::string_view, at::Tensor) {}
+
+/* ---- gemm through the dispatcher --------------------------------------------------------------------------------- */
+
+using GemmSignature = at::Tensor(const OptionalTensor &, const at::Tensor &, const at::Tensor &, const at::Scalar &,
+                                 const at::Scalar &, c10::string_view);
+using GemmOutSignature = void(const OptionalTensor &, const at::Tensor &, const at::Tensor &, const at::Scalar &,
+                              const at::Scalar &, c10::string_view, at::Tensor);
+using GemmPackedSignature = at::Tensor(const OptionalTensor &, const at::Tensor &, const at::Tensor &,
+                                       const PackedPointer &, bool, const at::Scalar &, const at::Scalar &,
+                                       c10::string_view);
+
+static const c10::TypedOperatorHandle<GemmSignature> &gemm_operator() {
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow("tessera::gemm", "").typed<GemmSignature>();
+    return handle;
+}
+
+static const c10::TypedOperatorHandle<GemmOutSignature> &gemm_out_operator() {
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow("tessera::gemm", "out").typed<GemmOutSignature>();
+    return handle;
+}
+
+static const c10::TypedOperatorHandle<GemmPackedSignature> &gemm_packed_operator() {
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow("tessera::gemm_packed", "").typed<GemmPackedSignature>();
+    return handle;
+}
+
+at::Tensor gemm(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                const at::Scalar &alpha, c10::string_view precision) {
+    return gemm_operator().call(input, a, b, beta, alpha, precision);
+}
+
+void gemm_out(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+              const at::Scalar &alpha, c10::string_view precision, const at::Tensor &out) {
+    gemm_out_operator().call(input, a, b, beta, alpha, precision, out);
+}
+
+at::Tensor gemm_packed(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                       const PackedPointer &packed, bool left, const at::Scalar &beta, const at::Scalar &alpha,
+                       c10::string_view precision) {
+    return gemm_packed_operator().call(input, a, b, packed, left, beta, alpha, precision);
+}
+
+/* ---- gemm: derivative -------------------------------------------------------------------------------------------- */
+
+#if TESSERA_TORCH_AT_LEAST(2, 1)
+using Sizes = c10::SymDimVector;
+static Sizes sizes_of(const at::Tensor &tensor) { return Sizes(tensor.sym_sizes()); }
+static at::Tensor sum_to(const at::Tensor &tensor, const Sizes &sizes) { return tensor.sum_to_size_symint(sizes); }
+#else
+using Sizes = at::DimVector;
+static Sizes sizes_of(const at::Tensor &tensor) { return Sizes(tensor.sizes()); }
+static at::Tensor sum_to(const at::Tensor &tensor, const Sizes &sizes) { return tensor.sum_to_size(sizes); }
+#endif
+
+/* For C = beta S + alpha A B and G = dL/dC: dS = beta G, dA = alpha G B^T, dB = alpha A^T G. A node of torch's graph like
+ * those of its own operators, rather than a torch::autograd::Function: torch.func refuses those. */
+struct GemmBackward final : torch::autograd::Node {
+    torch::autograd::SavedVariable a, b;
+    Sizes input_sizes;
+    at::Scalar beta, alpha;
+    std::string precision;
+
+    torch::autograd::variable_list apply(torch::autograd::variable_list &&gradients) override {
+        std::lock_guard<std::mutex> guard(mutex_);
+        torch::autograd::variable_list result(3);
+        const at::Tensor &g = gradients[0];
+        if (!g.defined()) return result;
+        if (task_should_compute_output(0)) result[0] = sum_to(beta.equal(1) ? g : g * beta, input_sizes);
+        if (task_should_compute_output(1)) result[1] = gemm({}, g, b.unpack().transpose(-2, -1), 0, alpha, precision);
+        if (task_should_compute_output(2)) result[2] = gemm({}, a.unpack().transpose(-2, -1), g, 0, alpha, precision);
+        return result;
+    }
+
+    std::string name() const override { return "TesseraGemmBackward"; }
+
+    void release_variables() override {
+        std::lock_guard<std::mutex> guard(mutex_);
+        a.reset_data();
+        b.reset_data();
+    }
+};
+
+/* A node is held by std::shared_ptr, in newer versions of torch by its own counter. */
+using NodePointer = decltype(torch::autograd::Edge::function);
+
+template <class Pointer, class Made> static Pointer make_node() {
+    if constexpr (std::is_same<Pointer, std::shared_ptr<torch::autograd::Node>>::value)
+        return Pointer(new Made, [](auto *node) { deleteNode(node); });
+    else
+        return c10::make_intrusive<Made>();
+}
+
+/* The tangent of the product where one is asked for (forward-mode differentiation). */
+static at::Tensor tangent_of(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                             const at::Tensor &result, const at::Scalar &beta, const at::Scalar &alpha,
+                             c10::string_view precision) {
+    const auto tangent = [](const at::Tensor &t) { return t.defined() ? t._fw_grad(0) : at::Tensor(); };
+    const at::Tensor ds = tangent(given(input)), da = tangent(a), db = tangent(b);
+    at::Tensor sum = ds.defined() ? (ds * beta).expand_as(result) : at::Tensor();
+    const auto add = [&](const at::Tensor &left, const at::Tensor &right) {
+        sum = gemm(sum.defined() ? OptionalTensor(sum) : OptionalTensor(), left, right, 1, alpha, precision);
+    };
+    if (da.defined()) add(da, b._fw_primal(0));
+    if (db.defined()) add(a._fw_primal(0), db);
+    return sum;
+}
+
+/* Runs `forward`, below autograd, and puts its result into the graph. */
+template <class Forward>
+static at::Tensor differentiable(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                                 const at::Scalar &beta, const at::Scalar &alpha, c10::string_view precision,
+                                 const Forward &forward) {
+    NodePointer node;
+    if (torch::autograd::compute_requires_grad(given(input), a, b)) {
+        node = make_node<NodePointer, GemmBackward>();
+        auto *made = static_cast<GemmBackward *>(node.get());
+        node->set_next_edges(torch::autograd::collect_next_edges(given(input), a, b));
+        if (made->should_compute_output(0)) made->input_sizes = sizes_of(*input);
+        if (made->should_compute_output(1)) made->b = torch::autograd::SavedVariable(b, false);
+        if (made->should_compute_output(2)) made->a = torch::autograd::SavedVariable(a, false);
+        made->beta = beta;
+        made->alpha = alpha;
+        made->precision = std::string(precision);
+    }
+    at::Tensor result = forward();
+    if (node) torch::autograd::set_history(result, node);
+    if (torch::autograd::isFwGradDefined(input) || torch::autograd::isFwGradDefined(a) ||
+        torch::autograd::isFwGradDefined(b))
+        result._set_fw_grad(tangent_of(input, a, b, result, beta, alpha, precision), 0, false);
+    return result;
+}
+
+at::Tensor gemm_autograd(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a,
+                         const at::Tensor &b, const at::Scalar &beta, const at::Scalar &alpha,
+                         c10::string_view precision) {
+    return differentiable(input, a, b, beta, alpha, precision, [&] {
+        at::AutoDispatchBelowADInplaceOrView below;
+        return gemm_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, input, a, b, beta, alpha,
+                                          precision);
+    });
+}
+
+at::Tensor gemm_packed_autograd(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a,
+                                const at::Tensor &b, const PackedPointer &packed, bool left, const at::Scalar &beta,
+                                const at::Scalar &alpha, c10::string_view precision) {
+    return differentiable(input, a, b, beta, alpha, precision, [&] {
+        at::AutoDispatchBelowADInplaceOrView below;
+        return gemm_packed_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, input, a, b, packed, left,
+                                                 beta, alpha, precision);
+    });
+}
+
+void gemm_out_autograd(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                       const at::Scalar &beta, const at::Scalar &alpha, c10::string_view precision, at::Tensor out) {
+    TORCH_CHECK(!torch::autograd::compute_requires_grad(given(input), a, b, out),
+                "functions with out=... arguments don't support automatic differentiation, but one of the arguments "
+                "requires grad");
+    {
+        at::AutoDispatchBelowAutograd below;
+        gemm_out_operator().redispatch(keys & c10::after_autograd_keyset, input, a, b, beta, alpha, precision, out);
+    }
+    torch::autograd::impl::bump_version(out);
+}
+
+/* ---- gemm under autocast ----------------------------------------------------------------------------------------- */
+
+/* float32 is all there is, so autocast turns float16 and bfloat16 into it, as it does for torch's own float32 functions. */
+static at::Tensor cast_to_float(const at::Tensor &tensor) {
+    const auto type = tensor.scalar_type();
+    return type == at::kHalf || type == at::kBFloat16 ? tensor.to(at::kFloat) : tensor;
+}
+
+at::Tensor gemm_autocast(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                         const at::Scalar &alpha, c10::string_view precision) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const OptionalTensor cast = input ? OptionalTensor(cast_to_float(*input)) : OptionalTensor();
+    return gemm(cast, cast_to_float(a), cast_to_float(b), beta, alpha, precision);
+}
+
+} // namespace tessera
