@@ -42,6 +42,12 @@ _matmul = _ops.matmul.default
 _matmul_out = _ops.matmul.out
 
 
+def _untraced(function):
+    """torch.compile breaks its graph around the function: it cannot look into packed matrices."""
+    return torch.compiler.disable(function) if hasattr(torch, "compiler") else function
+
+
+@_untraced
 def _matmul_packed(a, b, precision: str, out) -> torch.Tensor:
     if out is not None:
         raise TypeError("matmul(): out is not supported with a packed matrix")
@@ -91,10 +97,15 @@ def baddbmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None) 
     return _ops.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision)
 
 
+@_untraced
+def _linear_packed(input, weight, bias, precision: str) -> torch.Tensor:
+    _check_tensor("input", input)
+    return _ops.matmul_packed(input, weight._object, True, bias, precision=precision)
+
+
 def linear(input, weight, bias=None, *, precision: str = "fp32") -> torch.Tensor:
     if isinstance(weight, Packed):
-        _check_tensor("input", input)
-        return _ops.matmul_packed(input, weight._object, True, bias, precision=precision)
+        return _linear_packed(input, weight, bias, precision)
     return _ops.linear(input, weight, bias, precision=precision)
 
 

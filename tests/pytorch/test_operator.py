@@ -83,6 +83,15 @@ def test_compile_keeps_layouts(device):
     assert torch.equal(compiled(a, b), (a.t() * 2) @ b.t()[::2])
 
 
+@needs_compile
+def test_compile_goes_around_packed_matrices(device):
+    torch._dynamo.reset()
+    x, weight = integers(20, 30, device=device), integers(40, 30, device=device)
+    packed = tessera.pack(weight)
+    compiled = torch.compile(lambda t: tessera.linear(t * 2, packed) + tessera.matmul(t, packed.matrix.t()))
+    assert torch.equal(compiled(x), 3 * (x @ weight.t()))
+
+
 needs_vmap = pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="this torch has no torch.library.register_vmap")
 
 MAPPED = {
