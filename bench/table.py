@@ -1,4 +1,4 @@
-"""Writes the tables of results in README.md and docs/modules.md from bench/results/, between their markers. With --check: says
+"""Writes the tables of results in README.md, docs/modules.md and docs/pytorch.md from bench/results/, between their markers. With --check: says
 whether they are as the results have them, and exits with 1 where not.
 
     python3 bench/table.py [--check]
@@ -83,8 +83,73 @@ def modules():
     return "\n".join(lines)
 
 
+def offload():
+    records = [r for r in load("blas-h200.json") if r["what"] == "offload"]
+    if not records:
+        return "No results yet: `bench/blas/run build --offload 8192`."
+    lines = ["| M = N = K | `sgemm_` on the GPU | copies alone | of them | the CPU engine | times quicker |", "| --- | --- | --- | --- | --- | --- |"]
+    for r in records:
+        lines.append(f"| {r['n']} | **{r['gpu_ms_best']:.2f} ms** | {r['copies_alone_ms']:.2f} ms | {r['ratio_to_copies']:.2f} x | "
+                     f"{r['cpu_ms_best']:.1f} ms | {r['speedup_over_cpu']:.1f} |")
+    about = records[0]
+    return "\n".join([*lines, "", f"Ordinary (pageable) memory to ordinary memory, best of {about['samples']}; copies alone are of the same bytes from and to pinned "
+                      f"memory, both ways at once. {about['machine']}, {about['date'][:10]}, commit {about['commit']}."])
+
+
+def blas():
+    records = [r for r in load("blas-small.json") if r["what"] == "cblas_sgemm"]
+    if not records:
+        return "No results yet: `make bench-blas`."
+
+    def best(library, n, layout):
+        return next((r["nanoseconds_best"] for r in records if (r["library"], r["n"], r["layout"]) == (library, n, layout)), None)
+
+    lines = ["| M = N = K | layout | `cblas_sgemm` | of `tsr_gemm`'s rate | of OpenBLAS's |", "| --- | --- | --- | --- | --- |"]
+    for n in dict.fromkeys(r["n"] for r in records):
+        for layout in ("nn", "tn", "nt", "tt"):
+            ours, api, peer = [best(library, n, layout) for library in ("cblas_sgemm", "tsr_gemm", "openblas")]
+            time = f"{ours:.0f} ns" if ours < 1e4 else f"{ours / 1e3:.0f} us"
+            lines.append(f"| {n} | {layout} | {time} | {api / ours:.2f} | {peer / ours:.2f} |" if peer else
+                         f"| {n} | {layout} | {time} | {api / ours:.2f} | |")
+    about = records[0]
+    return "\n".join([*lines, "", f"{about['threads']} thread, matrices in the caches, best of many interleaved samples; OpenBLAS with its SkylakeX kernels. "
+                      f"{about['machine']}, {about['date'][:10]}, commit {about['commit']}."])
+
+
+def pytorch():
+    """docs/pytorch.md: the training run, host time, the reference problems and nn.Linear through the package."""
+    gpt2, records = load("gpt2-h200.json"), load("torch-h200.json")
+    if not gpt2 or not records:
+        return "No results yet: `make bench-pytorch`."
+    lines = [f"| GPT-2 size, {gpt2['parameters'] / 1e6:.0f}M parameters, {gpt2['batch'] * gpt2['context']} tokens a step | ms a step | tokens/s | | "
+             "loss, at most from torch float32's |", "| --- | --- | --- | --- | --- |"]
+    for run in gpt2["runs"]:
+        lines.append(f"| {run['name']} | {run['ms_per_step']:.1f} | {run['tokens_per_second']:,} | {run['speedup']:.2f} x | "
+                     f"{run['furthest_from_float32']:.1e} |")
+    about = records[0]
+    host = {(r["m"], r["precision"]): r for r in records if r["what"] == "host"}
+    reference = [r["of_c_library"] for r in records if r["what"] == "reference"]
+    layers = [r for r in records if r["what"] == "linear"]
+    lines += ["", f"{gpt2['gpu']}, torch {gpt2['torch']}, {gpt2['date']}, commit {gpt2['commit']}.", "",
+              f"Host time of one call on a 64 x 64 product: `tessera.matmul` {host[64, 'fp32']['tessera_us']:.1f} us, `torch.matmul` "
+              f"{host[64, 'fp32']['torch_us']:.1f} us. The five reference problems through `tessera.matmul` keep {100 * min(reference):.1f} % to "
+              f"{100 * max(reference):.1f} % of the C library's rate.", "",
+              "Speed of `nn.Linear` with the drop-in, beside torch's own float32:", "",
+              "| batch | " + " | ".join(f"{f} features" for f in sorted({r["in"] for r in layers if r["in"] == r["out"]})) + " |"]
+    square = {(r["batch"], r["in"]): r["speedup"] for r in layers if r["in"] == r["out"]}
+    features = sorted({f for _, f in square})
+    lines.append("| --- " * (len(features) + 1) + "|")
+    for batch in sorted({b for b, _ in square}):
+        lines.append(f"| {batch} | " + " | ".join(f"{square[batch, f]:.2f} x" for f in features) + " |")
+    lines += ["", f"As many inputs as outputs; over all {len(layers)} layers measured, rectangular and odd sizes among them, the least is "
+              f"{min(r['speedup'] for r in layers):.2f} x. {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+              f"{about['commit']}."]
+    return "\n".join(lines)
+
+
 def main():
-    for name, tables in (("README.md", {"gpu": gpu, "cpu": cpu}), ("docs/modules.md", {"modules": modules})):
+    for name, tables in (("README.md", {"gpu": gpu, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
+                         ("docs/blas.md", {"offload": offload, "blas": blas})):
         path = ROOT / name
         text = made = path.read_text()
         for marker, table in tables.items():
