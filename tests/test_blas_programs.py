@@ -93,7 +93,7 @@ def test_numpy():
 
 def test_numpys_own_tests_of_linear_algebra(tmp_path):
     need_packages("python3-numpy", "python3-pytest", "python3-hypothesis")
-    code = "import sys, numpy.linalg; sys.exit(not numpy.linalg.test(extra_argv=['-p', 'no:cacheprovider']))"
+    code = "import sys, numpy.linalg; sys.exit(not numpy.linalg.test(extra_argv=['-s', '-p', 'no:cacheprovider']))"
     out, products = on_tessera("/usr/bin/python3", "-c", code, cwd=tmp_path)  # away from our own conftest.py
     assert re.search(r"\d{3} passed", out) and not re.search(r"\d+ failed", out) and len(products) > 20, out[-2000:]
 
