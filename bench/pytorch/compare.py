@@ -109,9 +109,12 @@ def linear(about, seconds):
             taken = tessera.stats().taken > 0
             torch_us, on_us, always_us = interleaved([off, on, everything], seconds, flops)
         tessera.disable()
-        yield {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": round(torch_us, 2),
-               "drop_in_us": round(on_us, 2), "always_us": round(always_us, 2), "speedup": round(torch_us / on_us, 3),
-               "always_speedup": round(torch_us / always_us, 3), **about}
+        record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": round(torch_us, 2),
+                  "drop_in_us": round(on_us, 2), "always_us": round(always_us, 2), "speedup": round(torch_us / on_us, 3),
+                  "always_speedup": round(torch_us / always_us, 3), **about}
+        print("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us ({speedup:.2f} x, "
+              "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record), flush=True)
+        yield record
         del layer, x
 
 
@@ -123,24 +126,22 @@ def main():
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     about, records = c_library.machine(), []
-    chosen = options.only or ("host", "reference", "linear")
-    if "host" in chosen:
-        records += host(about)
-    if "reference" in chosen:
-        records += reference(about, options.seconds)
-    if "linear" in chosen:
-        for record in linear(about, options.seconds):
-            records.append(record)
-            print("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us ({speedup:.2f} x, "
-                  "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record), flush=True)
-        sweep = [record for record in records if record["what"] == "linear"]
-        worst = min(sweep, key=lambda record: record["speedup"])
-        print("least speedup of nn.Linear: {speedup} at batch {batch}, {in} -> {out}".format(**worst))
-    if options.save:
-        partial = pathlib.Path(options.save + ".partial")
-        partial.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
-        partial.replace(options.save)
-        print(f"{len(records)} records in {options.save}")
+    parts = {"host": lambda: host(about), "reference": lambda: reference(about, options.seconds),
+             "linear": lambda: linear(about, options.seconds)}
+    try:
+        for name in options.only or parts:
+            for record in parts[name]():
+                records.append(record)
+    finally:  # what was measured is kept when the rest is interrupted
+        if options.save:
+            save(records, options.save)
+
+
+def save(records, name):
+    partial = pathlib.Path(name + ".partial")
+    partial.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
+    partial.replace(name)
+    print(f"{len(records)} records in {name}")
 
 
 if __name__ == "__main__":
