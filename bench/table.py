@@ -72,9 +72,10 @@ def modules():
         return "No results yet: `python3 bench/gpu/kernelbench.py`."
     lines = ["| module | torch | `fp32` | `ieee` | error, torch / `fp32` / `ieee` |", "| --- | --- | --- | --- | --- |"]
     for number in dict.fromkeys(r["problem"] for r in records):
-        fp32, ieee = ([r for r in records if (r["problem"], r["precision"]) == (number, p)][0] for p in ("fp32", "ieee"))
-        lines.append(f"| `{number}_{fp32['name']}.py` | {fp32['torch_ms']:.3g} ms | {fp32['ms']:.3g} ms, **{fp32['speedup']:.2f} x** | "
-                     f"{ieee['ms']:.3g} ms, {ieee['speedup']:.2f} x | {fp32['torch_error']:.1e} / {fp32['error']:.1e} / {ieee['error']:.1e} |")
+        of = {r["precision"]: r for r in records if r["problem"] == number}
+        fp32, times = of["fp32"], {precision: f"{r['ms']:.3g} ms, {r['speedup']:.2f} x" for precision, r in of.items()}
+        lines.append(f"| `{number}_{fp32['name']}.py` | {fp32['torch_ms']:.3g} ms | **{times['fp32']}** | {times.get('ieee', '')} | "
+                     + " / ".join(f"{error:.1e}" for error in [fp32["torch_error"], *(r["error"] for r in of.values())]) + " |")
     about = records[0]
     lines += ["", f"KernelBench at {about['kernelbench_commit']}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, "
               f"commit {about['commit']}. Each module passes 5 of 5 correctness trials and the checker. A module and torch are timed one after "

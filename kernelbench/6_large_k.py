@@ -124,6 +124,7 @@ def extension():
             functions=["multiply"],
             extra_cflags=["-O2"] + flags,
             extra_cuda_cflags=["-O3"] + flags + architecture,
+            extra_ldflags=["-lstdc++"],  # before torch's libraries, some of which export parts of an older one
         )
 
 
