@@ -98,6 +98,13 @@ def test_gradient_of_a_shared_weight_is_one_product(device):
     assert torch.equal(w.grad, torch.einsum("bsi,bso->io", x, g))
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (0, 4)], ids=str)
+def test_empty(device, shape):
+    a, b = integers(*shape, device=device, requires_grad=True), integers(4, 2, device=device, requires_grad=True)
+    tessera.matmul(a, b).sum().backward()
+    assert a.grad.shape == a.shape and torch.equal(b.grad, torch.zeros_like(b))
+
+
 @since(2, 0)
 def test_torch_func(device):
     a, b = integers(3, 4, device=device), integers(4, 2, device=device)

@@ -84,6 +84,18 @@ def test_compile_keeps_layouts(device):
 
 
 @needs_compile
+def test_compile_with_out(device):
+    torch._dynamo.reset()
+
+    def function(x, y, result):
+        tessera.matmul(x * 2, y, out=result)
+        return result + 1
+
+    a, b, out = integers(20, 30, device=device), integers(30, 40, device=device), torch.empty(20, 40, device=device)
+    assert torch.equal(torch.compile(function, fullgraph=True)(a, b, out), 2 * (a @ b) + 1) and torch.equal(out, 2 * (a @ b))
+
+
+@needs_compile
 def test_compile_goes_around_packed_matrices(device):
     torch._dynamo.reset()
     x, weight = integers(20, 30, device=device), integers(40, 30, device=device)
