@@ -43,15 +43,16 @@ static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *
            (c_end <= b->data || b_end <= c->data) && (b->col_stride == 1 || k * n <= MOST_COPIED);
 }
 
+/* B is small enough to stay in the nearest cache for all rows. */
 static void multiply(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t m, int64_t n) {
     const float *const a = tile->a, *const b = tile->b;
     float *const c = tile->c;
-    for (int64_t j = 0; j < n; j += kernel->nr) {
-        tile->n = (int)least(kernel->nr, n - j);
-        tile->b = b + j;
-        tile->a = a;
-        for (int64_t i = 0; i < m; i += kernel->mr, tile->a += kernel->mr * tile->a_row) {
-            tile->m = (int)least(kernel->mr, m - i);
+    for (int64_t i = 0; i < m; i += kernel->mr) {
+        tile->m = (int)least(kernel->mr, m - i);
+        tile->a = a + i * tile->a_row;
+        for (int64_t j = 0; j < n; j += kernel->nr) {
+            tile->n = (int)least(kernel->nr, n - j);
+            tile->b = b + j;
             tile->s = tile->c = c + i * tile->c_row + j;
             kernel->multiply(tile);
         }
