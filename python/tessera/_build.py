@@ -54,6 +54,17 @@ def has_cuda(torch) -> bool:
     return torch.version.cuda is not None
 
 
+def _loaded_libstdcxx() -> str:
+    """The libstdc++ that torch runs on, by its path and in front of all others: some compilers have only the static one to
+    offer, and a second copy inside the operator crashes where it prints a number; some of torch's libraries export parts of
+    an older one."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "/libstdc++.so" in line:
+                return line[line.index("/"):].strip()
+    return "-lstdc++"
+
+
 def _flags(torch) -> tuple[list[str], list[str]]:
     """For compiling and for linking."""
     root = Path(torch.__file__).resolve().parent
@@ -61,9 +72,9 @@ def _flags(torch) -> tuple[list[str], list[str]]:
     compiling = ["-O2", "-fPIC", "-fvisibility=hidden", f"-std=c++{20 if release >= (2, 9) else 17}",
                  f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-I{_header_folder()}",
                  "-isystem", str(root / "include"), "-isystem", str(root / "include/torch/csrc/api/include")]
-    # libtessera is already loaded when the operator is, and is found by its soname. libstdc++ comes before torch's libraries,
-    # some of which export parts of an older one.
-    linking = ["-Wl,--no-as-needed", "-lstdc++", str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+    # libtessera is already loaded when the operator is, and is found by its soname.
+    linking = ["-Wl,--no-as-needed", _loaded_libstdcxx(), str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu",
+               "-ltorch"]
     if has_cuda(torch):
         compiling.append("-DTESSERA_TORCH_CUDA")
         linking += ["-ltorch_cuda", "-lc10_cuda"]
