@@ -22,25 +22,6 @@ static tsr_operand operand_of(const npy_matrix *matrix, bool transpose) {
     return o;
 }
 
-static size_t bytes_of(const npy_matrix *matrix) { return (size_t)matrix->rows * (size_t)matrix->cols * sizeof(float); }
-
-/* The product in host memory, computed wherever the device is. */
-static int multiply_on(device *d, float *product, tsr_operand a, size_t a_bytes, tsr_operand b, size_t b_bytes) {
-    size_t c_bytes = (size_t)a.rows * (size_t)b.cols * sizeof(float);
-    tsr_result c = {.rows = a.rows, .cols = b.cols, .row_stride = b.cols, .col_stride = 1};
-    const float *a_host = a.data, *b_host = b.data;
-    a.data = b.data = NULL;
-    int status;
-    if (!(status = device_input(d, &a.data, a_host, a_bytes)) &&
-        !(status = device_input(d, &b.data, b_host, b_bytes)) &&
-        !(status = device_output(d, &c.data, product, c_bytes)) && !(status = device_multiply(d, &a, &b, &c)))
-        status = device_fetch(d, product, c.data, c_bytes);
-    device_release(d, c.data);
-    device_release(d, b.data);
-    device_release(d, a.data);
-    return status;
-}
-
 static int multiply_files(const options *chosen, const npy_matrix *a_file, const npy_matrix *b_file) {
     tsr_operand a = operand_of(a_file, chosen->transpose_a), b = operand_of(b_file, chosen->transpose_b);
     if (a.cols != b.rows)
@@ -56,10 +37,12 @@ static int multiply_files(const options *chosen, const npy_matrix *a_file, const
     int status = matrix_allocate(&product, "the result", p.m, p.n);
     if (status) return status;
     if ((status = npy_create(&output, chosen->output, p.m, p.n))) goto free_product;
-    if ((status = device_open(&d, chosen, problem_flops(&p), problem_bytes(&p)))) goto discard_output;
+    if ((status = device_open(&d, chosen, problem_flops(&p), 0))) goto discard_output;
 
     progress_step("multiplying %lld x %lld x %lld on %s", (long long)p.m, (long long)p.n, (long long)p.k, d.name);
-    status = multiply_on(&d, product, a, bytes_of(a_file), b, bytes_of(b_file));
+    const tsr_result c = {.data = product, .rows = p.m, .cols = p.n, .row_stride = p.n, .col_stride = 1};
+    const tsr_status multiplied = tsr_gemm_host(d.context, 1, 1, &a, &b, 0, &c, NULL);
+    if (multiplied) status = fail_status("cannot multiply", multiplied);
     device_close(&d);
     if (status) goto discard_output;
 
