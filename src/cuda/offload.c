@@ -35,17 +35,18 @@
 #include "cuda/context.h"
 
 enum { PIECE_BYTES = 8 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
-enum { COPY_UNIT = 1 << 15, MOST_COPIERS = 32 };                          /* floats of it by one thread; threads */
+enum { MOST_THREADS = 32, LEAST_UNIT = 1 << 14 };                         /* that copy; floats that one copies */
 enum { IN_PIECES = 4, OUT_PIECES = 4, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
-enum { COPIES = 2 * (IN_PIECES + OUT_PIECES), ONE_COPY = 1 << 16 }; /* copies posted at a time; see struct copy */
+enum { COPIES = 2 * (IN_PIECES + OUT_PIECES) }; /* posted at a time */
 enum { ORDERS = 4 * IN_PIECES };
 enum { MOST_A_SLOTS = 64, B_SLOTS = 3, C_SLOTS = 3 };
-static_assert(PIECE / COPY_UNIT < ONE_COPY, "a copy's units are counted below its number");
+static_assert(MOST_THREADS <= 32, "units left are bits of half a word");
 enum { ALIGNMENT = 256 }; /* of slots on the GPU */
 
 /* First choices: large enough for the kernels to be at their best, small enough for copies to begin early. */
-enum { CHUNK_BYTES = 32 << 20, BLOCK_BYTES = 64 << 20 }; /* of A and B together; of C */
-enum { LEAST_BN = 2048, LEAST_BK = 1024 };
+enum { BLOCK_BYTES = 64 << 20, LEAST_BN = 2048 }; /* a block of C */
+enum { CHUNK_BYTES = 32 << 20, LEAST_BK = 1024 }; /* a chunk of A and B together, */
+enum { LEAST_CHUNKS = 8 };                        /* or larger, if only there are so many */
 
 /* Where the events of each kind begin. */
 enum {
@@ -76,14 +77,15 @@ typedef struct cut {
 } cut;
 
 /* Elements `first` on of a matrix, numbered along runs (its rows, or its columns where those are contiguous), to or from
- * the ring. Threads take units of it, from the last to the first. */
+ * the ring. Each of the threads copies a unit of it, and always the same part of a place in the ring, so that this part
+ * stays in its own cache: the ring is small enough, and memory has enough to do. */
 typedef struct copy {
     float *matrix;
     int64_t run_length, run_stride, step; /* elements of a run; from one run, and one element, to the next */
     float *staging;                       /* where element `first` lies */
-    int64_t first, end;
+    int64_t first, end, unit;             /* unit: elements in one */
     bool to_staging;
-    _Atomic uint64_t taking; /* the copy's number * ONE_COPY + units not taken yet */
+    _Atomic uint64_t taking; /* the copy's number << 32 | a bit for each unit that nobody has taken yet */
     atomic_int left;         /* units not copied yet */
 } copy;
 
@@ -114,6 +116,7 @@ typedef struct transfer {
     struct cuda_offload *kept;
     tsr_problem p;
     cut cut;
+    int copiers;         /* threads that copy and do nothing else, at most; or 0 */
     copy copies[COPIES]; /* a ring */
     _Atomic int64_t copies_posted;
     atomic_bool over;     /* there will be no more */
@@ -145,9 +148,8 @@ static copy copy_of(float *matrix, int64_t rows, int64_t cols, int64_t row_strid
                : (copy){.matrix = matrix, .run_length = cols, .run_stride = row_stride, .step = col_stride};
 }
 
-/* Past the caches: what is copied here is read next by the GPU, or not for long, and a processor that stores a line by
- * the ordinary way reads it first. */
-static void copy_floats(float *to, const float *from, int64_t count) {
+/* Past the caches, for what is not read again for long: a processor that stores a line the ordinary way reads it first. */
+static void copy_past_caches(float *to, const float *from, int64_t count) {
 #ifdef __SSE__
     for (; count && (uintptr_t)to % 16; count--) *to++ = *from++;
     for (; count >= 16; count -= 16, to += 16, from += 16) {
@@ -163,18 +165,19 @@ static void copy_floats(float *to, const float *from, int64_t count) {
 }
 
 static void copy_run(const copy *c, float *in_matrix, float *in_staging, int64_t count) {
-    if (c->step == 1)
-        copy_floats(c->to_staging ? in_staging : in_matrix, c->to_staging ? in_matrix : in_staging, count);
+    if (c->step == 1 && c->to_staging)
+        memcpy(in_staging, in_matrix, (size_t)count * sizeof(float));
+    else if (c->step == 1)
+        copy_past_caches(in_matrix, in_staging, count);
     else if (c->to_staging)
         for (int64_t i = 0; i < count; i++) in_staging[i] = in_matrix[i * c->step];
     else
         for (int64_t i = 0; i < count; i++) in_matrix[i * c->step] = in_staging[i];
 }
 
-/* Unit number `unit` of the copy. */
-static void copy_unit(copy *c, int64_t unit) {
-    int64_t at = c->first + unit * COPY_UNIT;
-    const int64_t end = least(at + COPY_UNIT, c->end);
+static void copy_unit(copy *c, int unit) {
+    int64_t at = c->first + unit * c->unit;
+    const int64_t end = least(at + c->unit, c->end);
     for (int64_t count; at < end; at += count) {
         const int64_t run = at / c->run_length, within = at % c->run_length;
         count = least(end - at, c->run_length - within);
@@ -186,17 +189,28 @@ static void copy_unit(copy *c, int64_t unit) {
     atomic_fetch_sub_explicit(&c->left, 1, memory_order_release);
 }
 
-/* Takes and copies one unit of copy `number`; false where none is left, or it is over and its place has been given to
- * another. A unit that was taken keeps the place from being given away. */
-static bool help_copy(transfer *t, int64_t number) {
+/* Takes and copies a unit of copy `number`, of those in `wanted`; false where none of them is left, or the copy is over
+ * and its place has been given to another. A unit that was taken keeps the place from being given away. */
+static bool help_copy(transfer *t, int64_t number, uint32_t wanted) {
     copy *c = &t->copies[number % COPIES];
     uint64_t taking = atomic_load_explicit(&c->taking, memory_order_acquire);
+    uint32_t unit;
     do {
-        if (taking / ONE_COPY != (uint64_t)number || taking % ONE_COPY == 0) return false;
-    } while (!atomic_compare_exchange_weak_explicit(&c->taking, &taking, taking - 1, memory_order_acquire,
+        const uint32_t free_units = (uint32_t)taking & wanted;
+        if (taking >> 32 != (uint32_t)number || !free_units) return false;
+        unit = free_units & (~free_units + 1);
+    } while (!atomic_compare_exchange_weak_explicit(&c->taking, &taking, taking & ~(uint64_t)unit, memory_order_acquire,
                                                     memory_order_acquire));
-    copy_unit(c, (int64_t)(taking % ONE_COPY) - 1);
+    copy_unit(c, __builtin_ctz(unit));
     return true;
+}
+
+/* The same of the oldest copy that has one left. */
+static bool help_any_copy(transfer *t, uint32_t wanted) {
+    const int64_t posted = atomic_load_explicit(&t->copies_posted, memory_order_acquire);
+    for (int64_t number = posted > COPIES ? posted - COPIES : 0; number < posted; number++)
+        if (help_copy(t, number, wanted)) return true;
+    return false;
 }
 
 static bool is_copied(const copy *c) { return atomic_load_explicit(&c->left, memory_order_acquire) == 0; }
@@ -207,25 +221,16 @@ static void pause_briefly(void) {
 #endif
 }
 
-/* What the other threads do: copies in the order in which they were posted. */
-static void copy_for_others(transfer *t) {
-    for (int64_t number = 0;;) {
-        const int64_t posted = atomic_load_explicit(&t->copies_posted, memory_order_acquire);
-        if (number < posted - COPIES) number = posted - COPIES;
-        if (number == posted) {
-            if (atomic_load_explicit(&t->over, memory_order_acquire)) return;
-            pause_briefly();
-        } else if (!help_copy(t, number))
-            number++;
-    }
+/* What the other threads do: each its own units, and those of others when it has none. */
+static void copy_for_others(transfer *t, int member) {
+    const uint32_t own = 1u << (member - 1);
+    while (!atomic_load_explicit(&t->over, memory_order_acquire))
+        if (!help_any_copy(t, own) && !help_any_copy(t, UINT32_MAX)) pause_briefly();
 }
 
-/* The thread that directs has nothing to do but wait: it copies something, if there is anything to copy. */
+/* The thread that directs has nothing to do but wait. */
 static void help_while_waiting(transfer *t) {
-    const int64_t posted = atomic_load_explicit(&t->copies_posted, memory_order_relaxed);
-    for (int64_t number = posted > COPIES ? posted - COPIES : 0; number < posted; number++)
-        if (help_copy(t, number)) return;
-    pause_briefly();
+    if (!help_any_copy(t, UINT32_MAX)) pause_briefly();
 }
 
 static copy *post_copy(transfer *t, copy matrix, int64_t first, int64_t end, float *staging, bool to_staging) {
@@ -240,9 +245,11 @@ static copy *post_copy(transfer *t, copy matrix, int64_t first, int64_t end, flo
     c->first = first;
     c->end = end;
     c->to_staging = to_staging;
-    const int64_t units = ceil_div(end - first, COPY_UNIT);
+    int64_t units = least(t->copiers + !t->copiers, ceil_div(end - first, LEAST_UNIT));
+    c->unit = ceil_div(ceil_div(end - first, units), 16) * 16; /* whole lines of the cache */
+    units = ceil_div(end - first, c->unit);
     atomic_store_explicit(&c->left, (int)units, memory_order_relaxed);
-    atomic_store_explicit(&c->taking, (uint64_t)number * ONE_COPY + (uint64_t)units, memory_order_release);
+    atomic_store_explicit(&c->taking, (uint64_t)number << 32 | (uint32_t)((1ull << units) - 1), memory_order_release);
     atomic_store_explicit(&t->copies_posted, number + 1, memory_order_release);
     return c;
 }
@@ -368,8 +375,10 @@ static tsr_status choose_cut(cut *c, tsr_context *context, const tsr_problem *p,
     *c = (cut){.bm = p->m};
     const int64_t block = BLOCK_BYTES / (int64_t)sizeof(float) / c->bm;
     c->bn = least(p->n, block > LEAST_BN ? block : LEAST_BN);
-    const int64_t chunk = CHUNK_BYTES / (int64_t)sizeof(float) / (c->bm + c->bn);
-    c->bk = least(p->k, chunk > LEAST_BK ? chunk : LEAST_BK);
+    int64_t chunk = CHUNK_BYTES / (int64_t)sizeof(float) / (c->bm + c->bn);
+    if (chunk < LEAST_BK) chunk = LEAST_BK;
+    if (chunk < p->k / LEAST_CHUNKS) chunk = least(p->k / LEAST_CHUNKS, 4 * LEAST_BK);
+    c->bk = least(p->k, chunk);
     c->keeps_a = c->bn < p->n;
     if (c->keeps_a && c->bk < ceil_div(p->k, MOST_A_SLOTS)) c->bk = ceil_div(p->k, MOST_A_SLOTS);
     for (;;) {
@@ -643,7 +652,7 @@ static void direct(transfer *t) {
 static void work(int member, unsigned met, void *argument) {
     (void)met;
     if (member)
-        copy_for_others(argument);
+        copy_for_others(argument, member);
     else
         direct(argument);
 }
@@ -655,9 +664,10 @@ static tsr_status compute_on_gpu(transfer *t) {
     const tsr_problem *p = &t->p;
     const double floats = (double)p->batch *
                           ((double)p->m * (double)p->k + (double)p->k * (double)p->n + (double)p->m * (double)p->n);
-    const double useful = floats / COPY_UNIT / 4 + 1;
-    const int most = (int)least(t->context->options.threads, MOST_COPIERS);
-    cpu_gang_run(&gang, useful < most ? (int)useful : most);
+    const double useful = floats / LEAST_UNIT / 4 + 1;
+    const int most = (int)least(t->context->options.threads, MOST_THREADS), size = useful < most ? (int)useful : most;
+    t->copiers = size - 1;
+    cpu_gang_run(&gang, size);
     return t->status;
 }
 
