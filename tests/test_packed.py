@@ -1,12 +1,13 @@
 """Packed operands: made once, used often, with the same bits as unpacked ones."""
 
 import threading
+from ctypes import byref, c_void_p
 
 import numpy as np
 import pytest
 
 import binding
-from binding import LEFT, RIGHT, Packed
+from binding import LEFT, RIGHT, Packed, lib
 from layouts import LAYOUTS, assert_guards, filled, row_major
 from reference import assert_exact, assert_special_values, integers
 
@@ -123,3 +124,56 @@ def test_shared_between_threads(engine, rng):
             thread.join()
     for i in range(12):
         assert_exact(results[i], many[i], b)
+
+
+# ---- In the caller's memory -------------------------------------------------------------------------------------------
+
+
+def pack_at(engine, side, x):
+    """(the operand to use, the memory): x itself is gone afterwards."""
+    size = lib.tsr_pack_size(engine.context.handle, side, *x.shape)
+    memory = np.full(size + 128, 0xA5, np.uint8)
+    start = -memory.ctypes.data % 64
+    handle, operand = c_void_p(), binding.matrix(binding.Operand, x)
+    binding.check(lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, engine.context.handle, side, byref(operand)))
+    assert (memory[:start] == 0xA5).all() and (memory[start + size:] == 0xA5).all(), "packing wrote beside its memory"
+    x[...] = np.nan
+    operand.data, operand.packed = memory.ctypes.data + start, handle.value
+    return operand, memory
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (13, 33, 7), (100, 90, 1500)])
+def test_packed_in_the_callers_memory(cpu, rng, m, n, k):
+    a, b = integers(rng, m, k), integers(rng, k, n)
+    for sides in (LEFT,), (RIGHT,), (LEFT, RIGHT):
+        x, y, c = a.copy(), b.copy(order="F"), row_major(m, n)
+        left, left_memory = pack_at(cpu, LEFT, x) if LEFT in sides else (cpu.operand(x), None)
+        right, right_memory = pack_at(cpu, RIGHT, y) if RIGHT in sides else (cpu.operand(y), None)
+        binding.gemm(cpu.context, left, right, cpu.result(c))
+        assert_exact(c, a, b)
+        assert_guards(c)
+
+
+def test_packed_in_the_callers_memory_is_refused(engine):
+    x, handle = np.ones((3, 4), np.float32), c_void_p()
+    operand = binding.matrix(binding.Operand, x)
+    memory = np.zeros(4096, np.uint8)
+    start = memory.ctypes.data + -memory.ctypes.data % 64
+
+    def said(*arguments):
+        status = lib.tsr_pack_at(*arguments)
+        return status, lib.tsr_last_error().decode()
+
+    assert said(None, start, engine.context.handle, LEFT, byref(operand)) == (binding.INVALID_ARGUMENT, "packed is NULL")
+    if engine.device != binding.CPU:
+        assert lib.tsr_pack_size(engine.context.handle, LEFT, 3, 4) == 0
+        status, message = said(byref(handle), start, engine.context.handle, LEFT, byref(operand))
+        assert status == binding.UNSUPPORTED and "context is one of CUDA" in message
+        return
+    assert said(byref(handle), None, engine.context.handle, LEFT, byref(operand)) == (binding.INVALID_ARGUMENT, "memory is NULL")
+    assert said(byref(handle), start + 4, engine.context.handle, LEFT, byref(operand))[1] == "memory is not aligned to 64 bytes"
+    assert lib.tsr_pack_size(None, LEFT, 3, 4) == lib.tsr_pack_size(engine.context.handle, LEFT, -1, 4) == 0
+    assert lib.tsr_pack_size(engine.context.handle, LEFT, 2**60, 2**60) == 0
+    operand.data, operand.rows, operand.cols, operand.row_stride, operand.col_stride = start, 2**59, 2**59, 0, 0
+    status, message = said(byref(handle), start, engine.context.handle, LEFT, byref(operand))
+    assert status == binding.OUT_OF_MEMORY and "exceeds the address space" in message
