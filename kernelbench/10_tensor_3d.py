@@ -23,6 +23,7 @@ License 2.0.
 """
 
 import functools
+import inspect
 import os
 from unittest import mock
 
@@ -117,29 +118,38 @@ def extension():
     # Hopper's matrix instruction is for sm_90a alone. A torch that adds architectures of its own to these flags takes
     # them from the environment; there it finds one that no Hopper GPU would run instead.
     architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if target == 90 else []
+    # Newer torches can leave out headers of their own, which take longer to compile than all of this.
+    lean = {"no_implicit_headers": True} if "no_implicit_headers" in inspect.signature(load_inline).parameters else {}
     with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": "8.0"} if target == 90 else {}):
         return load_inline(
             name="tessera_10_tensor_3d_{}".format(target),
-            cpp_sources=[ARGUMENTS, HOST],
+            cpp_sources=[BINDING, ARGUMENTS, HOST],
             cuda_sources=[ARGUMENTS, IEEE_KERNELS] + split_kernels,
             functions=["multiply"],
             extra_cflags=["-O2"] + flags,
             extra_cuda_cflags=["-O3"] + flags + architecture,
-            extra_ldflags=["-lstdc++"],  # before torch's libraries, some of which export parts of an older one
+            **lean,
         )
 
 
 # ---- Host side, C++ ------------------------------------------------------------------------------------------------
 
+BINDING = r"""
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+"""
+
 HOST = r"""
 /* The host side: checks the tensors, plans the product, takes memory from torch and queues the kernels on the current
  * stream. It never waits for the GPU. What stands under "From src/..." is the library's own code, word for word; the
  * rest is what that code expects around it, and the way from torch to it. */
+#include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
 #include <mutex>
+#include <string>
 
 extern "C" void ieee_tile_128x128(ieee_args);
 extern "C" void ieee_tile_128x64(ieee_args);
@@ -503,15 +513,16 @@ cuda_plan plan_of(const cuda_device *device, const tsr_problem *p, bool ieee) {
 
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 
+/* Messages are put together as strings: where torch's C++ library and the compiler's are mixed, streams may crash. */
 void check(cudaError_t error, const char *doing, const char *what) {
-    TORCH_CHECK(error == cudaSuccess, doing, " ", what, ": ", cudaGetErrorString(error));
+    TORCH_CHECK(error == cudaSuccess, std::string(doing) + " " + what + ": " + cudaGetErrorString(error));
 }
 
 /* A GPU as the plan sees it, its kernels ready to be launched. */
 const cuda_device *device_of(int ordinal) {
     static std::once_flag made[64];
     static cuda_device devices[64];
-    TORCH_CHECK(ordinal < 64, "GPU ", ordinal, " is beyond the 64 this module keeps track of");
+    TORCH_CHECK(ordinal < 64, "this module keeps track of 64 GPUs at most");
     std::call_once(made[ordinal], [ordinal] {
         auto attribute = [ordinal](cudaDeviceAttr which) {
             int value = 0;
@@ -522,8 +533,8 @@ const cuda_device *device_of(int ordinal) {
         d.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
         d.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
         d.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-        TORCH_CHECK(TESSERA_SPLIT != 90 || d.capability == HOPPER, "this module was compiled for compute capability 9.0, but GPU ",
-                    ordinal, " has ", d.capability / 10, ".", d.capability % 10);
+        TORCH_CHECK(TESSERA_SPLIT != 90 || d.capability == HOPPER,
+                    "this module was compiled for a GPU of compute capability 9.0, and the tensors are on another");
         for (const cuda_kernel &kernel : cuda_kernels)
             if (cuda_kernel_runs_on(&kernel, &d))
                 check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -547,8 +558,8 @@ struct grid {
 /* A kernel that waits by itself for the one before it may be launched early, its start overlapping that one's end; not
  * so the call's first, which knows nothing of the kernel before it. */
 tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void *args) {
-    TORCH_CHECK(blocks.x <= INT32_MAX && blocks.y <= UINT16_MAX && blocks.z <= UINT16_MAX, kernel->name, " would need ",
-                blocks.x, " x ", blocks.y, " x ", blocks.z, " blocks, more than a grid may have");
+    TORCH_CHECK(blocks.x <= INT32_MAX && blocks.y <= UINT16_MAX && blocks.z <= UINT16_MAX,
+                std::string(kernel->name) + " would need more blocks than a grid may have");
     const dim3 size((unsigned)blocks.x, (unsigned)blocks.y, (unsigned)blocks.z), threads((unsigned)kernel->threads);
 #if TESSERA_SPLIT == 90 && CUDART_VERSION >= 12000
     cudaLaunchAttribute early = {};
@@ -772,7 +783,7 @@ enum { COUNTERS_ROOM = 256 }; /* bytes, so that what follows is aligned; nobody 
 #endif
 
 /* Takes workspace from torch, which keeps it for the stream's later work, and queues the product. */
-void execute(const tsr_problem *p, bool ieee, int ordinal, cudaStream_t stream, const torch::TensorOptions &options) {
+void execute(const tsr_problem *p, bool ieee, int ordinal, cudaStream_t stream, const at::TensorOptions &options) {
     const cuda_device *device = device_of(ordinal);
     const cuda_plan plan = plan_of(device, p, ieee);
     size_t bytes = plan.workspace;
@@ -781,7 +792,7 @@ void execute(const tsr_problem *p, bool ieee, int ordinal, cudaStream_t stream, 
     split_source b = source_of(p->b, p->n, p->k, p->b.col_stride, p->b.row_stride, p->batch, nullptr);
     if (plan.split) bytes += COUNTERS_ROOM + panels_bytes(a) + panels_bytes(b);
 #endif
-    const torch::Tensor workspace = torch::empty({(int64_t)bytes}, options.dtype(torch::kUInt8));
+    const at::Tensor workspace = at::empty({(int64_t)bytes}, options.dtype(at::kByte));
     char *memory = (char *)workspace.data_ptr();
     cuda_context cuda = {*device, nullptr};
     queue q = {&cuda, stream, false};
@@ -800,16 +811,23 @@ void execute(const tsr_problem *p, bool ieee, int ordinal, cudaStream_t stream, 
 
 /* ---- Between torch and the above --------------------------------------------------------------------------------- */
 
-void check_tensor(const torch::Tensor &t, const char *name, const torch::Device &device) {
-    TORCH_CHECK(t.scalar_type() == torch::kFloat32, name, " must be float32, but is ", t.scalar_type());
-    TORCH_CHECK(t.layout() == torch::kStrided, name, " must be an ordinary (strided) tensor, but is ", t.layout());
-    TORCH_CHECK(t.is_cuda(), name, " must be on a GPU, but is on ", t.device());
-    TORCH_CHECK(t.device() == device, "A and B must be on one GPU, but are on ", device, " and ", t.device());
-    TORCH_CHECK(t.dim() == 2, name, " must have 2 dimensions, but has shape ", t.sizes());
+std::string shape_of(const at::Tensor &t) {
+    std::string text;
+    for (const int64_t size : t.sizes()) text += (text.empty() ? "(" : ", ") + std::to_string(size);
+    return text.empty() ? "()" : text + ")";
+}
+
+void check_tensor(const at::Tensor &t, const std::string &name, const at::Device &device) {
+    TORCH_CHECK(t.scalar_type() == at::kFloat, name + " must be float32, but is " + c10::toString(t.scalar_type()));
+    TORCH_CHECK(t.layout() == at::kStrided, name + " must be an ordinary (strided) tensor");
+    TORCH_CHECK(t.is_cuda(), name + " must be on a GPU, but is on " + t.device().str());
+    TORCH_CHECK(t.device() == device,
+                "A and B must be on one GPU, but are on " + device.str() + " and " + t.device().str());
+    TORCH_CHECK(t.dim() == 2, name + " must have 2 dimensions, but has shape " + shape_of(t));
 }
 
 /* The last two dimensions as a matrix, exchanged where `transposed`. */
-tsr_operand operand_of(const torch::Tensor &t, bool transposed) {
+tsr_operand operand_of(const at::Tensor &t, bool transposed) {
     const int64_t row = transposed ? -1 : -2, col = transposed ? -2 : -1;
     tsr_operand o = {};
     o.data = t.data_ptr<float>();
@@ -822,7 +840,7 @@ tsr_operand operand_of(const torch::Tensor &t, bool transposed) {
 } // namespace
 
 /* op(left) @ op(right), op being a transposition where asked for; plain IEEE float32 where `ieee`. */
-torch::Tensor multiply(torch::Tensor left, bool left_transposed, torch::Tensor right, bool right_transposed,
+at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, bool right_transposed,
                        bool ieee) {
     check_tensor(left, "A", left.device());
     check_tensor(right, "B", left.device());
@@ -833,15 +851,16 @@ torch::Tensor multiply(torch::Tensor left, bool left_transposed, torch::Tensor r
     p.batch = left.dim() == 3 ? left.size(0) : 1;
     p.alpha = 1;
     TORCH_CHECK(p.k == p.b.rows && (left.dim() < 3 || right.size(0) == p.batch),
-                "A must have as many columns as B has rows, but they have shapes ", left.sizes(), " and ", right.sizes());
-    TORCH_CHECK(p.m <= LARGEST_EXTENT && p.n <= LARGEST_EXTENT && p.k <= LARGEST_EXTENT, "A and B of shapes ",
-                left.sizes(), " and ", right.sizes(), " exceed 2^30 in a dimension");
+                "A must have as many columns as B has rows, but they have shapes " + shape_of(left) + " and " + shape_of(right));
+    TORCH_CHECK(p.m <= LARGEST_EXTENT && p.n <= LARGEST_EXTENT && p.k <= LARGEST_EXTENT,
+                "A and B may have at most 2^30 rows and columns, but have shapes " + shape_of(left) + " and " +
+                    shape_of(right));
 
     const c10::cuda::CUDAGuard guard(left.device());
     std::vector<int64_t> shape = {p.m, p.n};
     if (left.dim() == 3) shape.insert(shape.begin(), p.batch);
-    if (!p.k) return torch::zeros(shape, left.options());
-    const torch::Tensor product = torch::empty(shape, left.options());
+    if (!p.k) return at::zeros(shape, left.options());
+    const at::Tensor product = at::empty(shape, left.options());
     p.c = {product.data_ptr<float>(), p.m, p.n, p.n, 1, p.m * p.n};
     const int64_t batch = product.numel() ? p.batch : 0;
     for (int64_t done = 0; done < batch; done += LARGEST_BATCH) { /* what a grid can hold at a time */

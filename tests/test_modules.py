@@ -143,7 +143,7 @@ def test_host_half_compiles(headers, tmp_path):
     halves = {target: strings(BY_NAME[name]) for target, name in ((90, "18_transposed_both"), (80, "3_batched"), (0, "1_square"))}
     included = "".join(sorted(set(re.findall(r"^#include <.*>\n", halves[90]["HOST"], re.M))))
     source = tmp_path / "main.cpp"
-    source.write_text("#include <torch/types.h>\n" + included + halves[90]["ARGUMENTS"] + "".join(
+    source.write_text(included + halves[90]["ARGUMENTS"] + "".join(
         f"#define TESSERA_SPLIT {target}\nnamespace target_{target} {{\n{half['HOST']}}}\n#undef TESSERA_SPLIT\n" for target, half in halves.items()))
     folders = [headers, f"{headers}/torch/csrc/api/include", tmp_path, cuda_headers()]
     run(need("g++"), "-fsyntax-only", f"-std={standard(headers)}", "-Wall", "-Wno-deprecated-enum-enum-conversion",
