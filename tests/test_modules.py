@@ -190,7 +190,7 @@ def findings(tmp_path_factory):
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         ran = subprocess.run([sys.executable, ROOT / "tests/module_check.py", folder / f"{name}.py", *capability.split()], cwd=folder,
                              capture_output=True, text=True, timeout=600,
-                             env={**environment, "TORCH_EXTENSIONS_DIR": str(folder / "built"), "MAX_JOBS": "2"})
+                             env={"TORCH_EXTENSIONS_DIR": str(folder / "built"), **environment, "MAX_JOBS": "2"})
         lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
         return {line["check"]: line["wrong"] for line in lines}, ran.stdout + ran.stderr
 
