@@ -26,14 +26,13 @@ extern __attribute__((visibility("default"), weak)) int omp_in_parallel(void);
 /* Products of fewer multiply-adds are computed by one thread however many there are. */
 static const double work_for_threads = 3e6;
 
-/* What computing takes, for the choice between CPU and GPU: measured on an H200 and the CPU cores beside it. */
-static const double flops_per_thread = 6e10; /* a second, of one core */
-static const double flops_of_gpu = 1.5e14;
-static const double bytes_per_second = 2.5e10; /* to the GPU or back, through pageable memory */
-static const double gpu_call_seconds = 2e-4;
+/* What a second does, for the choice between CPU and GPU: measured on an H200 and the 16 cores beside it. */
+static const double flops_of_thread = 1e11, flops_of_gpu = 1.5e14;
+static const double bytes_of_thread = 1e10, bytes_of_bus = 4.5e10; /* copied by one core, ordinary memory; at most */
+static const double gpu_call_seconds = 2.5e-4;
 
-/* And no product is worth the half second in which a GPU starts that the CPU computes in much less. */
-static const double gpu_start_flops = 2e10;
+/* A GPU takes some tenths of a second to start: that is for programs with some work, which smaller products do not show. */
+static const double gpu_flops = 4e9;
 
 enum { STACK_WORKSPACE = 96 << 10 };
 
@@ -147,8 +146,9 @@ static bool is_worth_a_gpu(const blas_product *p, int threads) {
     const double m = (double)p->m, n = (double)p->n, k = (double)p->k, batch = (double)p->batch;
     const double flops = 2 * m * n * k * batch;
     const double bytes = 4 * (m * k + k * n + m * n * (p->beta == 0 ? 1 : 2)) * batch;
-    const double on_gpu = gpu_call_seconds + bytes / bytes_per_second + flops / flops_of_gpu;
-    return flops >= gpu_start_flops && flops / (flops_per_thread * threads) > on_gpu;
+    const double bandwidth = bytes_of_thread * threads < bytes_of_bus ? bytes_of_thread * threads : bytes_of_bus;
+    const double on_gpu = gpu_call_seconds + bytes / bandwidth + flops / flops_of_gpu;
+    return flops >= gpu_flops && flops / (flops_of_thread * threads) > on_gpu;
 }
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
