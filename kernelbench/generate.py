@@ -6,7 +6,8 @@ what it would write.
 A module is module.py.in, filled with a problem of the table below, with host.cpp.in and with kernels of src/cuda. Sources are taken
 word for word, comments included, but for: includes of the project's own headers, which stand before what includes them; sections and
 functions that no kernel of the module uses; and words that KernelBench's checker refuses wherever they stand (WORDS). A line
-"@from FILE: NAMES" of host.cpp.in is replaced by the definitions of those names, "[Title]" by a whole section.
+"@from FILE: NAMES" of host.cpp.in is replaced by the definitions of those names; "[Title]" stands for a whole section, "-NAME" behind
+it for what to leave out of it.
 """
 
 import pathlib
@@ -210,8 +211,15 @@ def host(problem):
     def taken(match):
         path, names = match[1], re.findall(r"\[[^\]]*\]|\S+", match[2])
         of = (ROOT / path).read_text()
-        parts = [section(of, name[1:-1]).strip("\n") + "\n" if name[0] == "[" else definition(of, name) for name in names]
-        return f"/* From {path}. */\n\n" + "\n".join(parts) + "\n"
+        parts = []
+        for name in names:
+            if name[0] == "[":
+                parts.append(section(of, name[1:-1]))
+            elif name[0] == "-":
+                parts[-1] = without(parts[-1], definition(of, name[1:]))
+            else:
+                parts.append(definition(of, name))
+        return f"/* From {path}. */\n\n" + "\n".join(tidy(part) for part in parts) + "\n"
 
     text = re.sub(r"^@from (\S+): (.*)\n", taken, text, flags=re.M)
     text = text.replace("@prototypes", prototypes(problem)).replace("@kernels", kernel_table(problem))

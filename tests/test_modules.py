@@ -1,10 +1,9 @@
-"""The self-contained modules of kernelbench/: what the generator writes, what older Pythons, compilers and torches take, and on the GPU
-each module alone in a fresh process and folder (module_check.py)."""
+"""The self-contained modules of kernelbench/: what the generator writes, that Python 3.8 and nvcc take it, and on the GPU each module
+alone in a fresh process and folder (module_check.py). What they are to each torch, pytorch/test_modules.py asks."""
 
 import ast
 import builtins
 import concurrent.futures
-import importlib.util
 import json
 import os
 import re
@@ -75,80 +74,7 @@ def test_static_rules_of_kernelbench(path):
     assert "__global__" in text and "load_inline" in text
 
 
-# ---- The Python half ----------------------------------------------------------------------------------------------------------
-
-FORMULAS = {3: "A @ B", 14: "torch.triu(A @ B)", 15: "torch.tril(A @ B)", 16: "A.T @ B", 17: "A @ B.T", 18: "A.T @ B.T"}
-
-
-@each_module
-def test_python_half(path):
-    """Shapes, gradients and second derivatives are right when the C++ function multiplies as torch does."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    class Extension:
-        @staticmethod
-        def multiply(left, left_transposed, right, right_transposed, ieee):
-            assert left.dim() == right.dim() and not ieee
-            return (left.mT if left_transposed else left) @ (right.mT if right_transposed else right)
-
-    module.extension, module.on_gpu = Extension, lambda A, B: (A, B)
-    rand = torch.rand
-    number = int(path.name.split("_")[0])
-    formula = eval("lambda A, B: " + FORMULAS.get(number, "A @ B"), {"torch": torch})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "rand", lambda *shape: rand(*(size % 3 + 1 for size in shape), dtype=torch.float64))
-        A, B = (x.detach().requires_grad_() for x in module.get_inputs())
-    assert module.get_init_inputs() == []
-    model = module.ModelNew()
-    assert torch.equal(model(A, B), formula(A, B)) and torch.equal(model(A.detach(), B.detach()), formula(A, B))
-    assert torch.autograd.gradcheck(model, (A, B)) and torch.autograd.gradgradcheck(model, (A, B))
-    with pytest.raises(TypeError, match="must be tensors"):
-        model([1.0], B)
-    with pytest.raises(ValueError, match="precision must be"):
-        module.ModelNew(precision="tf32")
-
-
-# ---- The C++ and CUDA halves, compiled ----------------------------------------------------------------------------------------
-
-def torch_headers():
-    """Folders of headers of the torches that are installed: this Python's, Debian's, and those TESSERA_TORCH_HEADERS names."""
-    found = [os.path.dirname(spec.origin) + "/include" for spec in [importlib.util.find_spec("torch")] if spec and spec.origin]
-    found += ["/usr/lib/python3/dist-packages/torch/include", *os.environ.get("TESSERA_TORCH_HEADERS", "").split(":")]
-    return sorted({os.path.realpath(folder) for folder in found if os.path.exists(f"{folder}/c10/cuda/CUDAGuard.h")})
-
-
-def cuda_headers():
-    """nvcc itself knows where they are."""
-    said = run(need("nvcc"), "--dryrun", "-E", "-x", "cu", "/dev/null")
-    return re.search(r'INCLUDES="-I([^"]+)"', said)[1]
-
-
-def standard(headers):
-    """The C++ these headers are written in."""
-    version = open(f"{headers}/../version.py").read()
-    major, minor = map(int, re.search(r"__version__ = '(\d+)\.(\d+)", version).groups())
-    return "c++17" if (major, minor) < (2, 10) else "c++20"
-
-
-@pytest.mark.parametrize("headers", torch_headers() or [pytest.param("", marks=pytest.mark.skip(reason="no headers of a torch with c10/cuda"))])
-def test_host_half_compiles(headers, tmp_path):
-    """With whatever torch's headers are here; for every target, in one file, for the headers take the time. A torch without CUDA lacks
-    a generated one, which says nothing."""
-    macros = tmp_path / "c10/cuda/impl/cuda_cmake_macros.h"
-    macros.parent.mkdir(parents=True)
-    macros.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
-    halves = {target: strings(BY_NAME[name]) for target, name in ((90, "18_transposed_both"), (80, "3_batched"), (0, "1_square"))}
-    included = "".join(sorted(set(re.findall(r"^#include <.*>\n", halves[90]["HOST"], re.M))))
-    source = tmp_path / "main.cpp"
-    source.write_text(included + halves[90]["ARGUMENTS"] + "".join(
-        f"#define TESSERA_SPLIT {target}\nnamespace target_{target} {{\n{half['HOST']}}}\n#undef TESSERA_SPLIT\n" for target, half in halves.items()))
-    folders = [headers, f"{headers}/torch/csrc/api/include", tmp_path, cuda_headers()]
-    run(need("g++"), "-fsyntax-only", f"-std={standard(headers)}", "-Wall", "-Wno-deprecated-enum-enum-conversion",
-        "-Wno-deprecated-enum-float-conversion", "-Werror", *(word for folder in folders for word in ("-isystem", folder)), source)
-
+# ---- The CUDA half ------------------------------------------------------------------------------------------------------------
 
 IEEE, HOPPER, AMPERE = ["IEEE_KERNELS"], ["IEEE_KERNELS", "PACK_KERNELS", "WGMMA_KERNEL"], ["IEEE_KERNELS", "PACK_KERNELS", "MMA_KERNEL"]
 
