@@ -1,6 +1,5 @@
 """Debian packages that tests of other people's programs need."""
 
-import functools
 import os
 import shutil
 import subprocess
@@ -13,19 +12,26 @@ def is_installed(package):
     return asked.returncode == 0 and asked.stdout == "installed"
 
 
-@functools.cache
+gave_up = []  # what could not be installed: nothing is tried after that, for a network that is not there takes its time
+
+
+def apt_get(*arguments, seconds):
+    options = ["Acquire::http::Timeout=15", "Acquire::Retries=0", "DPkg::Lock::Timeout=30"]
+    command = ["apt-get", "--yes", *[word for option in options for word in ("-o", option)], *arguments]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        return subprocess.run(command, timeout=seconds, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
 def install(*packages):
     """True where they are installed now. Only root may, and TESSERA_INSTALL=0 forbids it."""
-    if os.geteuid() or not shutil.which("apt-get") or os.environ.get("TESSERA_INSTALL") == "0":
+    if os.geteuid() or not shutil.which("apt-get") or os.environ.get("TESSERA_INSTALL") == "0" or gave_up:
         return False
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}}
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=0"]
-    try:
-        if subprocess.run([*command, *packages], timeout=180, **quiet).returncode:
-            subprocess.run(["apt-get", "update", "-o", "Acquire::http::Timeout=20"], timeout=60, **quiet)
-            subprocess.run([*command, *packages], timeout=180, **quiet)
-    except subprocess.TimeoutExpired:
-        pass
+    wanted = "install", "--no-install-recommends", *packages
+    if not apt_get(*wanted, seconds=90) and not (apt_get("update", seconds=30) and apt_get(*wanted, seconds=90)):
+        gave_up.extend(packages)
     return all(map(is_installed, packages))
 
 
