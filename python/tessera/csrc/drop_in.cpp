@@ -89,16 +89,18 @@ static bool is_apart(const Product &p) {
 }
 
 /* By measurement (bench/pytorch/compare.py). On a GPU it is the tensor cores that are quicker than torch, once a product
- * is large enough to pay for packing its operands: their elements, (m + n) k, must be few beside the m n k products, and
- * k long. On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
+ * is large enough to pay for packing its operands: their elements, (m + n) k, must be few beside the m n k products, the
+ * fewer the shorter k is. On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
 static bool expect_quicker(const Product &p) {
     const double m = static_cast<double>(p.a.size(-2)), n = static_cast<double>(p.b.size(-1));
     const double k = static_cast<double>(p.a.size(-1)), batch = p.a.dim() == 3 ? static_cast<double>(p.a.size(0)) : 1;
     if (p.a.is_cpu()) return std::min({m, n, k}) >= 16;
-    const double work = batch * m * n * k;
+    const double work = batch * m * n * k, reuse = m * n / (m + n); /* products to an element packed */
     if (p.precision == TSR_IEEE) return std::min(m, n) >= 1024 && work >= 1e10;
-    const double reuse = m * n / (m + n); /* products to an element packed */
-    return (k >= 1024 && reuse >= 100) || (k >= 256 && reuse >= 400 && work >= 1e9) || (k >= 16384 && reuse >= 60);
+    if (k >= 16384) return reuse >= 60;
+    if (k >= 4096) return reuse >= 100;
+    if (k >= 1024) return reuse >= 250;
+    return k >= 256 && reuse >= 400 && work >= 1e9;
 }
 
 /* Computes a product of `dims`-dimensional tensors into product->c, made here where it is undefined; false where it is
