@@ -32,7 +32,6 @@ def test_sparse(device):
         tessera.linear(a, torch.ones(6, 5, device=device).to_sparse())
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_quantized():
     a = torch.quantize_per_tensor(torch.ones(A), 0.1, 0, torch.quint8)
     with pytest.raises(NotImplementedError, match="a is quantized"):

@@ -27,7 +27,6 @@ CALLS = {
 
 
 @since(2, 4)
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by opcheck itself
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(device, name):
     operator, arguments, keywords = CALLS[name](device)
