@@ -6,8 +6,10 @@
  * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "ieee_order.cuh"
+#include "overlap.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
     const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
     const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
     const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);

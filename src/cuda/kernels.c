@@ -13,15 +13,15 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 [IEEE_TILE_128X128] =
   {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  0,  true,   103},
 [IEEE_TILE_128X64] =
-  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  0,  false,   97},
+  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  0,  true,    97},
 [IEEE_TILE_64X64] =
-  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_TILE_64X64_SHARED,      5,  0,  false,   84},
+  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_TILE_64X64_SHARED,      5,  0,  true,    88},
 [IEEE_THIN_K] =
-  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                           6,  0,  false,    4},
+  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                           6,  0,  true,     4},
 [IEEE_THIN_M] =
-  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                           5,  0,  false,    4},
+  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                           5,  0,  true,     4},
 [IEEE_REDUCE] =
-  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  false,    0},
+  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  true,     0},
 [IEEE_SCALE] =
   {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  false,    0},
 [PACK_SAMPLE] =

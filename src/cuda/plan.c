@@ -13,9 +13,9 @@
 
 static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
 static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
-static const double START_K = 64;         /* filling a block's pipeline and writing its tile, in terms of k */
-static const double LONE_BLOCK_RATE =
-    0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
+static const double REDUCE_CYCLES = 2000; /* the same for ieee_reduce, launched early */
+static const double START_K = 48;         /* filling a block's pipeline and writing its tile, in terms of k */
+static const double IDLE = 0.6;           /* cycles for one of work that a block by itself leaves to others */
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
 enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
@@ -83,13 +83,13 @@ typedef struct way {
 
 /* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
 static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
-    const double crowd = resident < kernel->blocks ? (double)resident / kernel->blocks : 1;
-    return cuda_kernel_rate(kernel, device) * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
+    const double all = kernel->blocks, there = resident < kernel->blocks ? (double)resident : all;
+    return cuda_kernel_rate(kernel, device) * (there / (there + IDLE)) / (all / (all + IDLE));
 }
 
-/* What it costs to add up sums that were written as `sums` floats. */
-static double reduce_cycles(const cuda_device *device, double sums) {
-    return LAUNCH_CYCLES + 2 * sums * sizeof(float) / (BYTES_PER_CYCLE * device->multiprocessors);
+/* What it costs to write and to read that many floats of partial sums. */
+static double partial_cycles(const cuda_device *device, double sums) {
+    return 2 * sums * sizeof(float) / (BYTES_PER_CYCLE * device->multiprocessors);
 }
 
 static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
@@ -109,7 +109,7 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
-        w.cycles += reduce_cycles(device, (double)sums);
+        w.cycles += LAUNCH_CYCLES + partial_cycles(device, (double)sums);
     }
     return w;
 }
@@ -122,14 +122,14 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
     const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
     const double stretch = (double)tail * (double)p->k / (double)units;
+    const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES +
-               (double)area / rate_of(device, kernel, busiest) *
-                   ((double)busiest_whole * ((double)p->k + START_K) +
-                    (double)busiest_units * (stretch + 2 * START_K)); /* a stretch may end in a second tile */
+    w.cycles = LAUNCH_CYCLES + (double)area / rate_of(device, kernel, busiest) *
+                                   ((double)busiest_whole * ((double)p->k + START_K) +
+                                    (double)busiest_units * (stretch + starts * START_K));
     const int64_t pieces = ieee_pieces(p->k, tail, units);
     w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
-    if (pieces > 1) w.cycles += reduce_cycles(device, (double)(p->batch * (units + tail) * area));
+    if (pieces > 1) w.cycles += REDUCE_CYCLES + partial_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
 }
 
