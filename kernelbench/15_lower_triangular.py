@@ -250,9 +250,9 @@ enum cuda_kernel_id {
 /* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
     {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 0, true, 103},
-    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, false, 97},
-    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, false, 84},
-    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, false, 0},
+    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, true, 97},
+    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, true, 88},
+    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, true, 0},
 #if TESSERA_SPLIT == 90
     {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 2, true, 570},
 #elif TESSERA_SPLIT == 80
@@ -307,9 +307,9 @@ static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; 
 
 static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
 static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
-static const double START_K = 64;         /* filling a block's pipeline and writing its tile, in terms of k */
-static const double LONE_BLOCK_RATE =
-    0.6; /* of a kernel's rate, when a multiprocessor has few of the blocks it could */
+static const double REDUCE_CYCLES = 2000; /* the same for ieee_reduce, launched early */
+static const double START_K = 48;         /* filling a block's pipeline and writing its tile, in terms of k */
+static const double IDLE = 0.6;           /* cycles for one of work that a block by itself leaves to others */
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
 enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
@@ -340,13 +340,13 @@ typedef struct way {
 
 /* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
 static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
-    const double crowd = resident < kernel->blocks ? (double)resident / kernel->blocks : 1;
-    return cuda_kernel_rate(kernel, device) * (LONE_BLOCK_RATE + (1 - LONE_BLOCK_RATE) * crowd);
+    const double all = kernel->blocks, there = resident < kernel->blocks ? (double)resident : all;
+    return cuda_kernel_rate(kernel, device) * (there / (there + IDLE)) / (all / (all + IDLE));
 }
 
-/* What it costs to add up sums that were written as `sums` floats. */
-static double reduce_cycles(const cuda_device *device, double sums) {
-    return LAUNCH_CYCLES + 2 * sums * sizeof(float) / (BYTES_PER_CYCLE * device->multiprocessors);
+/* What it costs to write and to read that many floats of partial sums. */
+static double partial_cycles(const cuda_device *device, double sums) {
+    return 2 * sums * sizeof(float) / (BYTES_PER_CYCLE * device->multiprocessors);
 }
 
 static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
@@ -366,7 +366,7 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
-        w.cycles += reduce_cycles(device, (double)sums);
+        w.cycles += LAUNCH_CYCLES + partial_cycles(device, (double)sums);
     }
     return w;
 }
@@ -379,14 +379,14 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
     const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
     const double stretch = (double)tail * (double)p->k / (double)units;
+    const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES +
-               (double)area / rate_of(device, kernel, busiest) *
-                   ((double)busiest_whole * ((double)p->k + START_K) +
-                    (double)busiest_units * (stretch + 2 * START_K)); /* a stretch may end in a second tile */
+    w.cycles = LAUNCH_CYCLES + (double)area / rate_of(device, kernel, busiest) *
+                                   ((double)busiest_whole * ((double)p->k + START_K) +
+                                    (double)busiest_units * (stretch + starts * START_K));
     const int64_t pieces = ieee_pieces(p->k, tail, units);
     w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
-    if (pieces > 1) w.cycles += reduce_cycles(device, (double)(p->batch * (units + tail) * area));
+    if (pieces > 1) w.cycles += REDUCE_CYCLES + partial_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
 }
 
@@ -1326,6 +1326,14 @@ static __device__ __forceinline__ bool any_mark(const ieee_args &args, const flo
 
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
+/* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
+ * that is large enough, so that it reads no less than the others do; it stores only what is its own, from `own` on. */
+struct extent {
+    int first, own;
+    __device__ __forceinline__ extent(int begin, int size, int matrix)
+        : first(min(begin, max(matrix - size, 0))), own(begin) {}
+};
+
 /* SEPARATE: the main loop is compiled once for each pair of readings that matters, without a branch in it. */
 template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int ROWS, int COLS, int SLAB, int STEP, int STAGES,
           bool SEPARATE>
@@ -1359,14 +1367,20 @@ struct ieee_tile {
         }
     };
 
+    /* Four values at a time, `apart` floats from each other in shared memory. */
+    template <int COUNT>
+    static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
+#pragma unroll
+        for (int group = 0; group < COUNT / 4; ++group)
+            *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
+    }
+
+    /* Which operand comes first changes how the compiler arranges the fma: this is the quicker order for each tile. */
     static __device__ __forceinline__ void load_values(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
                                                        const float *b_from) {
-#pragma unroll
-        for (int group = 0; group < ROWS / 4; ++group)
-            *(float4 *)&a[group * 4] = *(const float4 *)(a_from + group * 4 * LANES_M);
-#pragma unroll
-        for (int group = 0; group < COLS / 4; ++group)
-            *(float4 *)&b[group * 4] = *(const float4 *)(b_from + group * 4 * LANES_N);
+        if (ROWS > COLS) load(a, a_from, 4 * LANES_M);
+        load(b, b_from, 4 * LANES_N);
+        if (ROWS <= COLS) load(a, a_from, 4 * LANES_M);
     }
 
     /* The main loop: adds the terms of `slabs` slabs, from part `part` of the first one on. All stages are filled but
@@ -1427,14 +1441,14 @@ struct ieee_tile {
     }
 
     /* Computes one segment's sums and stores them. */
-    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, int m0, int n0,
-                                                   const place &my, float *shared) {
+    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
+                                                   const extent &cols, const place &my, float *shared) {
         const int64_t batch = blockIdx.z;
-        const int a_lines = args.m - m0, b_lines = args.n - n0;
+        const int a_lines = args.m - rows.first, b_lines = args.n - cols.first;
         const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
         const int64_t b_line = args.b.col_stride, b_k = args.b.row_stride;
-        const float *a_first = args.a.data + batch * args.a.batch_stride + m0 * a_line + piece.k_begin * a_k;
-        const float *b_first = args.b.data + batch * args.b.batch_stride + n0 * b_line + piece.k_begin * b_k;
+        const float *a_first = args.a.data + batch * args.a.batch_stride + rows.first * a_line + piece.k_begin * a_k;
+        const float *b_first = args.b.data + batch * args.b.batch_stride + cols.first * b_line + piece.k_begin * b_k;
         a_tile a;
         b_tile b;
         a.how = a_tile::choose(a_first, a_line, a_k, a_lines);
@@ -1492,34 +1506,37 @@ struct ieee_tile {
             multiply<READ_ANY, READ_ANY>(sum, my, shared, a, b, part, slabs);
         wait_for_copy_groups<0>();
         __syncthreads();
-        store(args, sum, piece, m0, n0, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH));
+        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH));
     }
 
     /* Stores a segment's sums. They go through shared memory, LANES_M rows of the warp's part at a time, so that a warp
      * writes whole rows. There, columns 2i and 2i+1 change places: the 16-byte stores need four sums in registers that
      * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
     static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
-                                                 const segment &piece, int m0, int n0, const place &my,
-                                                 float *staging) {
+                                                 const segment &piece, const extent &rows, const extent &cols,
+                                                 const place &my, float *staging) {
         const int lane = threadIdx.x % 32;
-        int rows_left = args.m - m0 - my.warp_m, cols_left = args.n - n0 - my.warp_n;
+        /* Of the warp's part: the rows and columns that are this tile's own, and where the matrix ends. */
+        const int rows_own = rows.own - rows.first - my.warp_m, cols_own = cols.own - cols.first - my.warp_n;
+        int rows_end = args.m - rows.first - my.warp_m, cols_end = args.n - cols.first - my.warp_n;
         float alpha = args.alpha, beta = args.beta;
         int64_t row_stride = args.c.row_stride, col_stride = args.c.col_stride;
-        float *out = args.c.data + blockIdx.z * args.c.batch_stride + m0 * row_stride + n0 * col_stride;
+        float *out = args.c.data + blockIdx.z * args.c.batch_stride + (rows.first + my.warp_m) * row_stride +
+                     (cols.first + my.warp_n) * col_stride;
         if (!piece.whole) {
-            out = partial_tile(args, piece.tile, piece.index);
+            out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
             row_stride = TILE_N;
             col_stride = 1;
-            rows_left = WARP_M;
-            cols_left = WARP_N;
+            rows_end = WARP_M;
+            cols_end = WARP_N;
             alpha = 1.0f;
             beta = 0.0f;
         }
-        out += my.warp_m * row_stride + my.warp_n * col_stride;
         const matrix_in &s = args.source;
-        const float *source = s.data + blockIdx.z * s.batch_stride + (m0 + my.warp_m) * s.row_stride +
-                              (n0 + my.warp_n) * s.col_stride;
-        const bool vectors = col_stride == 1 && row_stride % 4 == 0 && cols_left % 4 == 0 && (uintptr_t)out % 16 == 0;
+        const float *source = s.data + blockIdx.z * s.batch_stride + (rows.first + my.warp_m) * s.row_stride +
+                              (cols.first + my.warp_n) * s.col_stride;
+        const bool vectors = col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 && cols_own % 4 == 0 &&
+                             (uintptr_t)out % 16 == 0;
         const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
 
 #pragma unroll
@@ -1535,7 +1552,7 @@ struct ieee_tile {
 #pragma unroll
                 for (int i = lane; i < LANES_M * WARP_N / 4; i += 32) {
                     const int line = i / (WARP_N / 4), col = i % (WARP_N / 4) * 4, out_row = first_row + line * 4;
-                    if (out_row >= rows_left || col >= cols_left) continue;
+                    if (out_row < rows_own || out_row >= rows_end || col < cols_own || col >= cols_end) continue;
                     float4 *at = (float4 *)(out + out_row * row_stride + col);
                     const float4 sums = *(const float4 *)(staging + line * RESULT_PITCH + col);
                     float4 value = {alpha * sums.y, alpha * sums.x, alpha * sums.w, alpha * sums.z};
@@ -1553,7 +1570,7 @@ struct ieee_tile {
 #pragma unroll 4
                 for (int i = lane; i < LANES_M * WARP_N; i += 32) {
                     const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
-                    if (out_row >= rows_left || col >= cols_left) continue;
+                    if (out_row < rows_own || out_row >= rows_end || col < cols_own || col >= cols_end) continue;
                     float *at = out + out_row * row_stride + col * col_stride;
                     const float value = staging[line * RESULT_PITCH + (col ^ 1)];
                     *at = beta == 0.0f ? alpha * value
@@ -1577,12 +1594,13 @@ struct ieee_tile {
             for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
                 int tile_row, tile_col;
                 find_tile(args, piece.tile, &tile_row, &tile_col);
-                const int m0 = tile_row * TILE_M, n0 = tile_col * TILE_N;
+                const extent rows(tile_row * TILE_M, TILE_M, args.m), cols(tile_col * TILE_N, TILE_N, args.n);
                 if (marks_a) {
-                    if (marks_a[m0 / PANEL_ROWS] * marks_b[n0 / PANEL_ROWS] <= args.mark_limit) continue;
+                    const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
+                    if (mark <= args.mark_limit) continue;
                     if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
                 }
-                compute(args, piece, m0, n0, my, shared);
+                compute(args, piece, rows, cols, my, shared);
                 __syncthreads(); /* the next segment's slabs take the place of these results */
             }
         }
@@ -1622,7 +1640,8 @@ using tile_128x128 = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
 static_assert(tile_128x128::SHARED_BYTES == IEEE_TILE_128X128_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_tile_128x128(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel(); /* behind the kernels that set the marks it may be launched early */
+    wait_for_previous_kernel();
+    let_next_kernel_come();
     tile_128x128::run(args);
 }
 } // namespace ieee_tile_128x128
@@ -1639,6 +1658,8 @@ using tile_128x64 = ieee_tile<128, 64, 2, 2, 8, 8, 32, 8, 2, true>;
 static_assert(tile_128x64::SHARED_BYTES == IEEE_TILE_128X64_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_tile_128x64(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
     tile_128x64::run(args);
 }
 } // namespace ieee_tile_128x64
@@ -1655,6 +1676,8 @@ using tile_64x64 = ieee_tile<64, 64, 2, 2, 4, 8, 32, 8, 2, true>;
 static_assert(tile_64x64::SHARED_BYTES == IEEE_TILE_64X64_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 5) ieee_tile_64x64(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
     tile_64x64::run(args);
 }
 } // namespace ieee_tile_64x64
@@ -1669,6 +1692,7 @@ namespace ieee_reduce {
  */
 
 extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
     const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
     const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
     const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);
