@@ -592,7 +592,7 @@ static void order_block(transfer *t, const tsr_problem *p, int64_t i, int64_t j)
     t->workspace = c_slots + C_SLOTS * at->c_bytes;
     /* The block that was in the slot before must have left. */
     while (!t->status && t->blocks_ordered - t->block_first > C_SLOTS) {
-        carry_out_orders(t, 0);
+        carry_out_orders(t, ORDERS);
         bring_back(t);
         help_while_waiting(t);
     }
