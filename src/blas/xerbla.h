@@ -32,6 +32,6 @@ bool blas_all_legal(blas_interface caller, const char *routine, const blas_check
 
 /* What entry points compare arguments with. */
 static inline int64_t blas_most(int64_t x, int64_t y) { return x > y ? x : y; }
-static inline bool blas_is_transpose(int64_t value) { return value >= 111 && value <= 113; } /* CblasNoTrans and so on */
+static inline bool blas_is_transpose(int64_t value) { return value >= 111 && value <= 113; } /* CblasNoTrans.. */
 
 #endif
