@@ -30,9 +30,10 @@ def test_python_half(path, monkeypatch):
 
     formula = FORMULAS.get(int(path.name.split("_")[0]), lambda A, B: A @ B)
     rand = torch.rand
-    monkeypatch.setattr(torch, "rand", lambda *shape: rand(*(size % 3 + 1 for size in shape), dtype=torch.float64))
     module.extension, module.on_gpu = Extension, lambda A, B: (A, B)
-    A, B = (x.detach().requires_grad_() for x in module.get_inputs())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "rand", lambda *shape: rand(*(size % 3 + 1 for size in shape), dtype=torch.float64))
+        A, B = (x.detach().requires_grad_() for x in module.get_inputs())
     assert module.get_init_inputs() == []
     model = module.ModelNew()
     assert torch.equal(model(A, B), formula(A, B)) and torch.equal(model(A.detach(), B.detach()), formula(A, B))
