@@ -15,20 +15,12 @@ static void check_layout(const char *name, const at::Tensor &tensor) {
                                 " is quantized: convert it with .dequantize()");
 }
 
-/* ---- The other operators ----------------------------------------------------------------------------------------- */
+/* ---- Views ------------------------------------------------------------------------------------------------------- */
 
-static at::Tensor multiply(const at::Tensor &a, const at::Tensor &b, c10::string_view precision) {
-    return gemm({}, a, b, 0, 1, precision);
-}
-
-/* Whether a's leading dimensions must become rows of one product, at the price of a copy where they do not continue
- * each other: so that dB is one product, not the sum of a batch of them. */
-static bool should_fold(const at::Tensor &a, const at::Tensor &b) {
-    return a.dim() > 2 && b.dim() == 2 && at::GradMode::is_enabled() && b.requires_grad();
-}
-
-#if TESSERA_TORCH_AT_LEAST(2, 1)
 static at::Tensor with_rows_folded(const at::Tensor &a) { return a.flatten(0, -2); }
+
+/* What needs sizes, which torch.compile may leave symbolic from torch 2.1 on. */
+#if TESSERA_TORCH_AT_LEAST(2, 1)
 static at::Tensor with_rows_of(const at::Tensor &product, const at::Tensor &a) {
     return product.unflatten_symint(0, a.sym_sizes().slice(0, a.dim() - 1));
 }
@@ -45,7 +37,6 @@ static bool have_same_leading(const at::Tensor &a, const at::Tensor &b) {
     return a.dim() == b.dim() && a.sym_sizes().slice(0, a.dim() - 2) == b.sym_sizes().slice(0, b.dim() - 2);
 }
 #else
-static at::Tensor with_rows_folded(const at::Tensor &a) { return a.flatten(0, -2); }
 static at::Tensor with_rows_of(const at::Tensor &product, const at::Tensor &a) {
     at::DimVector sizes(a.sizes().slice(0, a.dim() - 1));
     sizes.push_back(product.size(1));
@@ -64,6 +55,18 @@ static bool have_same_leading(const at::Tensor &a, const at::Tensor &b) {
     return a.dim() == b.dim() && a.sizes().slice(0, a.dim() - 2) == b.sizes().slice(0, b.dim() - 2);
 }
 #endif
+
+/* ---- matmul ------------------------------------------------------------------------------------------------------ */
+
+static at::Tensor multiply(const at::Tensor &a, const at::Tensor &b, c10::string_view precision) {
+    return gemm({}, a, b, 0, 1, precision);
+}
+
+/* Whether a's leading dimensions must become rows of one product, at the price of a copy where they do not continue
+ * each other: so that dB is one product, not the sum of a batch of them. */
+static bool should_fold(const at::Tensor &a, const at::Tensor &b) {
+    return a.dim() > 2 && b.dim() == 2 && at::GradMode::is_enabled() && b.requires_grad();
+}
 
 /* Both arguments of matmul as matrices with the same leading sizes; vectors are a row on the left, a column on the right.
  */
@@ -123,6 +126,8 @@ static void matmul_out(const at::Tensor &a, const at::Tensor &b, c10::string_vie
     gemm_out({}, pair.a, pair.b, 0, 1, precision, matrices);
 }
 
+/* ---- bmm, addmm, baddbmm, linear --------------------------------------------------------------------------------- */
+
 static void check_dims(const char *name, const at::Tensor &tensor, int64_t dims) {
     check_layout(name, tensor);
     TORCH_CHECK(tensor.dim() == dims, name, " must be a ", dims, "D tensor, but it is ", tensor.dim(), "D");
@@ -161,6 +166,8 @@ static at::Tensor linear(const at::Tensor &input, const at::Tensor &weight, cons
     const Pair pair = pair_of(input, b);
     return gemm(bias, pair.a, pair.b, 1, 1, precision);
 }
+
+/* ---- Packed matrices --------------------------------------------------------------------------------------------- */
 
 /* With a packed matrix on the right, or its transpose, as weights are kept; on the left without leading dimensions. */
 static at::Tensor matmul_packed(const at::Tensor &a, const PackedPointer &packed, bool transposed,
