@@ -27,9 +27,10 @@ static __attribute__((noinline)) void check_and_multiply(blas_interface caller, 
 /* A product that is small, legal and the CPU's is computed here, at the least cost: it is over sooner than the way
  * through blas_multiply takes. False where it is not, and then nothing has been done. Sizes are compared unsigned, as
  * one less, so that none below 1 passes. */
-static inline bool multiply_small(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
-                                  const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
-                                  int64_t ldc) {
+static inline __attribute__((always_inline)) bool multiply_small(bool transpose_a, bool transpose_b, int64_t m,
+                                                                 int64_t n, int64_t k, float alpha, const float *a,
+                                                                 int64_t lda, const float *b, int64_t ldb, float beta,
+                                                                 float *c, int64_t ldc) {
     tsr_context *context = atomic_load_explicit(&blas_small_context, memory_order_acquire);
     if (!context || (uint64_t)m - 1 >= BLAS_SMALL || (uint64_t)n - 1 >= BLAS_SMALL || (uint64_t)k - 1 >= BLAS_SMALL ||
         lda < (transpose_a ? k : m) || ldb < (transpose_b ? n : k) || ldc < m)
@@ -49,8 +50,10 @@ static bool is_transpose_letter(char letter, bool *transpose) {
     return letter == 'n' || letter == 't' || letter == 'c';
 }
 
-static inline void sgemm(blas_interface caller, char transa, char transb, int64_t m, int64_t n, int64_t k, float alpha,
-                         const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+static inline __attribute__((always_inline)) void sgemm(blas_interface caller, char transa, char transb, int64_t m,
+                                                        int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+                                                        const float *b, int64_t ldb, float beta, float *c,
+                                                        int64_t ldc) {
     bool ta, tb;
     if (!is_transpose_letter(transa, &ta))
         blas_report_sgemm(caller, false, 1);
@@ -87,9 +90,11 @@ static __attribute__((noinline)) void report_enumerators(blas_interface caller, 
 }
 
 /* A row-major product is that of the transposes: A and B change places. */
-static inline void sgemm_c(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb,
-                           int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b,
-                           int64_t ldb, float beta, float *c, int64_t ldc) {
+static inline __attribute__((always_inline)) void sgemm_c(blas_interface caller, CBLAS_LAYOUT layout,
+                                                          CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, int64_t m,
+                                                          int64_t n, int64_t k, float alpha, const float *a,
+                                                          int64_t lda, const float *b, int64_t ldb, float beta,
+                                                          float *c, int64_t ldc) {
     const bool row_major = layout == CblasRowMajor, ta = transa != CblasNoTrans, tb = transb != CblasNoTrans;
     if ((!row_major && layout != CblasColMajor) || !blas_is_transpose(transa) || !blas_is_transpose(transb))
         report_enumerators(caller, layout, transa, transb);
