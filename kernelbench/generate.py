@@ -201,7 +201,8 @@ def kernel_table(problem):
 def prototypes(problem):
     """The kernels as the host compiler sees them: functions whose addresses name them."""
     sources = "".join((CUDA / name).read_text() for name in [*IEEE_SOURCES, *PACK_SOURCES, WGMMA[0], MMA[0]])
-    kernels = dict(re.findall(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\(const __grid_constant__ (\w+) \w+\)', sources))
+    attributes = r"(?:__\w+__\([^)]*\)\s+)*"
+    kernels = dict(re.findall(rf'extern "C" __global__ void {attributes}(\w+)\(const __grid_constant__ (\w+) \w+\)', sources))
     return by_target(problem, lambda names: "".join(f'extern "C" void {name.lower()}({kernels[name.lower()]});\n' for name in names))
 
 
@@ -268,19 +269,20 @@ def module(problem):
     parts["wgmma_kernel"] = guarded("defined(__CUDA_ARCH_FEAT_SM90_ALL)", without(wgmma, definition(wgmma, "wgmma_64x256x16")))
     parts["mma_kernel"] = guarded("__CUDA_ARCH__ >= 800", multiply_kernel(problem.mma, MMA, seen)) if problem.mma else ""
     text = (HERE / "module.py.in").read_text()
-    threads = " Every kernel has blocks of exactly 128 threads." if problem.wgmma.endswith("_T128") else ""
-    where = "on Hopper (compute capability 9.0, CUDA 12 or newer) through wgmma"
-    if problem.mma:
-        where += ", on other GPUs from 8.0 on through mma.sync where that is quicker"
-    steps = "64 (wgmma) or 32 (mma.sync)" if problem.mma else "64"
-    for key, value in {"where": where, "steps": steps, "threads": threads, "number": str(problem.number), "file": problem.file, "title": problem.title, "formula": problem.formula,
-                       "shapes": problem.shapes, "inputs": problem.inputs, "forward": problem.forward}.items():
-        text = text.replace("@" + key, value)
+    words = {
+        "where": "on Hopper (compute capability 9.0, CUDA 12 or newer) through wgmma" +
+                 (", on other GPUs from 8.0 on through mma.sync where that is quicker" if problem.mma else ""),
+        "steps": "64 (wgmma) or 32 (mma.sync)" if problem.mma else "64",
+        "threads": " Every kernel has blocks of exactly 128 threads." if problem.wgmma.endswith("_T128") else "",
+        **{name: str(getattr(problem, name)) for name in ("number", "file", "title", "formula", "shapes", "inputs", "forward")},
+    }
+    for word, value in words.items():
+        text = text.replace("@" + word, value)
     docstring, rest = text[3:].split('"""', 1)
     text = '"""' + wrapped(docstring) + '"""' + rest
     text = text.replace("@ampere", AMPERE if problem.mma else "").replace("@mma_part", MMA_PART if problem.mma else "")
-    for key, value in parts.items():
-        text = text.replace(f"@{key}", tidy(value))
+    for part, value in parts.items():
+        text = text.replace("@" + part, tidy(value))
     for word, other in WORDS.items():
         text = re.sub(rf"\b{word}\b", other, text)
     for pattern in REFUSED:
