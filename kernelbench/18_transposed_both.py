@@ -210,7 +210,8 @@ struct cuda_kernel {
     int oldest, newest; /* GPUs */
     int tile_m, tile_n, tile_k;
     int threads, shared_bytes; /* of a block */
-    int blocks;                /* resident on a multiprocessor */
+    int blocks;                /* resident on a multiprocessor; with clusters: clusters for each multiprocessor */
+    int cluster;               /* blocks that compute a tile together; 1: each block has tiles of its own */
     int pieces;
     bool waits;  /* it waits by itself for the kernel before it, so it may be launched early */
     double rate; /* multiply-adds per multiprocessor and cycle */
@@ -240,20 +241,20 @@ enum cuda_kernel_id {
     CUDA_KERNELS
 };
 
-/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */
+/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, cluster, pieces, waits, rate: src/cuda/kernels.c */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
-    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 0, true, 103},
-    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, true, 97},
-    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, true, 88},
-    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, true, 0},
+    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 1, 0, true, 103},
+    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 1, 0, true, 97},
+    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 1, 0, true, 88},
+    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #if TESSERA_SPLIT == 90
-    {"split_fp32_sm90_t128", (const void *)split_fp32_sm90_t128, FAMILY_SPLIT, HOPPER, HOPPER, 64, 128, 64, 128, SPLIT_FP32_SM90_T128_SHARED, 2, 2, true, 500},
+    {"split_fp32_sm90_t128", (const void *)split_fp32_sm90_t128, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 128, SPLIT_FP32_SM90_T128_SHARED, 1, 2, 2, true, 500},
 #endif
 #if TESSERA_SPLIT
-    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 0, true, 0},
-    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
-    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
-    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, true, 0},
+    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
+    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
 };
 
@@ -472,7 +473,8 @@ static way split_way(const cuda_device *device, const cuda_kernel *kernel, const
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
                           int64_t batch) {
     const int64_t all = tiles * slices * batch, slots = (int64_t)device->multiprocessors * kernel->blocks;
-    return divide_up(all, divide_up(all, slots)); /* as few as need no more rounds: what idles costs no power */
+    const int64_t rounds = divide_up(all, slots);
+    return divide_up(all, rounds) * kernel->cluster; /* as few as need no more rounds: what idles costs no power */
 }
 
 #endif
@@ -2378,6 +2380,54 @@ __device__ inline void copy_to_shared(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* ---- Clusters ---------------------------------------------------------------------------------------------------- */
+
+/* This block's number in its cluster. */
+__device__ inline int cluster_rank() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Waits for all threads of the cluster. Before it, no block may touch another's shared memory, nor after the last one:
+ * the other may not have begun, or have ended. */
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Arrives at this barrier's like in block `rank`. It orders reads by products, which have been waited for; an explicit
+ * release at cluster scope would cost a fence of all of memory each time. */
+__device__ inline void barrier_arrive_in(uint64_t *barrier, int rank) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* copy_to_shared to the same place, and completing on the same barrier, in every block whose bit is set in `blocks`. */
+__device__ inline void copy_to_blocks(void *to, const void *from, uint32_t bytes, uint64_t *barrier, int blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)blocks)
+                 : "memory");
+}
+
+/* True in one thread of a converged warp. The compiler knows it to be one, as it does not of a comparison of
+ * threadIdx, and issues a copy there without a loop over threads. */
+__device__ inline bool elected() {
+    uint32_t yes;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}\n"
+                 : "=r"(yes));
+    return yes;
+}
+
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
 
 /* Describes a tile of rows of 128 bytes, swizzled, in shared memory at a multiple of 1024 bytes; 32 bytes (16 values of
@@ -2440,7 +2490,7 @@ namespace split_wgmma_sm90 {
 /* split_wgmma_sm90.cu: C = alpha*A*B + beta*S from split operands (args.h) on Hopper's matrix instruction.
  *
  *   split_fp32_sm90        three products, float32 accuracy     tile 128 x 128   384 threads
- *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile  64 x 128   128 threads, two blocks per SM
+ *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile 128 x 128   2 x 128 threads, two blocks per SM
  *   split_tf32_sm90        one product                          tile 128 x 256   384 threads
  *
  * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a block of SPLIT_K of k gives
@@ -2453,8 +2503,9 @@ namespace split_wgmma_sm90 {
  *
  * Who does what. Blocks stay and take every gridDim-th tile. A stage is one k block of both operands' tiles, copied
  * straight from the panels. Of 384 threads, one thread of warpgroup 0 keeps the stages full; warpgroups 1 and 2 compute
- * 64 rows of the tile each. full[s] says a stage has landed, empty[s] that all warps have read it. A block of 128
- * threads does both jobs in turn.
+ * 64 rows of the tile each. full[s] says a stage has landed, empty[s] that all warps have read it. Blocks of 128
+ * threads do both jobs in turn, and compute a tile in pairs (clusters), 64 rows each: both need the same columns of B,
+ * of which each copies half, to both, so that L2 is read as often as by one block of 384.
  *
  * Order within a warpgroup: the tensor cores are never idle, because
  *
@@ -2464,7 +2515,7 @@ namespace split_wgmma_sm90 {
  *
  * Names: d sum of the current block, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM.
+ * per SM. With blocks of 128 threads 245 registers, 2 stages of 48 KB.
  */
 
 namespace {
@@ -2588,12 +2639,14 @@ template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* A stage is full when its copies have landed, empty when every warp that computes has read it. */
-template <typename STAGE, int STAGES, int WARPS> __device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s) {
+/* A stage is full when its copies, which `copiers` threads issue, have landed; empty when every warp whose products need
+ * what we copy has read it, in each block of the cluster. */
+template <typename STAGE, int STAGES, int WARPS>
+__device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s, int copiers = 1, int cluster = 1) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], WARPS);
+            barrier_init(&s.full[i], copiers);
+            barrier_init(&s.empty[i], WARPS * cluster);
         }
         barrier_init_fence();
     }
@@ -2621,41 +2674,109 @@ extern __shared__ __align__(1024) uint8_t shared_memory[];
 /* ---- fp32, 128 threads ------------------------------------------------------------------------------------------- */
 
 namespace fp32_t128 {
-constexpr int TILE_M = 64, TILE_N = 128, STAGES = 2;
-typedef stage<TILE_M, TILE_N, 2> STAGE;
-typedef shared_layout<STAGE, STAGES, 4> SHARED;
-static_assert(TILE_M == WG_ROWS, "one warpgroup computes the tile");
+constexpr int TILE_M = 128, TILE_N = 128, CLUSTER = 2; /* the tile is a cluster's */
+constexpr int STAGES = 2, WARPS = 4;
+typedef stage<WG_ROWS, TILE_N, 2> STAGE;
+typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
+static_assert(TILE_M == CLUSTER * WG_ROWS, "the warpgroups of a cluster share a tile's rows");
+static_assert(TILE_M <= PANEL_ROWS, "so that a block's rows, even past the matrix, have the marks of a panel there is");
 static_assert(2 * sizeof(SHARED) <= 226 * 1024, "two blocks share an SM");
 static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_T128_SHARED, "what the host asks for");
+
+/* The index-th piece of work of a cluster, as block `rank` of it sees it. */
+__device__ work work_of(const split_args &g, int index, int rank) {
+    work w = work_at<TILE_M, TILE_N>(g, index);
+    w.m0 += rank * WG_ROWS;
+    return w;
+}
+
+/* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp has one thread for
+ * one. Issuing a copy takes long enough that products would wait for four in a row. The strips are hi and lo of our
+ * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). */
+struct strip_copier {
+    static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;
+    ring<STAGES> at;
+    int rank, piece;
+    bool of_b;
+    int index, blocks_left; /* piece of work, and blocks of k of it to copy; none: there is no more work */
+    const uint8_t *from;
+    uint32_t step, bytes, landing; /* landing: what comes to our own shared memory, from all blocks */
+
+    __device__ strip_copier(const split_args &g, int rank, int warp) : rank(rank), piece(warp / 2), of_b(warp % 2) {
+        begin(g, blockIdx.x / CLUSTER);
+    }
+
+    __device__ void begin(const split_args &g, int work_index) {
+        index = work_index;
+        blocks_left = 0;
+        if (index >= work_count(g)) return;
+        const work w = work_of(g, index, rank);
+        blocks_left = w.kb_end - w.kb_begin;
+        strip s;
+        if (of_b) {
+            s = strip_at<B_ROWS, 2>(g.b, g.n, g.k_blocks, w.batch, w.n0 + rank * B_ROWS, w.kb_begin);
+            landing = strip_at<TILE_N, 2>(g.b, g.n, g.k_blocks, w.batch, w.n0, w.kb_begin).bytes;
+        } else {
+            s = strip_at<WG_ROWS, 2>(g.a, g.m, g.k_blocks, w.batch, w.m0, w.kb_begin);
+            landing = s.bytes;
+        }
+        from = s.from + piece * s.piece_stride;
+        step = 2 * s.piece_stride;
+        bytes = s.bytes;
+    }
+
+    __device__ void copy_next(const split_args &g, SHARED &s) {
+        if (!blocks_left) return;
+        STAGE &to = s.stages[at.index];
+        uint64_t *full = &s.full[at.index];
+        barrier_wait(&s.empty[at.index], at.phase ^ 1);
+        barrier_arrive_and_expect(full, landing);
+        if (bytes && of_b)
+            copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
+        else if (bytes)
+            copy_to_shared(to.a[piece], from, bytes, full);
+        from += step;
+        at.advance();
+        if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);
+    }
+};
+
+/* This warp has read the stage, into which every block of the cluster copies. */
+__device__ void release(SHARED &s, int stage) {
+    const int lane = threadIdx.x % 32;
+    if (lane < CLUSTER) barrier_arrive_in(&s.empty[stage], lane);
+}
 } // namespace fp32_t128
 
-extern "C" __global__ void __launch_bounds__(WARPGROUP, 2) split_fp32_sm90_t128(const __grid_constant__ split_args g) {
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
+    split_fp32_sm90_t128(const __grid_constant__ split_args g) {
     using namespace fp32_t128;
     SHARED &s = *(SHARED *)shared_memory;
-    make_barriers(s);
+    make_barriers(s, WARPS, CLUSTER);
+    cluster_sync();
     wait_for_previous_kernel();
 
-    ring<STAGES> at, filling;
-    for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
-        const work w = work_at<TILE_M, TILE_N>(g, index);
+    const int rank = cluster_rank(), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* the same in all lanes */
+    const bool copies = elected();
+    strip_copier copier(g, rank, warp);
+    if (copies)
+        for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
+
+    ring<STAGES> at;
+    for (int index = blockIdx.x / CLUSTER; index < work_count(g); index += gridDim.x / CLUSTER) {
+        const work w = work_of(g, index, rank);
         const output<TILE_N> out(g, w, w.m0);
         float d[64], q[64], v[64];
 #pragma unroll
         for (int i = 0; i < 64; i++) v[i] = 0;
 
-        tile_source<TILE_M, TILE_N, 2> source(g, w);
-        int next_fill = w.kb_begin; /* thread 0 fills a stage as soon as the block's four warps have left it */
-        if (threadIdx.x == 0)
-            for (; next_fill < min(w.kb_end, w.kb_begin + STAGES); next_fill++, filling.advance()) {
-                barrier_wait(&s.empty[filling.index], filling.phase ^ 1);
-                source.copy_next(s.stages[filling.index], &s.full[filling.index]);
-            }
         barrier_wait(&s.full[at.index], at.phase);
         wgmma_fence();
         issue_hi_hi(d, s.stages[at.index].a[0], s.stages[at.index].b[0]);
 #pragma unroll 1
         for (int kb = w.kb_begin;; kb++) {
             const STAGE &now = s.stages[at.index];
+            wgmma_fence();
             issue_corrections(q, now.a[0], now.a[1], now.b[0], now.b[1], kb > w.kb_begin);
             wgmma_wait<1>();
             hold(d);
@@ -2665,26 +2786,23 @@ extern "C" __global__ void __launch_bounds__(WARPGROUP, 2) split_fp32_sm90_t128(
             at.advance();
             if (kb + 1 == w.kb_end) {
                 wgmma_wait<0>();
-                if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
+                release(s, done);
                 break;
             }
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
             issue_hi_hi(d, s.stages[at.index].a[0], s.stages[at.index].b[0]);
             wgmma_wait<1>();
-            if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
-            if (threadIdx.x == 0 && next_fill < w.kb_end) {
-                barrier_wait(&s.empty[filling.index], filling.phase ^ 1);
-                source.copy_next(s.stages[filling.index], &s.full[filling.index]);
-                next_fill++;
-                filling.advance();
-            }
+            release(s, done);
+            if (copies) copier.copy_next(g, s);
         }
+        if (copies) copier.copy_next(g, s); /* of the next tile, before we write this one */
         hold(q);
 #pragma unroll
         for (int i = 0; i < 64; i++) v[i] = fmaf(q[i], LO_SCALE, v[i]);
-        out.store(g, w, v, s.out[threadIdx.x / 32]);
+        out.store(g, w, v, s.out[warp]);
     }
+    cluster_sync(); /* the other block may still release stages to us */
 }
 } // namespace split_wgmma_sm90
 

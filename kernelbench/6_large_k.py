@@ -215,7 +215,8 @@ struct cuda_kernel {
     int oldest, newest; /* GPUs */
     int tile_m, tile_n, tile_k;
     int threads, shared_bytes; /* of a block */
-    int blocks;                /* resident on a multiprocessor */
+    int blocks;                /* resident on a multiprocessor; with clusters: clusters for each multiprocessor */
+    int cluster;               /* blocks that compute a tile together; 1: each block has tiles of its own */
     int pieces;
     bool waits;  /* it waits by itself for the kernel before it, so it may be launched early */
     double rate; /* multiply-adds per multiprocessor and cycle */
@@ -247,22 +248,22 @@ enum cuda_kernel_id {
     CUDA_KERNELS
 };
 
-/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */
+/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, cluster, pieces, waits, rate: src/cuda/kernels.c */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
-    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 0, true, 103},
-    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 0, true, 97},
-    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 0, true, 88},
-    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, true, 0},
+    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 1, 0, true, 103},
+    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 1, 0, true, 97},
+    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 1, 0, true, 88},
+    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #if TESSERA_SPLIT == 90
-    {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 2, true, 570},
+    {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 1, 2, true, 570},
 #elif TESSERA_SPLIT == 80
-    {"split_fp32_mma_sm80", (const void *)split_fp32_mma_sm80, FAMILY_SPLIT, AMPERE, ANY_NEWER, 128, 128, 64, 256, SPLIT_FP32_MMA_SM80_SHARED, 1, 2, true, 250},
+    {"split_fp32_mma_sm80", (const void *)split_fp32_mma_sm80, FAMILY_SPLIT, AMPERE, ANY_NEWER, 128, 128, 64, 256, SPLIT_FP32_MMA_SM80_SHARED, 1, 1, 2, true, 250},
 #endif
 #if TESSERA_SPLIT
-    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 0, true, 0},
-    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
-    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 0, true, 0},
-    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 0, true, 0},
+    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
+    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
 };
 
@@ -481,7 +482,8 @@ static way split_way(const cuda_device *device, const cuda_kernel *kernel, const
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
                           int64_t batch) {
     const int64_t all = tiles * slices * batch, slots = (int64_t)device->multiprocessors * kernel->blocks;
-    return divide_up(all, divide_up(all, slots)); /* as few as need no more rounds: what idles costs no power */
+    const int64_t rounds = divide_up(all, slots);
+    return divide_up(all, rounds) * kernel->cluster; /* as few as need no more rounds: what idles costs no power */
 }
 
 #endif
@@ -2449,7 +2451,7 @@ namespace split_wgmma_sm90 {
 /* split_wgmma_sm90.cu: C = alpha*A*B + beta*S from split operands (args.h) on Hopper's matrix instruction.
  *
  *   split_fp32_sm90        three products, float32 accuracy     tile 128 x 128   384 threads
- *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile  64 x 128   128 threads, two blocks per SM
+ *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile 128 x 128   2 x 128 threads, two blocks per SM
  *   split_tf32_sm90        one product                          tile 128 x 256   384 threads
  *
  * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a block of SPLIT_K of k gives
@@ -2462,8 +2464,9 @@ namespace split_wgmma_sm90 {
  *
  * Who does what. Blocks stay and take every gridDim-th tile. A stage is one k block of both operands' tiles, copied
  * straight from the panels. Of 384 threads, one thread of warpgroup 0 keeps the stages full; warpgroups 1 and 2 compute
- * 64 rows of the tile each. full[s] says a stage has landed, empty[s] that all warps have read it. A block of 128
- * threads does both jobs in turn.
+ * 64 rows of the tile each. full[s] says a stage has landed, empty[s] that all warps have read it. Blocks of 128
+ * threads do both jobs in turn, and compute a tile in pairs (clusters), 64 rows each: both need the same columns of B,
+ * of which each copies half, to both, so that L2 is read as often as by one block of 384.
  *
  * Order within a warpgroup: the tensor cores are never idle, because
  *
@@ -2473,7 +2476,7 @@ namespace split_wgmma_sm90 {
  *
  * Names: d sum of the current block, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM.
+ * per SM. With blocks of 128 threads 245 registers, 2 stages of 48 KB.
  */
 
 namespace {
@@ -2597,12 +2600,14 @@ template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* A stage is full when its copies have landed, empty when every warp that computes has read it. */
-template <typename STAGE, int STAGES, int WARPS> __device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s) {
+/* A stage is full when its copies, which `copiers` threads issue, have landed; empty when every warp whose products need
+ * what we copy has read it, in each block of the cluster. */
+template <typename STAGE, int STAGES, int WARPS>
+__device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s, int copiers = 1, int cluster = 1) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], WARPS);
+            barrier_init(&s.full[i], copiers);
+            barrier_init(&s.empty[i], WARPS * cluster);
         }
         barrier_init_fence();
     }

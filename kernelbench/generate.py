@@ -180,7 +180,7 @@ def kernel_row(name):
     """A row of kernels.c as one of host.cpp.in's table: the function instead of the module that has it."""
     row = find((CUDA / "kernels.c").read_text(), rf"^\[{name}\] =\n\s*\{{([^}}]*)\}},\n", name)[1]
     symbol, family, module, *rest = [column.strip() for column in row.split(",")]
-    assert len(rest) == 11, f"{name}: kernels.c has other columns than host.cpp.in"
+    assert len(rest) == 12, f"{name}: kernels.c has other columns than host.cpp.in"
     return f"    {{{symbol}, (const void *){symbol.strip(chr(34))}, {family}, {', '.join(rest)}}},\n"
 
 
@@ -194,7 +194,7 @@ def kernel_table(problem):
     names = by_target(problem, lambda kernels: "    " + ", ".join(kernels) + ",\n")
     rows = by_target(problem, lambda kernels: "".join(map(kernel_row, kernels)))
     return (f"enum cuda_kernel_id {{\n{names}    CUDA_KERNELS\n}};\n\n"
-            "/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, pieces, waits, rate: src/cuda/kernels.c */\n"
+            "/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, cluster, pieces, waits, rate: src/cuda/kernels.c */\n"
             f"const cuda_kernel cuda_kernels[CUDA_KERNELS] = {{\n{rows}}};\n")
 
 
@@ -266,6 +266,8 @@ def module(problem):
         "pack_kernels": guarded("__CUDA_ARCH__ >= 800", "".join(source(CUDA / name, seen) for name in PACK_SOURCES)),
     }
     wgmma = multiply_kernel(problem.wgmma, WGMMA, seen)
+    if problem.wgmma != "SPLIT_FP32_SM90_T128":
+        wgmma = without_section(wgmma, "Clusters")
     parts["wgmma_kernel"] = guarded("defined(__CUDA_ARCH_FEAT_SM90_ALL)", without(wgmma, definition(wgmma, "wgmma_64x256x16")))
     parts["mma_kernel"] = guarded("__CUDA_ARCH__ >= 800", multiply_kernel(problem.mma, MMA, seen)) if problem.mma else ""
     text = (HERE / "module.py.in").read_text()

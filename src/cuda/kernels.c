@@ -9,39 +9,39 @@ enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 
 /* clang-format off */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
-/* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  pieces  waits  rate */
+/* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  cluster  pieces  waits  rate */
 [IEEE_TILE_128X128] =
-  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  0,  true,   103},
+  {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  1,  0,  true,   103},
 [IEEE_TILE_128X64] =
-  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  0,  true,    97},
+  {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  1,  0,  true,    97},
 [IEEE_TILE_64X64] =
-  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_TILE_64X64_SHARED,      5,  0,  true,    88},
+  {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_TILE_64X64_SHARED,      5,  1,  0,  true,    88},
 [IEEE_THIN_K] =
-  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                           6,  0,  true,     4},
+  {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                           6,  1,  0,  true,     4},
 [IEEE_THIN_M] =
-  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                           5,  0,  true,     4},
+  {"ieee_thin_m",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_M,       TURING, ANY_NEWER, 128,   8, 128, 128,  0,                           5,  1,  0,  true,     4},
 [IEEE_REDUCE] =
-  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  true,     0},
+  {"ieee_reduce",           FAMILY_SUPPORT,   MODULE_IEEE_REDUCE,       TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  1,  0,  true,     0},
 [IEEE_SCALE] =
-  {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  false,    0},
+  {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  1,  0,  false,    0},
 [PACK_SAMPLE] =
-  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                           0,  0,  true,     0},
+  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                           0,  1,  0,  true,     0},
 [PACK_SPLIT] =
-  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  0,  true,     0},
+  {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  1,  0,  true,     0},
 [PACK_RESCALE] =
-  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  0,  true,     0},
+  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  1,  0,  true,     0},
 [SPLIT_FP32_SM90] =
-  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_FP32_SM90_SHARED,      1,  2,  true,   570},
+  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_FP32_SM90_SHARED,      1,  1,  2,  true,   570},
 [SPLIT_FP32_SM90_T128] =
-  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,     64, 128,  64, 128,  SPLIT_FP32_SM90_T128_SHARED, 2,  2,  true,   500},
+  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 128,  SPLIT_FP32_SM90_T128_SHARED, 1,  2,  2,  true,   500},
 [SPLIT_TF32_SM90] =
-  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_TF32_SM90_SHARED,      1,  1,  true,  1400},
+  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_TF32_SM90_SHARED,      1,  1,  1,  true,  1400},
 [SPLIT_FP32_MMA_SM80] =
-  {"split_fp32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 128,  64, 256,  SPLIT_FP32_MMA_SM80_SHARED,  1,  2,  true,   250},
+  {"split_fp32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 128,  64, 256,  SPLIT_FP32_MMA_SM80_SHARED,  1,  1,  2,  true,   250},
 [SPLIT_TF32_MMA_SM80] =
-  {"split_tf32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 256,  64, 256,  SPLIT_TF32_MMA_SM80_SHARED,  1,  1,  true,   650},
+  {"split_tf32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 256,  64, 256,  SPLIT_TF32_MMA_SM80_SHARED,  1,  1,  1,  true,   650},
 [SPLIT_REDUCE] =
-  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_REDUCE,      AMPERE, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  0,  true,     0},
+  {"split_reduce",          FAMILY_SUPPORT,   MODULE_SPLIT_REDUCE,      AMPERE, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  1,  0,  true,     0},
 };
 /* clang-format on */
 

@@ -56,7 +56,8 @@ typedef struct cuda_kernel {
     int tile_m, tile_n, tile_k;
     int threads;      /* of a block */
     int shared_bytes; /* dynamic shared memory of a block */
-    int blocks;       /* resident on a multiprocessor */
+    int blocks;       /* resident on a multiprocessor; with clusters: clusters for each multiprocessor */
+    int cluster;      /* blocks that compute a tile together; 1: each block has tiles of its own */
     int pieces;       /* split: of each operand; 2 keeps TSR_FP32's promise, 1 TSR_TF32's */
     bool waits;       /* it waits by itself for the kernel before it, so it may be launched early */
     double rate;      /* multiply-adds per multiprocessor and cycle, all multiprocessors full; guides the plan. On GPUs

@@ -352,7 +352,8 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
                           int64_t batch) {
     const int64_t all = tiles * slices * batch, slots = (int64_t)device->multiprocessors * kernel->blocks;
-    return divide_up(all, divide_up(all, slots)); /* as few as need no more rounds: what idles costs no power */
+    const int64_t rounds = divide_up(all, slots);
+    return divide_up(all, rounds) * kernel->cluster; /* as few as need no more rounds: what idles costs no power */
 }
 
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {

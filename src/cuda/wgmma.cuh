@@ -45,6 +45,54 @@ __device__ inline void copy_to_shared(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* ---- Clusters ---------------------------------------------------------------------------------------------------- */
+
+/* This block's number in its cluster. */
+__device__ inline int cluster_rank() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Waits for all threads of the cluster. Before it, no block may touch another's shared memory, nor after the last one:
+ * the other may not have begun, or have ended. */
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Arrives at this barrier's like in block `rank`. It orders reads by products, which have been waited for; an explicit
+ * release at cluster scope would cost a fence of all of memory each time. */
+__device__ inline void barrier_arrive_in(uint64_t *barrier, int rank) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* copy_to_shared to the same place, and completing on the same barrier, in every block whose bit is set in `blocks`. */
+__device__ inline void copy_to_blocks(void *to, const void *from, uint32_t bytes, uint64_t *barrier, int blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)blocks)
+                 : "memory");
+}
+
+/* True in one thread of a converged warp. The compiler knows it to be one, as it does not of a comparison of
+ * threadIdx, and issues a copy there without a loop over threads. */
+__device__ inline bool elected() {
+    uint32_t yes;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}\n"
+                 : "=r"(yes));
+    return yes;
+}
+
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
 
 /* Describes a tile of rows of 128 bytes, swizzled, in shared memory at a multiple of 1024 bytes; 32 bytes (16 values of

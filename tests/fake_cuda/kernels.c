@@ -330,7 +330,10 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strcmp(name, "ieee_scale")) return ieee_scale(l, args), true;
     if (!strncmp(name, "pack_", 5)) return pack(l, args, why, size);
     if (!strcmp(name, "split_fp32_sm90")) return split_multiply(l, args, 128, 128, 2, why, size);
-    if (!strcmp(name, "split_fp32_sm90_t128")) return split_multiply(l, args, 64, 128, 2, why, size);
+    if (!strcmp(name, "split_fp32_sm90_t128")) {
+        if (l->grid[0] % 2) return snprintf(why, size, "%u blocks are no clusters of two", l->grid[0]), false;
+        return split_multiply(l, args, 128, 128, 2, why, size);
+    }
     if (!strcmp(name, "split_tf32_sm90")) return split_multiply(l, args, 128, 256, 1, why, size);
     if (!strcmp(name, "split_fp32_mma_sm80")) return split_multiply(l, args, 128, 128, 2, why, size);
     if (!strcmp(name, "split_tf32_mma_sm80")) return split_multiply(l, args, 128, 256, 1, why, size);
