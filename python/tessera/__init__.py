@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, ContextManager, Optional, Sequence, TypeVar, Union
 
 import numpy as np
@@ -150,8 +151,13 @@ def info() -> str:
 
 
 def _enable_by_environment() -> None:
-    if os.environ.get("TESSERA_ENABLE", "0") not in ("", "0"):
+    """A program that does not know about tessera goes on without it."""
+    if os.environ.get("TESSERA_ENABLE", "0") in ("", "0"):
+        return
+    try:
         enable(os.environ.get("TESSERA_PRECISION", "fp32"), os.environ.get("TESSERA_DEVICES", "cuda").split(","))
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        warnings.warn(f"TESSERA_ENABLE is set, but tessera cannot be enabled: {error}", RuntimeWarning, stacklevel=2)
 
 
 _enable_by_environment()

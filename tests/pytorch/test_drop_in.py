@@ -262,6 +262,9 @@ def test_environment_variable():
     ran = subprocess.run([sys.executable, "-c", program], env={**environment, "TESSERA_ENABLE": "0"}, capture_output=True,
                          text=True, check=True)
     assert ran.stdout.split() == ["0"]
+    ran = subprocess.run([sys.executable, "-c", program], env={**environment, "TESSERA_PRECISION": "half"}, capture_output=True,
+                         text=True, check=True)
+    assert ran.stdout.split() == ["0"] and "RuntimeWarning: TESSERA_ENABLE is set, but tessera cannot be enabled: precision" in ran.stderr
 
 
 @since(2, 0)
