@@ -24,6 +24,7 @@
  */
 #include <assert.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __SSE__
@@ -35,7 +36,8 @@
 #include "cuda/context.h"
 
 enum { PIECE_BYTES = 8 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
-enum { MOST_THREADS = 32, LEAST_UNIT = 1 << 14 };                         /* that copy; floats that one copies */
+enum { SPINS = 1000 };                            /* looks for something to copy before others may have the core */
+enum { MOST_THREADS = 32, LEAST_UNIT = 1 << 14 }; /* that copy; floats that one copies */
 enum { IN_PIECES = 4, OUT_PIECES = 4, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
 enum { COPIES = 2 * (IN_PIECES + OUT_PIECES) }; /* posted at a time */
 enum { ORDERS = 4 * IN_PIECES };
@@ -92,8 +94,8 @@ typedef struct copy {
 /* What the GPU will be told, in this order, as soon as the copies it depends on are done. */
 typedef struct order {
     enum { SEND, MULTIPLY, BRING_BACK } what;
-    CUevent after; /* SEND: an event to wait for first; or NULL */
-    copy *copied;  /* SEND: the piece */
+    CUevent after;         /* SEND: an event to wait for first; or NULL */
+    int64_t copied, count; /* SEND: the number of the copy into the ring, and its elements */
     CUdeviceptr to;
     int place;         /* of the ring */
     tsr_problem block; /* MULTIPLY */
@@ -125,9 +127,9 @@ typedef struct transfer {
     int64_t blocks_ordered, pieces_ordered, a_loads, b_loads;
     int64_t piece_orders[IN_PIECES];          /* the order that sends what is in the place */
     int64_t out_queued, out_posted, out_done; /* pieces brought back: told the GPU; posted as copies; in C */
-    copy *out_copies[OUT_PIECES];
-    outgoing blocks[C_SLOTS];         /* the last of them, by number */
-    int64_t block_count, block_first; /* told the GPU to bring back; those before block_first are in C */
+    int64_t out_copies[OUT_PIECES];           /* their numbers */
+    outgoing blocks[C_SLOTS];                 /* the last of them, by number */
+    int64_t block_count, block_first;         /* told the GPU to bring back; those before block_first are in C */
     CUdeviceptr workspace;
     tsr_status status; /* of the first that failed */
 } transfer;
@@ -213,7 +215,11 @@ static bool help_any_copy(transfer *t, uint32_t wanted) {
     return false;
 }
 
-static bool is_copied(const copy *c) { return atomic_load_explicit(&c->left, memory_order_acquire) == 0; }
+/* For the thread that directs, which alone posts copies. A place is given away only when its copy is done. */
+static bool is_copied(const transfer *t, int64_t number) {
+    const int64_t posted = atomic_load_explicit(&t->copies_posted, memory_order_relaxed);
+    return posted > number + COPIES || !atomic_load_explicit(&t->copies[number % COPIES].left, memory_order_acquire);
+}
 
 static void pause_briefly(void) {
 #ifdef __SSE__
@@ -224,8 +230,14 @@ static void pause_briefly(void) {
 /* What the other threads do: each its own units, and those of others when it has none. */
 static void copy_for_others(transfer *t, int member) {
     const uint32_t own = 1u << (member - 1);
-    while (!atomic_load_explicit(&t->over, memory_order_acquire))
-        if (!help_any_copy(t, own) && !help_any_copy(t, UINT32_MAX)) pause_briefly();
+    for (int idle = 0; !atomic_load_explicit(&t->over, memory_order_acquire);) {
+        if (help_any_copy(t, own) || help_any_copy(t, UINT32_MAX))
+            idle = 0;
+        else if (++idle < SPINS)
+            pause_briefly();
+        else
+            sched_yield();
+    }
 }
 
 /* The thread that directs has nothing to do but wait. */
@@ -233,10 +245,11 @@ static void help_while_waiting(transfer *t) {
     if (!help_any_copy(t, UINT32_MAX)) pause_briefly();
 }
 
-static copy *post_copy(transfer *t, copy matrix, int64_t first, int64_t end, float *staging, bool to_staging) {
+/* Returns the copy's number. */
+static int64_t post_copy(transfer *t, copy matrix, int64_t first, int64_t end, float *staging, bool to_staging) {
     const int64_t number = atomic_load_explicit(&t->copies_posted, memory_order_relaxed);
     copy *c = &t->copies[number % COPIES];
-    while (!is_copied(c)) help_while_waiting(t);
+    while (atomic_load_explicit(&c->left, memory_order_acquire)) help_while_waiting(t);
     c->matrix = matrix.matrix;
     c->run_length = matrix.run_length;
     c->run_stride = matrix.run_stride;
@@ -251,7 +264,7 @@ static copy *post_copy(transfer *t, copy matrix, int64_t first, int64_t end, flo
     atomic_store_explicit(&c->left, (int)units, memory_order_relaxed);
     atomic_store_explicit(&c->taking, (uint64_t)number << 32 | (uint32_t)((1ull << units) - 1), memory_order_release);
     atomic_store_explicit(&t->copies_posted, number + 1, memory_order_release);
-    return c;
+    return number;
 }
 
 /* ---- What is kept from call to call ------------------------------------------------------------------------------ */
@@ -470,7 +483,7 @@ static void count_piece(transfer *t) {
 
 /* Takes every step of the way back that is possible without waiting. */
 static void bring_back(transfer *t) {
-    while (t->out_done < t->out_posted && is_copied(t->out_copies[t->out_done % OUT_PIECES])) count_piece(t);
+    while (t->out_done < t->out_posted && is_copied(t, t->out_copies[t->out_done % OUT_PIECES])) count_piece(t);
     for (outgoing *block; !t->status && t->out_queued - t->out_done < OUT_PIECES && (block = next_to_queue(t));)
         queue_piece(t, block);
     while (!t->status && t->out_posted < t->out_queued) {
@@ -488,7 +501,7 @@ static void carry_out_send(transfer *t, const order *o) {
     CUresult error = o->after ? t->driver->cuStreamWaitEvent(kept->in, o->after, 0) : CUDA_SUCCESS;
     if (!error)
         error = t->driver->cuMemcpyHtoDAsync(o->to, kept->staging + (int64_t)o->place * PIECE,
-                                             (size_t)(o->copied->end - o->copied->first) * sizeof(float), kept->in);
+                                             (size_t)o->count * sizeof(float), kept->in);
     if (!error) error = t->driver->cuEventRecord(kept->events[PIECE_SENT + o->place], kept->in);
     note(t, error, "copying to");
 }
@@ -525,7 +538,7 @@ static void carry_out_orders(transfer *t, int64_t most) {
     while (!t->status && t->orders_done < t->orders_given) {
         const order *o = &t->orders[t->orders_done % ORDERS];
         bring_back(t);
-        if (o->what == SEND && !is_copied(o->copied)) {
+        if (o->what == SEND && !is_copied(t, o->copied)) {
             if (t->orders_given - t->orders_done <= most) return;
             help_while_waiting(t);
             continue;
@@ -558,11 +571,15 @@ static void send(transfer *t, copy matrix, int64_t count, CUdeviceptr to, CUeven
             if (!t->status) wait_for(t, t->kept->events[PIECE_SENT + place], "waiting for copies to");
             if (t->status) return;
         }
-        copy *copied = post_copy(t, matrix, first, end, t->kept->staging + (int64_t)place * PIECE, true);
+        const int64_t copied = post_copy(t, matrix, first, end, t->kept->staging + (int64_t)place * PIECE, true);
         order *o = give_order(t);
         t->piece_orders[place] = t->orders_given - 1;
-        *o = (order){
-            .what = SEND, .after = after, .copied = copied, .to = to + (size_t)first * sizeof(float), .place = place};
+        *o = (order){.what = SEND,
+                     .after = after,
+                     .copied = copied,
+                     .count = end - first,
+                     .to = to + (size_t)first * sizeof(float),
+                     .place = place};
     }
 }
 
@@ -641,7 +658,7 @@ static void direct(transfer *t) {
     }
     /* Whatever has been posted is copied to the end, so that nobody writes into C any more, and C's share is known. */
     while (t->out_done < t->out_posted) {
-        if (is_copied(t->out_copies[t->out_done % OUT_PIECES]))
+        if (is_copied(t, t->out_copies[t->out_done % OUT_PIECES]))
             count_piece(t);
         else
             help_while_waiting(t);
