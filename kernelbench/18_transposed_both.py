@@ -118,7 +118,7 @@ def extension():
     lean = {"no_implicit_headers": True} if "no_implicit_headers" in inspect.signature(load_inline).parameters else {}
     with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": "8.0"} if target == 90 else {}):
         return load_inline(
-            name="tessera_18_transposed_both_{}".format(target),
+            name="tessera_18_transposed_both_{}_for_{}{}".format(target, *capability),
             cpp_sources=[BINDING, ARGUMENTS, HOST],
             cuda_sources=[ARGUMENTS, IEEE_KERNELS] + split_kernels,
             functions=["multiply"],
@@ -146,6 +146,7 @@ HOST = r"""
 
 #include <mutex>
 #include <string>
+#include <vector>
 
 extern "C" void ieee_tile_128x128(ieee_args);
 extern "C" void ieee_tile_128x64(ieee_args);
@@ -199,14 +200,38 @@ typedef struct tsr_problem {
     tsr_operand addend;
 } tsr_problem;
 
-enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 }; /* compute capabilities, 10*major + minor */
+/* From src/cuda/kernels.h. */
 
-enum cuda_family { FAMILY_IEEE_TILE, FAMILY_SPLIT, FAMILY_SUPPORT };
+/* One .cu each. */
+typedef enum cuda_module {
+    MODULE_IEEE_TILE_128X128,
+    MODULE_IEEE_TILE_128X64,
+    MODULE_IEEE_TILE_64X64,
+    MODULE_IEEE_THIN_K,
+    MODULE_IEEE_THIN_M,
+    MODULE_IEEE_REDUCE,
+    MODULE_IEEE_SCALE,
+    MODULE_PACK,
+    MODULE_SPLIT_WGMMA_SM90,
+    MODULE_SPLIT_MMA_SM80,
+    MODULE_SPLIT_REDUCE,
+    CUDA_MODULES
+} cuda_module;
+
+typedef enum cuda_family {
+    FAMILY_IEEE_TILE, /* multiplies operands in place; ieee_args */
+    FAMILY_IEEE_THIN, /* the same where C has at most tile_n columns */
+    FAMILY_SPLIT,     /* multiplies packed operands; split_args */
+    FAMILY_SUPPORT    /* works for the others; no kernel a user can ask for */
+} cuda_family;
+
+enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 }; /* compute capabilities, 10*major + minor */
 
 struct cuda_kernel {
     const char *name;
     const void *function;
     cuda_family family;
+    cuda_module module; /* the file it is from */
     int oldest, newest; /* GPUs */
     int tile_m, tile_n, tile_k;
     int threads, shared_bytes; /* of a block */
@@ -218,7 +243,8 @@ struct cuda_kernel {
 };
 
 struct cuda_device {
-    int capability, multiprocessors, shared_per_block;
+    int planned_capability; /* the GPU's own */
+    int multiprocessors, shared_per_block;
 };
 
 struct cuda_counters {
@@ -241,34 +267,37 @@ enum cuda_kernel_id {
     CUDA_KERNELS
 };
 
-/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, cluster, pieces, waits, rate: src/cuda/kernels.c */
+/* The rows of src/cuda/kernels.c, each with its function behind the name. */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
-    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 1, 0, true, 103},
-    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 1, 0, true, 97},
-    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 1, 0, true, 88},
-    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
+    {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 1, 0, true, 103},
+    {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 1, 0, true, 97},
+    {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 1, 0, true, 88},
+    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, MODULE_IEEE_REDUCE, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #if TESSERA_SPLIT == 90
-    {"split_fp32_sm90_t128", (const void *)split_fp32_sm90_t128, FAMILY_SPLIT, HOPPER, HOPPER, 128, 128, 64, 128, SPLIT_FP32_SM90_T128_SHARED, 1, 2, 2, true, 500},
+    {"split_fp32_sm90_t128", (const void *)split_fp32_sm90_t128, FAMILY_SPLIT, MODULE_SPLIT_WGMMA_SM90, HOPPER, HOPPER, 128, 128, 64, 128, SPLIT_FP32_SM90_T128_SHARED, 1, 2, 2, true, 500},
 #endif
 #if TESSERA_SPLIT
-    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
-    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
-    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
-    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
+    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
+    {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, MODULE_SPLIT_REDUCE, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
 };
 
 bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
-    return device->capability >= kernel->oldest && device->capability <= kernel->newest &&
+    return device->planned_capability >= kernel->oldest && device->planned_capability <= kernel->newest &&
            kernel->shared_bytes <= device->shared_per_block;
 }
 
-/* As in src/cuda/kernels.c: some GPUs have half the float32 units, some a quarter of mma's rate. */
+/* From src/cuda/kernels.c. */
+
 double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
-    const int capability = device->capability;
-    const bool for_graphics = capability / 10 == 12 || (capability > 80 && capability < 90);
-    if (kernel->family != FAMILY_SPLIT) return capability <= 80 ? kernel->rate / 2 : kernel->rate;
-    return for_graphics ? kernel->rate / 4 : kernel->rate;
+    const int capability = device->planned_capability;
+    const bool few_float32_units = capability <= 80; /* 64 of them */
+    const bool for_graphics = capability / 10 == 12 ||
+                              (capability > 80 && capability < 90); /* a quarter of mma's rate */
+    if (kernel->family != FAMILY_SPLIT) return few_float32_units ? kernel->rate / 2 : kernel->rate;
+    return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? kernel->rate / 4 : kernel->rate;
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
@@ -522,10 +551,11 @@ const cuda_device *device_of(int ordinal) {
             return value;
         };
         cuda_device &d = devices[ordinal];
-        d.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+        d.planned_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                               attribute(cudaDevAttrComputeCapabilityMinor);
         d.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
         d.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-        TORCH_CHECK(TESSERA_SPLIT != 90 || d.capability == HOPPER,
+        TORCH_CHECK(TESSERA_SPLIT != 90 || d.planned_capability == HOPPER,
                     "this module was compiled for a GPU of compute capability 9.0, and the tensors are on another");
         for (const cuda_kernel &kernel : cuda_kernels)
             if (cuda_kernel_runs_on(&kernel, &d))
@@ -566,8 +596,8 @@ tsr_status launch(queue *q, const cuda_kernel *kernel, grid blocks, void *args) 
     config.numAttrs = q->begun && kernel->waits;
     check(cudaLaunchKernelExC(&config, kernel->function, &args), "launching", kernel->name);
 #else
-    check(cudaLaunchKernel(kernel->function, size, threads, &args, (size_t)kernel->shared_bytes, q->stream), "launching",
-          kernel->name);
+    check(cudaLaunchKernel(kernel->function, size, threads, &args, (size_t)kernel->shared_bytes, q->stream),
+          "launching", kernel->name);
 #endif
     q->begun = true;
     return TSR_OK;

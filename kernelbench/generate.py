@@ -57,7 +57,10 @@ class Problem:
     @property
     def forward(self):
         if self.kind == "rows":
-            return ("        rows = product(A.flatten(0, -2), False, B, False, self.ieee)\n"
+            return ("        if A.dim() < 2 or B.dim() != 2 or A.shape[-1] != B.shape[0]:\n"
+                    f'            raise RuntimeError("{self.mismatch}"\n'
+                    '                               f"{tuple(A.shape)} and {tuple(B.shape)}")\n'
+                    "        rows = product(A.flatten(0, -2), False, B, False, self.ieee)\n"
                     "        return rows.view(A.shape[:-1] + B.shape[-1:])\n")
         call = "product(A, {}, B, {}, self.ieee)".format(*self.transposed)
         return f"        return {call}" + {"upper": ".triu_()", "lower": ".tril_()"}.get(self.kind, "") + "\n"
@@ -122,9 +125,9 @@ def find(text, pattern, what):
 
 
 def definition(text, name):
-    """A function, struct or constant at the start of a line, with the comment before it."""
-    if re.search(rf"^typedef struct {name} \{{", text, re.M):
-        pattern = rf"{COMMENT_BEFORE}^typedef struct {name} \{{.*?^\}} {name};\n"
+    """A function, struct or enumeration at the start of a line, with the comment before it."""
+    if re.search(rf"^typedef (struct|enum) {name} \{{", text, re.M):
+        pattern = rf"{COMMENT_BEFORE}^typedef (?:struct|enum) {name} \{{.*?^\}} {name};\n"
     else:
         pattern = rf"{COMMENT_BEFORE}^(?:template <[^\n]*> )?(?:[A-Za-z_][\w ]*[ *]){name}\([^;{{]*?\) \{{(?:[^\n]*\}}\n|.*?^\}}\n)"
     return find(text, pattern, name).group()
@@ -177,11 +180,11 @@ def tidy(text):
 # ---- Putting modules together -------------------------------------------------------------------------------------------------
 
 def kernel_row(name):
-    """A row of kernels.c as one of host.cpp.in's table: the function instead of the module that has it."""
+    """A row of kernels.c as one of host.cpp.in's table, which has the function behind the name."""
     row = find((CUDA / "kernels.c").read_text(), rf"^\[{name}\] =\n\s*\{{([^}}]*)\}},\n", name)[1]
-    symbol, family, module, *rest = [column.strip() for column in row.split(",")]
-    assert len(rest) == 12, f"{name}: kernels.c has other columns than host.cpp.in"
-    return f"    {{{symbol}, (const void *){symbol.strip(chr(34))}, {family}, {', '.join(rest)}}},\n"
+    symbol, *rest = [column.strip() for column in row.split(",")]
+    assert len(rest) == 14, f"{name}: kernels.c has other columns than host.cpp.in"
+    return f"    {{{symbol}, (const void *){symbol.strip(chr(34))}, {', '.join(rest)}}},\n"
 
 
 def by_target(problem, of):
@@ -194,7 +197,7 @@ def kernel_table(problem):
     names = by_target(problem, lambda kernels: "    " + ", ".join(kernels) + ",\n")
     rows = by_target(problem, lambda kernels: "".join(map(kernel_row, kernels)))
     return (f"enum cuda_kernel_id {{\n{names}    CUDA_KERNELS\n}};\n\n"
-            "/* name, function, family, GPUs, tile m, n, k, threads, shared bytes, blocks, cluster, pieces, waits, rate: src/cuda/kernels.c */\n"
+            "/* The rows of src/cuda/kernels.c, each with its function behind the name. */\n"
             f"const cuda_kernel cuda_kernels[CUDA_KERNELS] = {{\n{rows}}};\n")
 
 

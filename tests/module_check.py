@@ -45,8 +45,10 @@ def operands(size, make=torch.randn, **options):
 
 
 def beyond(got, exact, magnitudes, terms):
-    """How far a result lies beyond the bound of the contract, (terms + 2) 2^-24 |A||B|: 1 and less is within."""
-    return ((got.double() - exact).abs() / ((terms + 2) * 2.0**-24 * magnitudes + 1e-300)).nan_to_num(0).max().item()
+    """How far a result lies beyond the bound of the contract, (terms + 2) 2^-24 |A||B|: 1 and less is within, infinity is no number where
+    there should be one."""
+    assert exact.isfinite().all()
+    return ((got.double() - exact).abs() / ((terms + 2) * 2.0**-24 * magnitudes + 1e-300)).nan_to_num(nan=float("inf")).max().item()
 
 
 def values(model, A, B):
@@ -143,7 +145,8 @@ def check_bad_input():
     cases = {"inner dimensions": (lambda: MODELS["fp32"](A, torch.cat([B, B], inner)), RuntimeError, "but (they )?have shapes"),
              "float64": (lambda: MODELS["fp32"](A.double(), B), RuntimeError, "A must be float32, but is Double"),
              "half": (lambda: MODELS["ieee"](A, B.half()), RuntimeError, "B must be float32, but is Half"),
-             "dimensions": (lambda: MODELS["fp32"](A, B[0]), RuntimeError, "B must have"),
+             "dimensions of A": (lambda: MODELS["fp32"](A.flatten(), B), RuntimeError, "A must have|but they have shapes"),
+             "dimensions of B": (lambda: MODELS["fp32"](A, B[0]), RuntimeError, "B must have|but they have shapes"),
              "list": (lambda: MODELS["fp32"]([1.0], B), TypeError, "must be tensors, not list"),
              "sparse": (lambda: MODELS["fp32"](A, B.to_sparse()), RuntimeError, "B must be an ordinary"),
              "meta": (lambda: MODELS["fp32"](A, B.to("meta")), RuntimeError, "B must be on a GPU, but is on meta"),

@@ -83,11 +83,11 @@ IEEE, HOPPER, AMPERE = ["IEEE_KERNELS"], ["IEEE_KERNELS", "PACK_KERNELS", "WGMMA
     pytest.param("18_transposed_both", HOPPER, ["80", "90a"], id="sm_90a beside what an older torch insists on"),
     pytest.param("8_irregular", AMPERE, ["75", "80"], id="sm_80 beside an older GPU"), pytest.param("1_square", IEEE, ["75"], id="sm_75")])
 def test_kernels_compile(name, parts, architectures, tmp_path):
-    """As load_inline compiles them, but for the optimisation."""
+    """As load_inline compiles them, but for the optimisation; to machine code where the instructions are one architecture's alone."""
     of = strings(BY_NAME[name])
     source = tmp_path / "cuda.cu"
     source.write_text("#include <cuda_runtime.h>\n" + of["ARGUMENTS"] + "".join(of[part] for part in parts))
-    codes = [f"-gencode=arch=compute_{code},code=compute_{code}" for code in architectures]
+    codes = [f"-gencode=arch=compute_{code},code={'sm' if code == '90a' else 'compute'}_{code}" for code in architectures]
     run(need("nvcc"), "-fatbin", "-std=c++17", "-O1", "--threads", "2", "--expt-relaxed-constexpr", "-D__CUDA_NO_HALF_OPERATORS__",
         "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__", *codes, "-o", tmp_path / "cuda.fatbin", source)
 
