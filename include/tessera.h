@@ -184,11 +184,12 @@ tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, co
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
 
-/* Packing into memory of the caller's, on the CPU: tsr_pack_size bytes, 64-byte aligned, which become the packed operand.
- * The matrix is not needed any more: to use the packed form set operand.packed, and operand.data to `memory`. It is gone
- * with the memory, and is not for tsr_packed_destroy. The size is 0 where no memory could hold it. */
+/* Packing factor*operand into memory of the caller's, on the CPU: tsr_pack_size bytes, 64-byte aligned, which become the
+ * packed operand, there and nowhere else. The matrix is not needed any more (with factor = 0 it is not even read): to use
+ * the packed form set operand.packed, and operand.data to `memory`. It is gone with the memory, and is not for
+ * tsr_packed_destroy. The size is 0 where no memory could hold it. */
 size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
-tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side,
+tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side, float factor,
                        const tsr_operand *operand);
 
 /* ---- What is here, and what happened ----------------------------------------------------------------------------- */

@@ -58,7 +58,13 @@ void cblas_sgemm_batch_strided_64(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, C
 size_t cblas_sgemm_pack_get_size(CBLAS_IDENTIFIER identifier, int m, int n, int k);
 size_t cblas_sgemm_pack_get_size_64(CBLAS_IDENTIFIER identifier, int64_t m, int64_t n, int64_t k);
 
-/* Packs alpha*op(src) into dest. src may go away afterwards; dest may be moved to where it is as well aligned. */
+/* The same as memory, or NULL; cblas_sgemm_free gives it back. Memory of the caller's own does as well. */
+float *cblas_sgemm_alloc(CBLAS_IDENTIFIER identifier, int m, int n, int k);
+float *cblas_sgemm_alloc_64(CBLAS_IDENTIFIER identifier, int64_t m, int64_t n, int64_t k);
+void cblas_sgemm_free(float *dest);
+void cblas_sgemm_free_64(float *dest);
+
+/* Packs alpha*op(src) into dest, which must then stay where it is; src may go away. */
 void cblas_sgemm_pack(CBLAS_LAYOUT layout, CBLAS_IDENTIFIER identifier, CBLAS_TRANSPOSE trans, int m, int n, int k,
                       float alpha, const float *src, int ld, float *dest);
 void cblas_sgemm_pack_64(CBLAS_LAYOUT layout, CBLAS_IDENTIFIER identifier, CBLAS_TRANSPOSE trans, int64_t m, int64_t n,

@@ -443,8 +443,9 @@ tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, c
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
-static tsr_status check_pack(tsr_packed **packed, const tsr_context *context, tsr_side side,
-                             const tsr_operand *operand) {
+/* reads: the matrix is looked at, so that it must be there. */
+static tsr_status check_pack(tsr_packed **packed, const tsr_context *context, tsr_side side, const tsr_operand *operand,
+                             bool reads) {
     if (!packed) return tsr_fail(TSR_INVALID_ARGUMENT, "packed is NULL");
     *packed = NULL;
     if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
@@ -455,7 +456,7 @@ static tsr_status check_pack(tsr_packed **packed, const tsr_context *context, ts
     tsr_status status = span_make(&s, "operand", operand->data, operand->rows, operand->cols, 1, operand->row_stride,
                                   operand->col_stride, 0);
     if (status) return status;
-    if (!is_empty(&s) && !operand->data) return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is NULL");
+    if (reads && !is_empty(&s) && !operand->data) return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is NULL");
     if ((uintptr_t)operand->data % sizeof(float))
         return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is not aligned to a float (4 bytes)");
     return TSR_OK;
@@ -473,13 +474,13 @@ static tsr_status pack_on_cpu(tsr_packed *packed) {
     if (status) return status;
     packed->panels = aligned_alloc(64, packed->bytes);
     if (!packed->panels) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for %zu bytes of packed operand", packed->bytes);
-    cpu_pack(packed);
+    cpu_pack(packed, 1);
     return TSR_OK;
 }
 
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch) {
-    tsr_status status = check_pack(packed, context, side, operand);
+    tsr_status status = check_pack(packed, context, side, operand, true);
     if (status) return status;
     tsr_packed *made = calloc(1, sizeof *made);
     if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a packed operand");
@@ -514,9 +515,9 @@ size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, in
     return panels ? panels + packed_bytes() : 0;
 }
 
-tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side,
+tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side, float factor,
                        const tsr_operand *operand) {
-    tsr_status status = check_pack(packed, context, side, operand);
+    tsr_status status = check_pack(packed, context, side, operand, factor != 0);
     if (status) return status;
     if (context->cuda)
         return tsr_fail(TSR_UNSUPPORTED,
@@ -526,7 +527,7 @@ tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, 
     tsr_packed draft = {.context = context, .side = side, .source = *operand, .panels = memory};
     draft.source.packed = NULL;
     if ((status = size_panels(&draft))) return status;
-    cpu_pack(&draft);
+    cpu_pack(&draft, factor);
     draft.source.data = memory;
     *packed = (tsr_packed *)((char *)memory + draft.bytes);
     **packed = draft;

@@ -65,7 +65,7 @@ def load(path):
     declare("tsr_pack", c_int, POINTER(c_void_p), c_void_p, c_int, POINTER(Operand), POINTER(Launch))
     declare("tsr_packed_destroy", None, c_void_p)
     declare("tsr_pack_size", c_size_t, c_void_p, c_int, c_int64, c_int64)
-    declare("tsr_pack_at", c_int, POINTER(c_void_p), c_void_p, c_void_p, c_int, POINTER(Operand))
+    declare("tsr_pack_at", c_int, POINTER(c_void_p), c_void_p, c_void_p, c_int, c_float, POINTER(Operand))
     declare("tsr_gemm_host", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float, POINTER(Result),
             POINTER(c_double))
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)

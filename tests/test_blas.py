@@ -40,6 +40,8 @@ def declare(name, result, *arguments):
 for suffix, integer in ("", c_int), ("_64", c_int64):
     declare(f"cblas_sgemm_batch_strided{suffix}", None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, integer, c_void_p,
             integer, integer, c_float, c_void_p, integer, integer, integer)
+    declare(f"cblas_sgemm_alloc{suffix}", c_void_p, c_int, *[integer] * 3)
+    declare(f"cblas_sgemm_free{suffix}", None, c_void_p)
     declare(f"cblas_sgemm_pack_get_size{suffix}", c_size_t, c_int, *[integer] * 3)
     declare(f"cblas_sgemm_pack{suffix}", None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, c_void_p)
     declare(f"cblas_sgemm_compute{suffix}", None, *[c_int] * 3, *[integer] * 3, c_void_p, integer, c_void_p, integer, c_float, c_void_p,
@@ -257,6 +259,24 @@ def test_packed(rng, packs, layout, ta, tb, suffix):
         reference.assert_exact(c.values(), plain_a, plain_b, alpha, 1, before)
 
 
+def test_packed_by_small_factors(rng):
+    """Each factor is of its own operand: together they would underflow, where the scaled operands do not."""
+    a, b, c = np.full((5, 6), 1e20, np.float32), np.full((6, 7), 1e20, np.float32), layouts.poisoned(5, 7)
+    passed = []
+    for identifier, x in (A_MATRIX, a), (B_MATRIX, b):
+        memory = blas.cblas_sgemm_alloc(identifier, 5, 7, 6)
+        blas.cblas_sgemm_pack(ROW, identifier, NO, 5, 7, 6, 1e-24, x.ctypes.data, x.shape[1], memory)
+        passed.append(memory)
+    blas.cblas_sgemm_compute(ROW, PACKED, PACKED, 5, 7, 6, passed[0], 0, passed[1], 0, 0.0, c.ctypes.data, 7)
+    assert np.allclose(c, 6e-8, rtol=1e-6, atol=0)
+    blas.cblas_sgemm_pack(ROW, A_MATRIX, NO, 5, 7, 6, 0.0, None, 6, passed[0])
+    blas.cblas_sgemm_compute(ROW, PACKED, PACKED, 5, 7, 6, passed[0], 0, passed[1], 0, 0.0, c.ctypes.data, 7)
+    assert (c == 0).all(), "alpha = 0 does not read the matrix"
+    for memory in passed:
+        blas.cblas_sgemm_free(memory)
+    assert blas.cblas_sgemm_pack_get_size_64(A_MATRIX, 2**61, 5, 2**61) == 0 and not blas.cblas_sgemm_alloc_64(A_MATRIX, 2**61, 5, 2**61)
+
+
 # ---- Errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +337,8 @@ def test_errors_without_handlers(tmp_path):
 
 
 BATCH_ERRORS = [(1, dict(layout=100)), (2, dict(ta=0)), (3, dict(tb=0)), (4, dict(m=-1)), (5, dict(n=-1)), (6, dict(k=-1)), (9, dict(lda=2)),
-                (10, dict(stride_a=-1)), (12, dict(ldb=3)), (13, dict(stride_b=-1)), (16, dict(ldc=3)), (17, dict(stride_c=7)),
+                (10, dict(stride_a=-1)), (12, dict(ldb=3)), (13, dict(stride_b=-1)), (16, dict(ldc=3)), (16, dict(ldc=0)), (16, dict(ldc=-1, stride_c=-2**31)),
+                (17, dict(stride_c=7)),
                 (18, dict(batch=-1))]
 
 
@@ -434,6 +455,31 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
 """, TESSERA_NUM_THREADS="2")
 
 
+def test_forks_while_the_first_call_is_made(tmp_path):
+    program = compiled(tmp_path, "fork.c", "-pthread")
+    for delay in range(0, 20000, 400):
+        run(program, delay)
+
+
+def test_handlers_that_are_loaded_later(tmp_path):
+    plug = tmp_path / "plug.so"
+    (tmp_path / "plug.c").write_text("""#include <stdio.h>
+void xerbla_(const char *routine, const int *argument, long length) { printf("plug %.5s %d %ld\\n", routine, *argument, length); fflush(stdout); }
+int omp_in_parallel(void) { return 1; }""")
+    run(need("cc"), "-shared", "-fPIC", tmp_path / "plug.c", "-o", plug)
+    out, err = python(f"""
+multiply(200)
+def wrong():
+    blas.cblas_sgemm(102, 111, 111, -1, 1, 1, ctypes.c_float(1), None, 1, None, 1, ctypes.c_float(1), None, 1)
+wrong()
+ctypes.CDLL({str(plug)!r}, ctypes.RTLD_GLOBAL)
+wrong()
+multiply(200)
+""", TESSERA_VERBOSE="1", TESSERA_NUM_THREADS="2", TESSERA_DEVICE="cpu")
+    assert out == "plug SGEMM 3 6\n" and "Parameter 4 to routine cblas_sgemm was incorrect" in err
+    assert re.findall(r"NThr:(\d)", err) == ["2", "1"]
+
+
 def test_in_an_openmp_region(tmp_path):
     probe = subprocess.run([need("cc"), "-xc", "-", "-fopenmp", "-o", tmp_path / "probe"], input="int main(void) { return 0; }", text=True,
                            capture_output=True)
@@ -495,6 +541,7 @@ def test_a_gpu_that_fails(call, finished):
     """The result is the CPU's, and later products are."""
     lines, err = python_on_fake_gpu("multiply(150); multiply(100)", TESSERA_DEVICE="cuda", FAKE_CUDA_BROKEN=call)
     assert len(lines) == 2 and " cpu " in lines[1] and "error of the fake driver" in err
+    assert err.count("libtessera_blas: the GPU has failed, the CPU goes on: ") == finished
     assert ("finished by the CPU" in lines[0]) == finished
 
 
@@ -532,7 +579,7 @@ def test_exported_symbols():
     """The header's functions and the reference's two words of state: no name that another library of the program might have."""
     lines = run(need("nm"), "-D", "--defined-only", LIBRARY).splitlines()
     header = (ROOT / "include" / "tessera_blas.h").read_text()
-    declared = set(re.findall(r"^(?:void|size_t) (\w+)\(", header, re.M))
+    declared = set(re.findall(r"^(?:void |size_t |float \*)(\w+)\(", header, re.M))
     assert {line.split()[-1].partition("@")[0] for line in lines} == declared | {"RowMajorStrg", "CBLAS_CallFromC"}
 
 

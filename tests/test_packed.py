@@ -129,13 +129,13 @@ def test_shared_between_threads(engine, rng):
 # ---- In the caller's memory -------------------------------------------------------------------------------------------
 
 
-def pack_at(engine, side, x):
+def pack_at(engine, side, x, factor=1.0):
     """(the operand to use, the memory): x itself is gone afterwards."""
     size = lib.tsr_pack_size(engine.context.handle, side, *x.shape)
     memory = np.full(size + 128, 0xA5, np.uint8)
     start = -memory.ctypes.data % 64
     handle, operand = c_void_p(), binding.matrix(binding.Operand, x)
-    binding.check(lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, engine.context.handle, side, byref(operand)))
+    binding.check(lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, engine.context.handle, side, factor, byref(operand)))
     assert (memory[:start] == 0xA5).all() and (memory[start + size:] == 0xA5).all(), "packing wrote beside its memory"
     x[...] = np.nan
     operand.data, operand.packed = memory.ctypes.data + start, handle.value
@@ -154,6 +154,17 @@ def test_packed_in_the_callers_memory(cpu, rng, m, n, k):
         assert_guards(c)
 
 
+def test_packed_with_a_factor(cpu, rng):
+    a, b = integers(rng, 70, 90), integers(rng, 90, 80)
+    for factor in (-2.0, 0.5, 0.0):
+        left, left_memory = pack_at(cpu, LEFT, a.copy(), factor)
+        c = row_major(70, 80)
+        binding.gemm(cpu.context, left, cpu.operand(b), cpu.result(c))
+        assert_exact(c, factor * a, b)
+    handle, nothing = c_void_p(), binding.Operand(None, 70, 90, 90, 1)
+    binding.check(lib.tsr_pack_at(byref(handle), left.data, cpu.context.handle, LEFT, 0.0, byref(nothing)))
+
+
 def test_packed_in_the_callers_memory_is_refused(engine):
     x, handle = np.ones((3, 4), np.float32), c_void_p()
     operand = binding.matrix(binding.Operand, x)
@@ -164,16 +175,16 @@ def test_packed_in_the_callers_memory_is_refused(engine):
         status = lib.tsr_pack_at(*arguments)
         return status, lib.tsr_last_error().decode()
 
-    assert said(None, start, engine.context.handle, LEFT, byref(operand)) == (binding.INVALID_ARGUMENT, "packed is NULL")
+    assert said(None, start, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT, "packed is NULL")
     if engine.device != binding.CPU:
         assert lib.tsr_pack_size(engine.context.handle, LEFT, 3, 4) == 0
-        status, message = said(byref(handle), start, engine.context.handle, LEFT, byref(operand))
+        status, message = said(byref(handle), start, engine.context.handle, LEFT, 1.0, byref(operand))
         assert status == binding.UNSUPPORTED and "context is one of CUDA" in message
         return
-    assert said(byref(handle), None, engine.context.handle, LEFT, byref(operand)) == (binding.INVALID_ARGUMENT, "memory is NULL")
-    assert said(byref(handle), start + 4, engine.context.handle, LEFT, byref(operand))[1] == "memory is not aligned to 64 bytes"
+    assert said(byref(handle), None, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT, "memory is NULL")
+    assert said(byref(handle), start + 4, engine.context.handle, LEFT, 1.0, byref(operand))[1] == "memory is not aligned to 64 bytes"
     assert lib.tsr_pack_size(None, LEFT, 3, 4) == lib.tsr_pack_size(engine.context.handle, LEFT, -1, 4) == 0
     assert lib.tsr_pack_size(engine.context.handle, LEFT, 2**60, 2**60) == 0
     operand.data, operand.rows, operand.cols, operand.row_stride, operand.col_stride = start, 2**59, 2**59, 0, 0
-    status, message = said(byref(handle), start, engine.context.handle, LEFT, byref(operand))
+    status, message = said(byref(handle), start, engine.context.handle, LEFT, 1.0, byref(operand))
     assert status == binding.OUT_OF_MEMORY and "exceeds the address space" in message

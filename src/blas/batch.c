@@ -25,7 +25,7 @@ static void batch_strided(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_TRAN
         {ldb < blas_most(1, run_b), 12, "ldb", ldb},
         {strideb < 0, 13, "strideb", strideb},
         {ldc < blas_most(1, run_c), 16, "ldc", ldc},
-        {batch_size > 1 && run_c && (runs_c > stridec / ldc), 17, "stridec", stridec},
+        {batch_size > 1 && run_c > 0 && ldc > 0 && runs_c > stridec / ldc, 17, "stridec", stridec},
         {batch_size < 0, 18, "batch_size", batch_size},
     };
     if (!blas_all_legal(caller, "cblas_sgemm_batch_strided", checks, sizeof checks / sizeof checks[0])) return;

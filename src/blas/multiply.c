@@ -8,6 +8,7 @@
  * The standard has no way to report that a product could not be computed, so everything else is tried first: without a
  * GPU, without memory (in a workspace on the stack), from copies of operands that overlap C.
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -19,9 +20,6 @@
 
 #include "blas.h"
 #include "settings.h"
-
-/* The program's OpenMP runtime, where it has one. */
-extern __attribute__((visibility("default"), weak)) int omp_in_parallel(void);
 
 /* Products of fewer multiply-adds are computed by one thread however many there are. */
 static const double work_for_threads = 3e6;
@@ -82,6 +80,12 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&starting);
 }
 
+/* When the library is loaded: before a thread can hold the lock while another forks. */
+static __attribute__((constructor)) void watch_forks(void) {
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child))
+        atomic_store(&gpu_is, GPU_UNUSABLE); /* a fork would go unnoticed */
+}
+
 /* As many as the process has cores to run on, which is what a context takes by itself. */
 static int default_threads(void) {
     cpu_set_t allowed;
@@ -96,8 +100,6 @@ static struct runtime *start(void) {
         made.cpu = cpu_context(&made.settings, made.settings.threads, 0);
         made.one_thread = cpu_context(&made.settings, 1, 0);
         if (made.settings.device == BLAS_CPU || !tsr_has_cuda()) atomic_store(&gpu_is, GPU_UNUSABLE);
-        if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child))
-            atomic_store(&gpu_is, GPU_UNUSABLE); /* a fork would go unnoticed */
         if (made.settings.device != BLAS_CUDA && !made.settings.verbose)
             atomic_store_explicit(&blas_small_context, made.cpu, memory_order_release);
         if (made.settings.verbose) {
@@ -151,6 +153,23 @@ static bool is_worth_a_gpu(const blas_product *p, int threads) {
     return flops >= gpu_flops && flops / (flops_of_thread * threads) > on_gpu;
 }
 
+/* ---- OpenMP ------------------------------------------------------------------------------------------------------ */
+
+/* Asks the program's OpenMP runtime, where it has one by now: it may be loaded later than this library. One that was
+ * loaded for a plug-in alone (RTLD_LOCAL) is out of reach. */
+static bool is_in_parallel_region(void) {
+    static void *_Atomic found;
+    union {
+        void *address;
+        int (*function)(void);
+    } in_parallel = {.address = atomic_load_explicit(&found, memory_order_relaxed)};
+    if (!in_parallel.address) {
+        in_parallel.address = dlsym(RTLD_DEFAULT, "omp_in_parallel");
+        atomic_store_explicit(&found, in_parallel.address, memory_order_relaxed);
+    }
+    return in_parallel.address && in_parallel.function();
+}
+
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 tsr_operand blas_right_operand(const blas_product *p) {
@@ -181,7 +200,11 @@ static tsr_status multiply_on_the_stack(const blas_settings *settings, const bla
 /* A copy of all that a batch's operand reads, packed tight; the operand then reads the copy. */
 static float *copy_operand(tsr_operand *o, int64_t batch) {
     const int64_t copies = o->batch_stride ? batch : 1;
-    float *copy = malloc((size_t)(copies * o->rows * o->cols) * sizeof *copy);
+    size_t bytes;
+    float *copy = NULL;
+    if (!__builtin_mul_overflow((size_t)copies * sizeof *copy, (size_t)o->rows, &bytes) &&
+        !__builtin_mul_overflow(bytes, (size_t)o->cols, &bytes))
+        copy = malloc(bytes);
     if (!copy) blas_give_up("no memory for a copy of an operand that overlaps C");
     float *to = copy;
     for (int64_t item = 0; item < copies; item++)
@@ -223,7 +246,10 @@ static bool multiply_on_gpu(const struct runtime *r, const blas_product *p, cons
     if (!status && share == 1) return true;
     snprintf(taken->failure, sizeof taken->failure, "%.*s", (int)sizeof taken->failure - 1, tsr_last_error());
     /* What has failed once is not asked again: a lost GPU stays lost, and one without memory would be asked each time. */
-    if (status != TSR_INVALID_ARGUMENT) atomic_store(&gpu_is, GPU_UNUSABLE);
+    if (status == TSR_INVALID_ARGUMENT) return false;
+    const gpu_state before = atomic_exchange(&gpu_is, GPU_UNUSABLE);
+    if (before == GPU_STARTED && r->settings.device == BLAS_CUDA)
+        fprintf(stderr, "libtessera_blas: the GPU has failed, the CPU goes on: %s\n", taken->failure);
     return !status;
 }
 
@@ -236,7 +262,7 @@ static void multiply_somewhere(const struct runtime *r, const blas_product *p, c
         (r->settings.device == BLAS_CUDA || (large && is_worth_a_gpu(p, r->threads))) &&
         multiply_on_gpu(r, p, &left, &right, &c, taken))
         return;
-    const bool nested = large && !packed && omp_in_parallel && omp_in_parallel();
+    const bool nested = large && !packed && is_in_parallel_region();
     tsr_context *context = nested ? r->one_thread : r->cpu;
     taken->threads = nested ? 1 : r->threads; /* at most: a small product is for one */
     tsr_status status = p->batch == 1 ? tsr_gemm(context, p->alpha, &left, &right, p->beta, &c, NULL)

@@ -1,9 +1,11 @@
 /* packed.c: products with operands packed beforehand, with oneMKL's arguments.
  *
- * What cblas_sgemm_pack writes into the caller's memory is a header, alpha among it, and then the operand as the CPU
- * engine packs it; products with it are computed there. A column-major product is computed as that of the transposes,
+ * What cblas_sgemm_pack writes into the caller's memory is a header, and then alpha*op(src) as the CPU engine packs it;
+ * products with it are computed there. A column-major product is computed as that of the transposes,
  * so A is then the operand on the right.
  */
+#include <stdlib.h>
+
 #include "blas.h"
 #include "tessera_blas.h"
 #include "xerbla.h"
@@ -13,7 +15,6 @@ enum { HEADER_ALIGNMENT = 64 };
 /* At the first aligned address of the caller's memory. */
 struct packed_header {
     _Alignas(HEADER_ALIGNMENT) tsr_operand operand; /* its data are what follows the header */
-    float alpha;
     CBLAS_LAYOUT layout;
     CBLAS_IDENTIFIER identifier;
     int64_t rows, cols; /* of op(A) or op(B) */
@@ -42,6 +43,7 @@ static size_t pack_get_size(blas_interface caller, CBLAS_IDENTIFIER identifier, 
     const int64_t lanes = identifier == CblasAMatrix ? m : n;
     const size_t left = tsr_pack_size(blas_packing_context(), TSR_LEFT, lanes, k);
     const size_t right = tsr_pack_size(blas_packing_context(), TSR_RIGHT, k, lanes);
+    if (!left || !right) return 0; /* more than there are addresses */
     return HEADER_ALIGNMENT - 1 + sizeof(struct packed_header) + (left > right ? left : right);
 }
 
@@ -52,6 +54,20 @@ size_t cblas_sgemm_pack_get_size(CBLAS_IDENTIFIER identifier, int m, int n, int 
 size_t cblas_sgemm_pack_get_size_64(CBLAS_IDENTIFIER identifier, int64_t m, int64_t n, int64_t k) {
     return pack_get_size(CBLAS_64, identifier, m, n, k);
 }
+
+/* oneMKL's own way to take and give the memory, from before the caller could. */
+float *cblas_sgemm_alloc(CBLAS_IDENTIFIER identifier, int m, int n, int k) {
+    const size_t size = pack_get_size(CBLAS, identifier, m, n, k);
+    return size ? malloc(size) : NULL;
+}
+
+float *cblas_sgemm_alloc_64(CBLAS_IDENTIFIER identifier, int64_t m, int64_t n, int64_t k) {
+    const size_t size = pack_get_size(CBLAS_64, identifier, m, n, k);
+    return size ? malloc(size) : NULL;
+}
+
+void cblas_sgemm_free(float *dest) { free(dest); }
+void cblas_sgemm_free_64(float *dest) { free(dest); }
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
@@ -70,8 +86,7 @@ static void pack(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_IDENTIFIER id
     };
     if (!blas_all_legal(caller, "cblas_sgemm_pack", checks, sizeof checks / sizeof checks[0])) return;
     struct packed_header *header = header_in(dest);
-    *header = (struct packed_header){
-        .alpha = alpha, .layout = layout, .identifier = identifier, .rows = rows, .cols = cols};
+    *header = (struct packed_header){.layout = layout, .identifier = identifier, .rows = rows, .cols = cols};
     /* op(src) of a row-major product, and its transpose of a column-major one, are read alike. */
     const bool by_rows = trans == CblasNoTrans;
     tsr_operand operand = {.data = src,
@@ -81,7 +96,7 @@ static void pack(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_IDENTIFIER id
                            .col_stride = by_rows ? 1 : ld};
     void *memory = header + 1;
     tsr_packed *packed;
-    if (tsr_pack_at(&packed, memory, blas_packing_context(), side_of(layout, identifier), &operand))
+    if (tsr_pack_at(&packed, memory, blas_packing_context(), side_of(layout, identifier), alpha, &operand))
         blas_give_up(tsr_last_error());
     operand.data = memory;
     operand.packed = packed;
@@ -128,16 +143,10 @@ static void compute(blas_interface caller, CBLAS_LAYOUT layout, int transa, int 
     if (!blas_all_legal(caller, "cblas_sgemm_compute", checks, sizeof checks / sizeof checks[0])) return;
     const bool ta = transa != CblasNoTrans, tb = transb != CblasNoTrans;
     blas_product p = {ta, tb, m, n, k, 1, beta, a, b, c, lda, ldb, ldc, 1, 0, 0, 0, NULL, NULL};
-    if (packed_a) {
-        p.packed_a = &packed_a->operand;
-        p.alpha *= packed_a->alpha;
-    }
-    if (packed_b) {
-        p.packed_b = &packed_b->operand;
-        p.alpha *= packed_b->alpha;
-    }
+    if (packed_a) p.packed_a = &packed_a->operand;
+    if (packed_b) p.packed_b = &packed_b->operand;
     if (row_major)
-        p = (blas_product){tb, ta, n, m, k, p.alpha, beta, b, a, c, ldb, lda, ldc, 1, 0, 0, 0, p.packed_b, p.packed_a};
+        p = (blas_product){tb, ta, n, m, k, 1, beta, b, a, c, ldb, lda, ldc, 1, 0, 0, 0, p.packed_b, p.packed_a};
     blas_multiply(&p);
 }
 

@@ -1,7 +1,8 @@
 /* xerbla.c: errors as the reference implementation reports them.
  *
  * The handlers are the program's: xerbla_ and cblas_xerbla are looked up, not defined here, so that whatever the program
- * brings, in itself or in the BLAS it has besides, hears of our errors, too. Where there is none, the message goes to
+ * brings, in itself or in the BLAS it has besides, hears of our errors, too (what was loaded for a plug-in alone,
+ * RTLD_LOCAL, is out of reach). Where there is none, the message goes to
  * standard error. The reference finds a wrong layout or transpose in cblas_sgemm and tells cblas_xerbla; everything else
  * is found by sgemm, which cblas_sgemm calls, and goes to xerbla_, whose CBLAS form adds one to the number and passes it
  * on to cblas_xerbla. For row-major matrices A and B are exchanged on the way, so that the numbers are those of the
@@ -9,44 +10,59 @@
  */
 #include "xerbla.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 
-#define EXPORT __attribute__((visibility("default"), weak))
-
-extern EXPORT void xerbla_(const char *routine, const int *argument, size_t length);
-extern EXPORT void xerbla_64_(const char *routine, const int64_t *argument, size_t length);
-extern EXPORT void cblas_xerbla(int argument, const char *routine, const char *format, ...);
-extern EXPORT void cblas_xerbla64_(int64_t argument, const char *routine, const char *format, ...);
-extern EXPORT void cblas_xerbla_64(int64_t argument, const char *routine, const char *format, ...);
-
 /* The reference's state while a CBLAS function runs, read by handlers. Set while an error is reported, and only then. */
-extern EXPORT int RowMajorStrg, CBLAS_CallFromC;
-int RowMajorStrg, CBLAS_CallFromC;
+__attribute__((visibility("default"), weak)) int RowMajorStrg, CBLAS_CallFromC;
+
+/* What a handler's address is called as. */
+typedef union handler {
+    void *address;
+    void (*xerbla)(const char *routine, const int *argument, size_t length);
+    void (*xerbla_64)(const char *routine, const int64_t *argument, size_t length);
+    void (*cblas_xerbla)(int argument, const char *routine, const char *format, ...);
+    void (*cblas_xerbla_64)(int64_t argument, const char *routine, const char *format, ...);
+} handler;
+
+/* References that may stay open: they make linkers export what a program defines itself. */
+#define IF_ANY __attribute__((visibility("default"), weak))
+extern IF_ANY void xerbla_(const char *routine, const int *argument, size_t length);
+extern IF_ANY void xerbla_64_(const char *routine, const int64_t *argument, size_t length);
+extern IF_ANY void cblas_xerbla(int argument, const char *routine, const char *format, ...);
+extern IF_ANY void cblas_xerbla64_(int64_t argument, const char *routine, const char *format, ...);
+extern IF_ANY void cblas_xerbla_64(int64_t argument, const char *routine, const char *format, ...);
+
+/* What was there when this library was loaded, or what has been loaded since. */
+static handler find(handler at_load, const char *name) {
+    return at_load.address ? at_load : (handler){.address = dlsym(RTLD_DEFAULT, name)};
+}
 
 static bool is_cblas(blas_interface caller) { return caller >= CBLAS; }
 
 /* False where there is no handler. */
 static bool tell_cblas_xerbla(blas_interface caller, int argument, const char *routine, const char *text) {
-    if (caller == CBLAS && cblas_xerbla)
-        cblas_xerbla(argument, routine, "%s", text);
-    else if (caller == CBLAS_64 && cblas_xerbla_64)
-        cblas_xerbla_64(argument, routine, "%s", text);
-    else if (caller == CBLAS_64_OPENBLAS && cblas_xerbla64_)
-        cblas_xerbla64_(argument, routine, "%s", text);
+    handler found = find((handler){.cblas_xerbla = cblas_xerbla}, "cblas_xerbla");
+    if (caller == CBLAS_64) found = find((handler){.cblas_xerbla_64 = cblas_xerbla_64}, "cblas_xerbla_64");
+    if (caller == CBLAS_64_OPENBLAS) found = find((handler){.cblas_xerbla_64 = cblas_xerbla64_}, "cblas_xerbla64_");
+    if (!found.address) return false;
+    if (caller == CBLAS)
+        found.cblas_xerbla(argument, routine, "%s", text);
     else
-        return false;
+        found.cblas_xerbla_64(argument, routine, "%s", text);
     return true;
 }
 
 static bool tell_xerbla(blas_interface caller, int argument) {
     static const char routine[] = "SGEMM "; /* six characters, as Fortran names were */
-    const int64_t wide = argument;
-    if ((caller == FORTRAN || caller == CBLAS) && xerbla_)
-        xerbla_(routine, &argument, sizeof routine - 1);
-    else if (caller != FORTRAN && caller != CBLAS && xerbla_64_)
-        xerbla_64_(routine, &wide, sizeof routine - 1);
+    const bool wide = caller != FORTRAN && caller != CBLAS;
+    const handler found = wide ? find((handler){.xerbla_64 = xerbla_64_}, "xerbla_64_")
+                               : find((handler){.xerbla = xerbla_}, "xerbla_");
+    if (!found.address) return false;
+    if (wide)
+        found.xerbla_64(routine, &(int64_t){argument}, sizeof routine - 1);
     else
-        return false;
+        found.xerbla(routine, &argument, sizeof routine - 1);
     return true;
 }
 

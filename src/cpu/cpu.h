@@ -39,8 +39,8 @@ void cpu_info_print(tsr_text *text);
 /* Bytes of the packed form of an operand, a multiple of 64; 0 where they exceed the address space. */
 size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
 
-/* Fills packed->panels, of that size and 64-byte aligned. */
-void cpu_pack(const tsr_packed *packed);
+/* Fills packed->panels, of that size and 64-byte aligned, with factor * the operand, which factor = 0 leaves unread. */
+void cpu_pack(const tsr_packed *packed, float factor);
 
 /* Frees the memory kept from one call to the next. */
 void cpu_trim(void);

@@ -18,6 +18,7 @@
  * takes in.
  */
 #include <stdlib.h>
+#include <string.h>
 #ifdef __SSE__
 #include <xmmintrin.h>
 #endif
@@ -461,7 +462,7 @@ size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, in
 }
 
 /* The whole operand, one depth of kc after the other, each as the panels that multiply_product reads. */
-void cpu_pack(const tsr_packed *packed) {
+void cpu_pack(const tsr_packed *packed, float factor) {
     const struct cpu_kernel *kernel = packed->context->cpu_kernel;
     const tsr_operand *o = &packed->source;
     const bool left = packed->side == TSR_LEFT;
@@ -470,7 +471,12 @@ void cpu_pack(const tsr_packed *packed) {
     const int width = left ? kernel->mr : kernel->nr;
     const int64_t kc = even_block(k, kernel->kc, 1);
     float *panels = packed->panels;
+    if (factor == 0) {
+        memset(panels, 0, packed->bytes);
+        return;
+    }
     for (int64_t first = 0; first < k; first += kc)
         cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes,
                         least(kc, k - first), lane_stride, k_stride, width);
+    for (int64_t i = 0; factor != 1 && i < k * round_up(lanes, width); i++) panels[i] *= factor;
 }

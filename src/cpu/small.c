@@ -24,8 +24,10 @@ static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
  * last element. */
 static inline bool is_plain(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
                             const float **end) {
+    if ((uint64_t)row_stride >= 1u << 31 || (uint64_t)col_stride >= 1u << 31 || !data || (uintptr_t)data % 4)
+        return false;
     *end = data + (rows - 1) * row_stride + (cols - 1) * col_stride + 1;
-    return (uint64_t)row_stride < 1u << 31 && (uint64_t)col_stride < 1u << 31 && data && (uintptr_t)data % 4 == 0;
+    return true;
 }
 
 /* For a product with C row-major whose matrices are in order beyond doubt. */
