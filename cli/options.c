@@ -162,6 +162,7 @@ int options_parse(options *chosen, unsigned accepted, int count, char **words, b
         char *word = words[i];
         if (only_arguments || !is_option(word)) {
             words[chosen->argument_count++] = word;
+            if (accepted & OPTION_PROGRAM) only_arguments = true;
             continue;
         }
         if (strcmp(word, "--") == 0) {

@@ -18,7 +18,8 @@ enum {
     OPTION_SEED = 1 << 7,
     OPTION_QUICK = 1 << 8,
     OPTION_SECONDS = 1 << 9,
-    OPTION_JSON = 1 << 10
+    OPTION_JSON = 1 << 10,
+    OPTION_PROGRAM = 1 << 11 /* none, but: from the first word on that is no option, words are another program's */
 };
 
 typedef enum device_choice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } device_choice;

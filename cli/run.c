@@ -22,7 +22,9 @@ static int find_library(char *path, size_t size) {
     const int length = snprintf(path, size, "%.*s/libtessera_blas.so", (int)(slash - library), library);
     free(library);
     if (length < 0 || (size_t)length >= size) return fail("the path of libtessera_blas.so is too long");
-    return access(path, R_OK) ? fail("%s: %s", path, strerror(errno)) : EXIT_OK;
+    if (access(path, R_OK)) return fail("%s: %s", path, strerror(errno));
+    if (strpbrk(path, " :")) return fail("%s: the loader takes no path with a space or colon to preload", path);
+    return EXIT_OK;
 }
 
 static bool set(const char *variable, const char *value) { return setenv(variable, value, 1) == 0; }
@@ -48,6 +50,9 @@ static bool set_environment(const options *chosen, const char *library) {
     return set("TESSERA_DEVICE", chosen->device == CHOOSE_CPU ? "cpu" : text);
 }
 
+/* As shells have them. */
+enum { EXIT_NOT_RUN = 126, EXIT_NOT_FOUND = 127 };
+
 static int run_run(const options *chosen) {
     if (!chosen->argument_count) return misuse("which program? tessera run -- PROGRAM [ARGUMENT ...]");
     char library[4096];
@@ -57,18 +62,21 @@ static int run_run(const options *chosen) {
     char **words = chosen->arguments;
     words[chosen->argument_count] = NULL; /* where main's words end, or where an option was before */
     execvp(words[0], words);
-    return fail("%s: %s", words[0], strerror(errno));
+    const int why = errno;
+    fail("%s: %s", words[0], strerror(why));
+    return why == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
 }
 
 const command run_command = {
     .name = "run",
-    .arguments = "-- PROGRAM [ARGUMENT ...]",
+    .arguments = "[--] PROGRAM [ARGUMENT ...]",
     .summary = "run a program that calls a BLAS on Tessera",
     .description =
         "Runs PROGRAM with libtessera_blas in front of its own BLAS (by LD_PRELOAD): its sgemm_ and cblas_sgemm\n"
         "are Tessera's, everything else stays its own. The options become TESSERA_PRECISION,\n"
         "TESSERA_NUM_THREADS and TESSERA_DEVICE; with TESSERA_VERBOSE=1 in the environment every product is\n"
-        "shown on standard error. The exit code is the program's.\n",
-    .options = OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE,
+        "shown on standard error. The exit code is the program's; 127 where there is none, 126 where it cannot\n"
+        "be run.\n",
+    .options = OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_PROGRAM,
     .run = run_run,
 };

@@ -64,11 +64,14 @@ def test_scalapack(tmp_path):
     program, n = tmp_path / "scalapack", 500
     run("mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", ROOT / "examples" / "scalapack.c", "-o", program, "-lscalapack-openmpi")
     # One machine only, so no ssh; as root, in a container, where processes may not read each other's memory.
-    command = ["mpirun", "--oversubscribe", "-np", "4", str(COMMAND), "run", "--threads", "1", "--device", "cpu", "--", str(program), str(n)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment(
-        TESSERA_VERBOSE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_btl_vader_single_copy_mechanism="none", OMPI_MCA_plm_rsh_agent="sh"))
-    if ran.returncode and "elements wrong" not in ran.stdout:
-        pytest.skip(f"mpirun does not work here: {(ran.stderr or ran.stdout).strip().splitlines()[-1:]}")
+    settings = environment(TESSERA_VERBOSE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_plm_rsh_agent="sh",
+                           OMPI_MCA_btl_vader_single_copy_mechanism="none")
+    start = ["mpirun", "--oversubscribe", "-np", "4"]
+    probe = subprocess.run([*start, "true"], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=settings)
+    if probe.returncode:
+        pytest.skip(f"mpirun does not work here: {probe.stderr.strip().splitlines()[-1:]}")
+    command = [*start, str(COMMAND), "run", "--threads", "1", "--device", "cpu", "--", str(program), str(n)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=settings)
     assert ran.returncode == 0 and f"{n} x {n} on 2 x 2 processes" in ran.stdout and ", 0 elements wrong" in ran.stdout, ran.stdout + ran.stderr
     shapes = re.findall(r"TESSERA_VERBOSE SGEMM\(.,.,(\d+),(\d+),(\d+),", ran.stderr)
     assert sum(int(m) * int(n) * int(k) for m, n, k in shapes) == n**3
@@ -157,5 +160,24 @@ def test_run_keeps_what_is_preloaded_and_passes_the_exit_code_on():
 def test_run_says_what_is_wrong():
     ran = subprocess.run([COMMAND, "run"], capture_output=True, text=True)
     assert ran.returncode == 2 and "tessera run: which program?" in ran.stderr
+    ran = subprocess.run([COMMAND, "run", "--", "/"], capture_output=True, text=True)
+    assert ran.returncode == 126 and ran.stderr == "tessera run: /: Permission denied\n"
     ran = subprocess.run([COMMAND, "run", "--", "no-such-program"], capture_output=True, text=True)
-    assert ran.returncode == 1 and ran.stderr == "tessera run: no-such-program: No such file or directory\n"
+    assert ran.returncode == 127 and ran.stderr == "tessera run: no-such-program: No such file or directory\n"
+
+
+def test_run_leaves_the_programs_options_alone():
+    ran = subprocess.run([COMMAND, "run", "--threads", "2", "echo", "--threads", "4", "-x", "--help", "--", "y"], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout == "--threads 4 -x --help -- y\n"
+
+
+def test_run_from_a_folder_that_cannot_be_preloaded_from(tmp_path):
+    folder = tmp_path / "with space" / "cli"
+    folder.mkdir(parents=True)
+    shutil.copy(COMMAND, folder)
+    for library in ("libtessera.so", "libtessera_blas.so"):
+        shutil.copy(LIBRARY.with_name(library).resolve(), folder.parent / LIBRARY.with_name(library).resolve().name)
+        for name in (library, ".".join(LIBRARY.with_name(library).resolve().name.split(".")[:4])):
+            (folder.parent / name).symlink_to(LIBRARY.with_name(library).resolve().name)
+    ran = subprocess.run([folder / "tessera", "run", "true"], capture_output=True, text=True, env=environment(LD_LIBRARY_PATH=str(folder.parent)))
+    assert ran.returncode == 1 and "the loader takes no path with a space or colon" in ran.stderr, ran.stderr
