@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ContextManager, Optional, Sequence, TypeV
 
 import numpy as np
 
+from tessera_autoload import is_set
+
 from . import _library, _numpy
 
 if TYPE_CHECKING:
@@ -39,13 +41,13 @@ def _module_for(*arguments):
     return _torch_module()
 
 
-def _torch_module():
+def _torch_module(needs: str = "arguments must be numpy.ndarray: torch tensors need"):
     try:
         from . import _torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise TypeError("arguments must be numpy.ndarray; torch tensors need PyTorch, which is not installed") from None
+        raise TypeError(f"{needs} PyTorch, which is not installed") from None
     return _torch
 
 
@@ -106,7 +108,7 @@ def enable(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda"
     Products of other types stay torch's, and so do those that torch is expected to do quicker, unless `always`. May be
     called again to change the settings. The environment variable TESSERA_ENABLE=1 calls it when tessera is imported,
     and from torch 2.5 on when torch is; TESSERA_PRECISION and TESSERA_DEVICES set its arguments."""
-    _torch_module().enable(precision, devices, always)
+    _torch_module("tessera.enable needs").enable(precision, devices, always)
 
 
 def disable() -> None:
@@ -118,18 +120,18 @@ def disable() -> None:
 def enabled(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> ContextManager[None]:
     """`with tessera.enabled(): ...`: enable inside, and what was before it outside. The setting is the process's, not the
     thread's, because backward passes run in threads of their own."""
-    return _torch_module().enabled(precision, devices, always)
+    return _torch_module("tessera.enabled needs").enabled(precision, devices, always)
 
 
 def stats() -> "Stats":
     """What the drop-in did since the start or reset_stats(): how many products were taken, by shape and precision, and how
     many were left to torch, by reason. Printable."""
-    return _torch_module().stats()
+    return _torch_module("tessera.stats needs").stats()
 
 
 def reset_stats() -> None:
     """Starts counting anew."""
-    _torch_module().reset_stats()
+    _torch_module("tessera.reset_stats needs").reset_stats()
 
 
 # ---- What is here ----------------------------------------------------------------------------------------------------
@@ -152,10 +154,11 @@ def info() -> str:
 
 def _enable_by_environment() -> None:
     """A program that does not know about tessera goes on without it."""
-    if os.environ.get("TESSERA_ENABLE", "0") in ("", "0"):
+    if not is_set(os.environ):
         return
     try:
-        enable(os.environ.get("TESSERA_PRECISION", "fp32"), os.environ.get("TESSERA_DEVICES", "cuda").split(","))
+        devices = [device.strip() for device in os.environ.get("TESSERA_DEVICES", "cuda").split(",")]
+        enable(os.environ.get("TESSERA_PRECISION", "fp32").strip(), devices)
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         warnings.warn(f"TESSERA_ENABLE is set, but tessera cannot be enabled: {error}", RuntimeWarning, stacklevel=2)
 

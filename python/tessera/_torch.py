@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -165,7 +166,7 @@ class Stats(NamedTuple):
 
 
 _REASONS = {"dtype": "not float32", "layout": "not plain strided tensors of one device", "shape": "empty or unusual shape or out",
-            "quicker": "torch is quicker"}
+            "quicker": "torch is quicker", "impossible": "not possible here"}
 
 
 def _devices(devices: Union[str, Sequence[str]]) -> tuple[str, ...]:
@@ -177,39 +178,62 @@ def _devices(devices: Union[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def _prepare_cuda(precision: str) -> None:
-    """Makes the library's place on the current GPU now: in the middle of a stream capture would be too late."""
-    if _build.has_cuda(torch) and torch.cuda.is_available():
+    """Sets the library up on the current GPU now, where torch already runs on it: during a capture would be too late."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         one = torch.ones(1, 1, device="cuda")
         _matmul(one, one, precision=precision)
 
 
-def enable(precision: str, devices, always: bool) -> None:
+class _Setting(NamedTuple):
+    precision: str
+    always: bool
+
+
+_lock = threading.Lock()
+_lasting: dict[str, Optional[_Setting]] = dict.fromkeys(DEVICES)  # by enable() and disable()
+_blocks: list[dict[str, _Setting]] = []  # by enabled(), those that are active, the last of which counts
+
+
+def _apply() -> None:
+    """Under the lock: switches each device to what now holds for it."""
+    for device in DEVICES:
+        setting = next((block[device] for block in reversed(_blocks) if device in block), _lasting[device])
+        _ops.switch(device, setting is not None, setting.precision if setting else "fp32", bool(setting and setting.always))
+
+
+def _settings(precision: str, devices, always: bool) -> dict[str, _Setting]:
     chosen = _devices(devices)
     _library.precision_number(precision)
     if "cuda" in chosen:
         _prepare_cuda(precision)
-    for device in chosen:
-        _ops.switch(device, True, precision, always)
+    return dict.fromkeys(chosen, _Setting(precision, bool(always)))
+
+
+def enable(precision: str, devices, always: bool) -> None:
+    settings = _settings(precision, devices, always)
+    with _lock:
+        _lasting.update(settings)
+        _apply()
 
 
 def disable() -> None:
-    for device in DEVICES:
-        _ops.switch(device, False, "fp32", False)
+    with _lock:
+        _lasting.update(dict.fromkeys(DEVICES))
+        _apply()
 
 
 @contextlib.contextmanager
 def enabled(precision: str, devices, always: bool):
-    chosen = _devices(devices)
-    _library.precision_number(precision)
-    if "cuda" in chosen:
-        _prepare_cuda(precision)
-    before = {device: _ops.switch(device, True, precision, always) for device in chosen}
+    settings = _settings(precision, devices, always)
+    with _lock:
+        _blocks.append(settings)
+        _apply()
     try:
         yield
     finally:
-        for device, setting in before.items():
-            on = setting != "off"
-            _ops.switch(device, on, setting.split()[0] if on else "fp32", setting.endswith("always"))
+        with _lock:
+            _blocks[:] = [block for block in _blocks if block is not settings]
+            _apply()
 
 
 def stats() -> Stats:

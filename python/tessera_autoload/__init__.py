@@ -4,8 +4,19 @@ A package of its own, because importing anything inside tessera would import tes
 """
 
 import os
+from typing import Mapping
+
+
+def is_set(environment: Mapping[str, str]) -> bool:
+    """Whether TESSERA_ENABLE says so: it is there, and not one of the ways to say no."""
+    return environment.get("TESSERA_ENABLE", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def enable_by_environment() -> None:
-    if os.environ.get("TESSERA_ENABLE", "0") not in ("", "0"):
+    if not is_set(os.environ):
+        return
+    try:
         import tessera  # noqa: F401
+    except ImportError as error:  # the program did not ask for it: it goes on without
+        import warnings
+        warnings.warn(f"TESSERA_ENABLE is set, but tessera cannot be imported: {error}", RuntimeWarning, stacklevel=2)

@@ -48,8 +48,8 @@ static uint32_t word_of(tsr_precision precision, bool always) {
 
 /* ---- Counting what is left to torch ------------------------------------------------------------------------------ */
 
-enum Reason { OTHER_DTYPE, OTHER_LAYOUT, OTHER_SHAPE, TORCH_IS_QUICKER, REASONS };
-static const char *const reason_names[REASONS] = {"dtype", "layout", "shape", "quicker"};
+enum Reason { OTHER_DTYPE, OTHER_LAYOUT, OTHER_SHAPE, TORCH_IS_QUICKER, NOT_POSSIBLE, REASONS };
+static const char *const reason_names[REASONS] = {"dtype", "layout", "shape", "quicker", "impossible"};
 static std::atomic<uint64_t> passed[REASONS];
 
 static bool pass(Reason reason) {
@@ -127,12 +127,23 @@ static bool take(const Switch &device, Product *product, int64_t dims) {
     p.precision = static_cast<tsr_precision>(word >> 2);
     const bool always = word & ALWAYS;
     if (!always && !expect_quicker(p)) return pass(TORCH_IS_QUICKER);
-    const Reduced reduced = reduce(p);
-    if (!always && p.a.is_cuda() && p.precision != TSR_IEEE && !uses_tensor_cores(reduced))
+    /* Planning fails where this library or GPU cannot do it, or a capture is under way before the first product; workspace
+     * may be short where torch needs none. Errors of launches, which come after, are the caller's to see. */
+    c10::optional<Reduced> reduced;
+    try {
+        reduced = reduce(p);
+    } catch (const c10::Error &) {
+        return pass(NOT_POSSIBLE);
+    }
+    if (!always && p.a.is_cuda() && p.precision != TSR_IEEE && !uses_tensor_cores(*reduced))
         return pass(TORCH_IS_QUICKER);
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
-    execute(reduced, p);
-    count_taken(reduced, p);
+    try {
+        execute(*reduced, p);
+    } catch (const c10::OutOfMemoryError &) {
+        return pass(NOT_POSSIBLE);
+    }
+    count_taken(*reduced, p);
     return true;
 }
 

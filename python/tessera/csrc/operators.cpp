@@ -274,3 +274,14 @@ TORCH_LIBRARY_IMPL(tessera, Autograd, m) {
 
 TORCH_LIBRARY_IMPL(tessera, AutocastCPU, m) { m.impl("gemm", TORCH_FN(tessera::gemm_autocast)); }
 TORCH_LIBRARY_IMPL(tessera, Autocast, m) { m.impl("gemm", TORCH_FN(tessera::gemm_autocast)); }
+
+/* Under vmap these are what they are made of; gemm's own rule is in _torch.py. */
+#if TESSERA_TORCH_AT_LEAST(2, 0)
+TORCH_LIBRARY_IMPL(tessera, FuncTorchBatchedDecomposition, m) {
+    m.impl("matmul", TORCH_FN(tessera::matmul));
+    m.impl("bmm", TORCH_FN(tessera::bmm));
+    m.impl("addmm", TORCH_FN(tessera::addmm));
+    m.impl("baddbmm", TORCH_FN(tessera::baddbmm));
+    m.impl("linear", TORCH_FN(tessera::linear));
+}
+#endif

@@ -4,6 +4,9 @@
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 #include <array>
 #include <cstring>
@@ -38,6 +41,34 @@ static void check(tsr_status status) {
     TORCH_CHECK(false, "tessera: ", tsr_last_error());
 }
 
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+
+static void *current_stream(const c10::Device &device) {
+    void *stream = nullptr;
+#ifdef TESSERA_TORCH_CUDA
+#if TESSERA_TORCH_AT_LEAST(2, 4)
+    TORCH_CHECK(!aoti_torch_get_current_cuda_stream(device.index(), &stream), "tessera: torch has no current stream");
+#else
+    stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+#endif
+#else
+    (void)device;
+#endif
+    return stream;
+}
+
+/* Whether what is queued on the stream is recorded into a graph. Asked of the driver itself, so that CUDA's headers are not
+ * needed. */
+static bool is_capturing(void *stream) {
+    using Function = int(void *stream, int *status);
+    static Function *const ask = [] {
+        void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+        return driver ? reinterpret_cast<Function *>(dlsym(driver, "cuStreamIsCapturing")) : nullptr;
+    }();
+    int status = 0;
+    return ask && !ask(stream, &status) && status;
+}
+
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 /* Where products run. On the CPU as many threads as torch uses, so that torch.set_num_threads and torchrun's
@@ -63,6 +94,9 @@ static tsr_context *context_of(const Place &place) {
     std::lock_guard<std::mutex> guard(lock);
     tsr_context *&context = contexts[place];
     if (!context) {
+        if (place.type != c10::kCPU) /* what a context allocates would be refused, and end the capture */
+            TORCH_CHECK(!is_capturing(current_stream({place.type, static_cast<c10::DeviceIndex>(place.index)})),
+                        "tessera: the first product on a GPU cannot be captured into a graph: do one before");
         tsr_options options = TSR_OPTIONS_DEFAULT;
         options.device = place.type == c10::kCPU ? TSR_DEVICE_CPU : TSR_DEVICE_CUDA;
         options.device_index = place.type == c10::kCPU ? -1 : place.index;
@@ -73,49 +107,58 @@ static tsr_context *context_of(const Place &place) {
     return context;
 }
 
-static void *current_stream(const c10::Device &device) {
-    void *stream = nullptr;
-#ifdef TESSERA_TORCH_CUDA
-#if TESSERA_TORCH_AT_LEAST(2, 4)
-    TORCH_CHECK(!aoti_torch_get_current_cuda_stream(device.index(), &stream), "tessera: torch has no current stream");
-#else
-    stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-#endif
-#else
-    (void)device;
-#endif
-    return stream;
-}
-
 /* ---- Packed matrices --------------------------------------------------------------------------------------------- */
 
-/* Inference tensors have no version: they cannot be written to outside of inference mode, and count as unchanged. */
-static uint32_t version_of(const at::Tensor &tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+struct Panels {
+    tsr_context *context;
+    tsr_side side;
+    int64_t row_stride, col_stride;
+    tsr_packed *packed = nullptr;
+    c10::Stream stream; /* packed there, and ready at the event; on the CPU neither counts */
+    c10::Event ready;
 
-Packed::Packed(at::Tensor matrix) : matrix_(std::move(matrix)), version_(version_of(matrix_)) {}
+    Panels(tsr_context *context, tsr_side side, const tsr_operand &operand, c10::Stream stream)
+        : context(context), side(side), row_stride(operand.row_stride), col_stride(operand.col_stride), stream(stream),
+          ready(stream.device_type()) {}
+    ~Panels() { tsr_packed_destroy(packed); }
+    bool are_for(tsr_context *c, tsr_side s, const tsr_operand &o) const {
+        return context == c && side == s && row_stride == o.row_stride && col_stride == o.col_stride;
+    }
+};
 
-Packed::~Packed() { drop_panels(); }
-
-void Packed::drop_panels() {
-    for (const Panels &p : panels_) tsr_packed_destroy(p.packed);
-    panels_.clear();
+static c10::intrusive_ptr<c10::StorageImpl> storage_of(const at::Tensor &tensor) {
+    return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
 }
 
-const tsr_packed *Packed::panels(tsr_context *context, tsr_side side, const tsr_operand &operand,
-                                 const tsr_launch &launch) {
+Packed::Packed(at::Tensor matrix) : matrix_(std::move(matrix)), storage_(storage_of(matrix_)) {}
+
+bool Packed::has_changed() const {
+    return storage_.lock() != storage_of(matrix_) || data_ != matrix_.data_ptr() || version_ != matrix_._version();
+}
+
+std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side, const tsr_operand &operand) {
+    const bool on_cuda = matrix_.is_cuda();
+    tsr_launch launch = {};
+    launch.stream = on_cuda ? current_stream(matrix_.device()) : nullptr;
+    if (matrix_.is_inference() || (on_cuda && is_capturing(launch.stream))) return nullptr;
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(matrix_.device().type()).getStream(matrix_.device());
     std::lock_guard<std::mutex> guard(lock_);
-    if (version_ != version_of(matrix_)) {
-        drop_panels();
-        version_ = version_of(matrix_);
+    if (has_changed()) {
+        panels_.clear();
+        storage_ = c10::weak_intrusive_ptr<c10::StorageImpl>(storage_of(matrix_));
+        data_ = matrix_.data_ptr();
+        version_ = matrix_._version();
     }
-    for (const Panels &p : panels_)
-        if (p.context == context && p.side == side && p.row_stride == operand.row_stride &&
-            p.col_stride == operand.col_stride)
-            return p.packed;
-    Panels made = {context, side, operand.row_stride, operand.col_stride, nullptr};
-    check(tsr_pack(&made.packed, context, side, &operand, &launch));
+    for (const auto &made : panels_) {
+        if (!made->are_for(context, side, operand)) continue;
+        if (on_cuda && made->stream != stream) made->ready.block(stream);
+        return made;
+    }
+    const auto made = std::make_shared<Panels>(context, side, operand, stream);
+    check(tsr_pack(&made->packed, context, side, &operand, &launch));
+    if (on_cuda) made->ready.record(stream);
     panels_.push_back(made);
-    return made.packed;
+    return made;
 }
 
 /* ---- Products that were taken from torch ------------------------------------------------------------------------- */
@@ -309,7 +352,7 @@ Reduced reduce(const Product &p) {
     const Strides a = strides_of(p.a), b = strides_of(p.b);
     const Strides c = p.c.defined() ? strides_of(p.c) : contiguous_strides(leading, m, n);
     const Strides s = p.s.defined() ? broadcast_strides(p.s, dims) : Strides{};
-    Reduced r = {1, m, n, k, {}, {}, {}, {}, {}, nullptr};
+    Reduced r = {1, m, n, k, {}, {}, {}, {}, {}, nullptr, nullptr};
     r.a.row_stride = a.row(), r.a.col_stride = a.col();
     r.b.row_stride = b.row(), r.b.col_stride = b.col();
     r.c.row_stride = c.row(), r.c.col_stride = c.col();
@@ -321,13 +364,12 @@ Reduced reduce(const Product &p) {
 
     const Place place = place_of(p.a.device(), p.precision);
     if (p.packed) {
-        tsr_launch launch = {};
-        launch.stream = p.a.is_cuda() ? current_stream(p.a.device()) : nullptr;
         const bool left = p.packed_side == TSR_LEFT;
         tsr_operand &operand = left ? r.a : r.b;
         operand.data = (left ? p.a : p.b).data_ptr<float>();
         if (!operand.batch_stride && r.loops.empty())
-            operand.packed = p.packed->panels(context_of(place), p.packed_side, operand, launch);
+            r.panels = p.packed->panels(context_of(place), p.packed_side, operand);
+        if (r.panels) operand.packed = r.panels->packed;
     }
     r.planned = planned_for(place, r);
     return r;

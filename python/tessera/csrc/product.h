@@ -8,6 +8,7 @@
 #include <torch/version.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -21,29 +22,30 @@ namespace tessera {
 tsr_precision precision_named(c10::string_view name);
 const char *name_of(tsr_precision precision);
 
+/* A matrix in panels. */
+struct Panels;
+
 /* A matrix that is used many times, with the panels made of it: one set for each side, orientation and precision it
- * has been used with. They are made again when the tensor has been written to since. */
+ * has been used with. They are made again when the tensor has been written to since, or has other memory. */
 class Packed : public torch::CustomClassHolder {
   public:
     explicit Packed(at::Tensor matrix);
-    ~Packed() override;
     at::Tensor matrix() const { return matrix_; }
 
-    /* The panels of `operand`, a view of the whole matrix. */
-    const tsr_packed *panels(tsr_context *context, tsr_side side, const tsr_operand &operand, const tsr_launch &launch);
+    /* The panels of `operand`, a view of the whole matrix, ready for the current stream; NULL where there can be none: of
+     * inference tensors, which do not tell when they are written to, and while a stream is captured, because panels may
+     * not outlive the tensor's next change and a graph must. Whoever uses them holds them meanwhile. */
+    std::shared_ptr<const Panels> panels(tsr_context *context, tsr_side side, const tsr_operand &operand);
 
   private:
-    struct Panels {
-        tsr_context *context;
-        tsr_side side;
-        int64_t row_stride, col_stride;
-        tsr_packed *packed;
-    };
-    void drop_panels();
+    bool has_changed() const;
     at::Tensor matrix_;
-    uint32_t version_;
+    /* The matrix's memory when panels were made, by its owner, because an address may come again; and its version. */
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+    const void *data_ = nullptr;
+    uint32_t version_ = 0;
     std::mutex lock_;
-    std::vector<Panels> panels_;
+    std::vector<std::shared_ptr<const Panels>> panels_;
 };
 
 /* C = alpha A B + beta S, for tensors of one device: a (..., m, k), b (..., k, n) and c (..., m, n), all float32 with the
@@ -71,8 +73,10 @@ struct Reduced {
     tsr_result c;
     c10::SmallVector<Loop, 4> loops;
     Planned *planned;
+    std::shared_ptr<const Panels> panels; /* of the packed operand, held until the product is executed */
 };
 
+/* Both raise errors of torch's kinds; until execute has the workspace it needs, nothing has been queued. */
 Reduced reduce(const Product &product);
 void execute(const Reduced &reduced, const Product &product);
 
