@@ -57,6 +57,10 @@ def test_products_in_host_memory():
     pytest_passes(HERE / "fake_cuda" / "offload.py")
 
 
+def test_products_in_host_memory_with_copiers_that_stall():
+    pytest_passes(HERE / "fake_cuda" / "offload.py", "-k", "many_pieces", TESSERA_LIBRARY=str(FAKE / "libtessera_stalling.so"))
+
+
 # ---- Machines that cannot ---------------------------------------------------------------------------------------------
 
 CREATE = """

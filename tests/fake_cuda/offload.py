@@ -101,6 +101,14 @@ def test_batch(limit):
     problem.check()
 
 
+@pytest.mark.parametrize("m, n, k", [(411, 5300, 12), (437, 6700, 21), (402, 6100, 17)])
+def test_many_pieces_both_ways(m, n, k):
+    """With the library whose copiers stall, copies end in another order than they began."""
+    problem = Problem(m, n, k, 1.0)
+    assert problem.run(Context(CUDA, IEEE, threads=3, max_workspace=8 * MIB)) == (0, 1)
+    problem.check()
+
+
 def test_nothing_to_do():
     context = Context(CUDA, IEEE)
     for shape in [(0, 5, 5), (5, 0, 5), (5, 5, 0)]:
