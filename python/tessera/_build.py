@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def operator_path() -> Path:
     """Where the operator for this torch is, or will be once built. Its name covers all that it depends on."""
     import torch
     facts = hashlib.sha256()
-    for fact in (torch.__version__, str(torch.version.cuda), torch.version.git_version, _library.version(), os.environ.get("CXX", "")):
+    for fact in (torch.__version__, str(torch.version.cuda), torch.version.git_version, _library.version(), platform.machine(), os.environ.get("CXX", "")):
         facts.update(str(fact).encode() + b"\0")
     for text in _texts():
         facts.update(text)

@@ -9,6 +9,11 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
+try:
+    from numpy.exceptions import TooHardError
+except ImportError:  # before NumPy 1.25
+    from numpy import TooHardError  # type: ignore[attr-defined, no-redef]
+
 from ._library import LEFT, LIBRARY, RIGHT, Operand, Options, Result, check, precision_number
 
 _contexts: dict[int, ctypes.c_void_p] = {}
@@ -90,6 +95,7 @@ def _loops(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
 def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, beta: float, alpha: float, precision: str,
           packed: Optional[Packed] = None, side: int = RIGHT) -> None:
     """c = alpha a @ b + beta s, for arrays with the same leading sizes."""
+    context = _context(precision)
     if 0 in c.shape:
         return
     arrays = [a, b, c] + ([s] if s is not None else [])
@@ -106,13 +112,20 @@ def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, 
     if packed is not None and not loops and batch_strides[side] == 0:
         matrices[side].packed = packed.panels(side, matrices[side], precision)
     addend = ctypes.byref(matrices[3]) if s is not None else None
-    context = _context(precision)
     for indices in itertools.product(*(range(size) for size, _ in loops)):
         for i, matrix in enumerate(matrices):
             offset = sum(index * steps[i] for index, (_, steps) in zip(indices, loops))
             matrix.data = (starts[i] or 0) + 4 * offset
         check(LIBRARY.tsr_gemm_add(context, batch, alpha, ctypes.byref(matrices[0]), ctypes.byref(matrices[1]), beta,
                                    addend, ctypes.byref(matrices[2]), None))
+
+
+def _overlap(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether they share an element; taken for granted where that is too hard to say."""
+    try:
+        return np.shares_memory(x, y, max_work=10000)  # type: ignore[arg-type]
+    except TooHardError:
+        return True
 
 
 def _result(shape: tuple, out: Optional[np.ndarray], *inputs: np.ndarray) -> np.ndarray:
@@ -123,7 +136,7 @@ def _result(shape: tuple, out: Optional[np.ndarray], *inputs: np.ndarray) -> np.
         raise ValueError(f"out has shape {out.shape}, but the product has {shape}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if any(np.may_share_memory(out, array) for array in inputs if array is not None and array is not out):
+    if any(_overlap(out, array) for array in inputs if array is not out):
         raise ValueError("out overlaps an argument: the result needs memory of its own")
     return out
 
@@ -171,6 +184,10 @@ def _add(dims: int, input, a, b, beta: float, alpha: float, precision: str, out)
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(f"a and b shapes cannot be multiplied ({a.shape} and {b.shape})")
     shape = a.shape[:-1] + b.shape[-1:]
+    try:
+        np.broadcast_to(input, shape)
+    except ValueError:
+        raise ValueError(f"input of shape {input.shape} cannot be expanded to the product's {shape}") from None
     result = _result(shape, out, input, a, b)
     _gemm(a, b, np.broadcast_to(input, shape) if beta else None, result, beta, alpha, precision)
     return result
@@ -205,6 +222,8 @@ def linear(input, weight, bias=None, *, precision: str = "fp32") -> np.ndarray:
     addend = None
     if bias is not None:
         _check_array("bias", bias)
+        if bias.ndim > 1 or bias.shape not in ((), (1,), shape[-1:]):
+            raise ValueError(f"bias of shape {bias.shape} cannot be added to {matrix.shape[0]} outputs")
         addend = np.broadcast_to(bias, shape)
     result = np.empty(shape, np.float32)
     right = np.broadcast_to(matrix.T, shape[:-2] + matrix.T.shape)

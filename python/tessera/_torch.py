@@ -30,6 +30,9 @@ class Packed:
     def shape(self) -> torch.Size:
         return self.matrix.shape
 
+    def __reduce__(self):
+        return type(self), (self.matrix,)  # a copy is packed anew, of its own copy of the matrix
+
     def __repr__(self) -> str:
         return f"tessera.Packed(shape={tuple(self.shape)}, {self.matrix.device})"
 

@@ -3,21 +3,23 @@
 Data is integer-valued, so the order of sums across processes does not matter: results are asked to be equal.
 """
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tessera
 from tensors import integers
 
-LAYOUTS = {  # placements of a and b, and what their product comes out as
-    "rows": (Shard(0), Replicate(), "S(0)"),
-    "columns": (Replicate(), Shard(1), "S(1)"),
-    "partial sums": (Shard(1), Shard(0), "P(sum)"),
-    "replicated": (Replicate(), Replicate(), "R"),
+LAYOUTS = {  # placements of a and b, and of their product
+    "rows": (Shard(0), Replicate(), Shard(0)),
+    "columns": (Replicate(), Shard(1), Shard(1)),
+    "partial sums": (Shard(1), Shard(0), Partial()),
+    "replicated": (Replicate(), Replicate(), Replicate()),
 }
 
 
@@ -41,25 +43,27 @@ def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def is_taken(count=1):
-    """At least so many products went through the drop-in since the last question."""
-    taken = tessera.stats().taken
+@contextlib.contextmanager
+def products_taken(count):
+    """The drop-in is on in this block and no longer, and takes exactly so many products."""
     tessera.reset_stats()
-    return taken >= count
+    with tessera.enabled(devices="cpu", always=True):
+        yield
+    assert tessera.stats().taken == count, str(tessera.stats())
 
 
 def check_products(mesh):
     a, b, g = integers(16, 32), integers(32, 24), integers(16, 24)
-    for name, (place_a, place_b, result) in LAYOUTS.items():
+    expected = a @ b, g @ b.t(), a.t() @ g
+    for name, (place_a, place_b, place) in LAYOUTS.items():
         left = distribute_tensor(a, mesh, [place_a]).requires_grad_()
         right = distribute_tensor(b, mesh, [place_b]).requires_grad_()
-        product = left @ right
-        assert product.placements[0].is_partial() if result == "P(sum)" else True, (name, product.placements)
-        assert torch.equal(whole(product), a @ b), name
-        product.backward(distribute_tensor(g, mesh, [Replicate()]))
-        assert torch.equal(whole(left.grad), g @ b.t()), f"gradient of a, {name}"
-        assert torch.equal(whole(right.grad), a.t() @ g), f"gradient of b, {name}"
-        assert is_taken(3), name
+        with products_taken(3):
+            product = left @ right
+            product.backward(distribute_tensor(g, mesh, [Replicate()]))
+        assert product.placements == (place,), (name, product.placements)
+        for theirs, ours in zip(expected, (product, left.grad, right.grad)):
+            assert torch.equal(theirs, whole(ours)), name
 
 
 def gradients_of(model, x, g):
@@ -71,10 +75,9 @@ def gradients_of(model, x, g):
 def check_tensor_parallel(mesh):
     x, g = integers(8, 16), torch.randint(-2, 3, (8, 16)).float()
     expected = gradients_of(new_mlp(), x, g)
-    tessera.reset_stats()
     model = parallelize_module(new_mlp(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    found = gradients_of(model, x, g)
-    assert is_taken(5)
+    with products_taken(5):
+        found = gradients_of(model, x, g)
     for theirs, ours in zip(expected, found):
         assert torch.equal(theirs, ours)
 
@@ -83,14 +86,13 @@ def check_fsdp(mesh):
     """Each process has a part of the batch; gradients are means over processes."""
     x, g = integers(mesh.size() * 4, 16), torch.randint(-2, 3, (mesh.size() * 4, 16)).float()
     expected = gradients_of(new_mlp(), x, g)
-    tessera.reset_stats()
     model = new_mlp()
     for layer in (model.up, model.down):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     mine = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
-    found = gradients_of(model, x[mine], g[mine])
-    assert is_taken(5)
+    with products_taken(5):
+        found = gradients_of(model, x[mine], g[mine])
     assert torch.equal(found[0], expected[0][mine])
     for theirs, ours in zip(expected[1:], found[1:]):
         assert torch.equal(theirs, ours * mesh.size())
@@ -101,11 +103,10 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(7)  # the same tensors in every process
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    with tessera.enabled(devices="cpu", always=True):
-        for check in (check_products, check_tensor_parallel, check_fsdp):
-            check(mesh)
-            if dist.get_rank() == 0:
-                print(f"{check.__name__}: right on {mesh.size()} processes", flush=True)
+    for check in (check_products, check_tensor_parallel, check_fsdp):
+        check(mesh)
+        if dist.get_rank() == 0:
+            print(f"{check.__name__}: right on {mesh.size()} processes", flush=True)
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
 SMALL = 8  # entries are in -SMALL..SMALL: sums of 2^17 products stay below 2^24
@@ -37,3 +38,19 @@ def assert_within_bound(product, a, b, addend=None, beta=1.0, alpha=1.0):
         exact, size = exact + beta * addend.detach().double(), size + abs(beta) * addend.detach().double().abs()
     bound = (a.shape[-1] + 4) * 2.0**-24 * size
     assert (product - exact).abs().le(bound).all(), ((product - exact).abs() - bound).max().item()
+
+
+class Calls(TorchDispatchMode):
+    """The tensors that each call of tessera::gemm gets inside this block."""
+
+    def __init__(self):
+        super().__init__()
+        self.arguments = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.tessera.gemm.default:
+            self.arguments.append(args)
+        return function(*args, **(kwargs or {}))
+
+    def __len__(self):
+        return len(self.arguments)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tessera
-from tensors import assert_within_bound, integers, since
+from tensors import Calls, assert_within_bound, integers, since
 
 EXACT = {"eps": 1.0, "atol": 0.0, "rtol": 0.0}  # a product is linear in each argument: differences of integers are exact
 
@@ -89,13 +89,19 @@ def test_graph_is_freed_and_kept(device):
         product.backward()
 
 
-def test_gradient_of_a_shared_weight_is_one_product(device):
+@since(2, 0)
+@pytest.mark.parametrize("mirrored", [False, True], ids=["right", "left"])
+def test_gradient_of_a_shared_weight_is_one_product(device, mirrored):
     """With a batch of inputs dW is not a batch of products that is then summed: on large batches that would not fit."""
     x = integers(512, 4, 64, device=device).transpose(0, 1)  # leading dimensions that do not continue each other
     w = integers(64, 64, device=device, requires_grad=True)
     g = integers(4, 512, 64, device=device)
-    tessera.matmul(x, w).backward(g)
-    assert torch.equal(w.grad, torch.einsum("bsi,bso->io", x, g))
+    product = tessera.matmul(w, x.transpose(1, 2)).transpose(1, 2) if mirrored else tessera.matmul(x, w)
+    with Calls() as calls:
+        product.backward(g)
+    assert torch.equal(w.grad, torch.einsum("bso,bsi->oi" if mirrored else "bsi,bso->io", x if not mirrored else g, g if not mirrored else x))
+    (_, left, right), = calls.arguments
+    assert left.dim() == right.dim() == 2
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (0, 4)], ids=str)

@@ -1,5 +1,8 @@
 """What only a GPU has: streams, graphs, torch's allocator, several devices."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -109,3 +112,79 @@ def test_other_device():
 def test_cpu_and_gpu_agree():
     a, b = integers(300, 400), integers(400, 300)
     assert torch.equal(tessera.matmul(a.cuda(), b.cuda()).cpu(), tessera.matmul(a, b))
+
+
+def test_packed_on_another_stream():
+    """Panels that one stream is still making are waited for by another."""
+    weight, x = integers(2048, 2048, device="cuda"), integers(2048, 2048, device="cuda")
+    expected = x @ weight.t()
+    tessera.linear(x, weight)  # the library is set up
+    torch.cuda.synchronize()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    packed = tessera.pack(weight)
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(100_000_000)
+        tessera.linear(x, packed)
+    with torch.cuda.stream(second):
+        product = tessera.linear(x, packed)
+    torch.cuda.synchronize()
+    assert torch.equal(product, expected)
+
+
+def test_packed_in_a_graph():
+    """A graph keeps to the tensor, whatever happens to the panels after it was captured."""
+    weight, x = integers(1024, 1024, device="cuda"), integers(1024, 1024, device="cuda")
+    packed = tessera.pack(weight)
+    tessera.linear(x, packed)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product = tessera.linear(x, packed)
+    for _ in range(3):
+        weight.add_(1)
+        tessera.linear(x, packed)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(product, x @ weight.t())
+
+
+def test_too_little_memory_for_workspace_leaves_it_to_torch():
+    a, b = integers(4096, 4096, device="cuda"), integers(4096, 4096, device="cuda")
+    expected = a @ b
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (100 << 20)) / total)  # the result fits, workspace does not
+    try:
+        with tessera.enabled():
+            product = a @ b
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(product, expected)
+    assert tessera.stats().taken == 0 and tessera.stats().passed["not possible here"] == 1
+
+
+def test_enable_does_not_start_cuda():
+    """A process of a distributed program chooses its GPU after it has imported torch and tessera."""
+    program = "import torch, tessera; tessera.enable(); print(torch.cuda.is_initialized())"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split() == ["False"]
+
+
+def test_first_product_of_all_in_a_capture():
+    """The library cannot be set up during a capture: torch computes that product."""
+    program = """
+import torch, tessera
+tessera.enable()
+a = torch.ones(2048, 2048, device="cuda")
+torch.mm(a[:8], a)  # torch sets itself up; too thin for the drop-in
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    c = a @ a
+graph.replay()
+torch.cuda.synchronize()
+print(c.unique().tolist(), tessera.stats().taken, tessera.stats().passed["not possible here"])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.split() == ["[2048.0]", "0", "1"]

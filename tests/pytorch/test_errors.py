@@ -99,6 +99,13 @@ def test_precision(device):
         tessera.matmul(torch.ones(A, device=device), torch.ones(B, device=device), precision="half")
 
 
+def test_names_of_linear(device):
+    x, weight, bias = torch.ones(A, device=device), torch.ones(6, 5, device=device), torch.ones(6, device=device)
+    for name, tensors in {"input": (x.double(), weight, bias), "weight": (x, weight.double(), bias), "bias": (x, weight, bias.double())}.items():
+        with pytest.raises(NotImplementedError, match=f"float32 tensors, but {name} has dtype Double"):
+            tessera.linear(*tensors)
+
+
 def test_types():
     tensor, array = torch.ones(A), np.ones(B, np.float32)
     with pytest.raises(TypeError, match="a must be a numpy.ndarray like the others, not Tensor"):

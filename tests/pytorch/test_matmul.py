@@ -1,12 +1,17 @@
 """tessera.matmul and its kin beside torch's, on integers: equal, whatever the shapes and strides."""
 
+import copy
+import pickle
+import threading
+import time
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tessera
-from tensors import assert_within_bound, integers, strided
+from tensors import Calls, assert_within_bound, integers, since, strided
 
 EXAMPLES = settings(max_examples=1500, deadline=None, database=None, derandomize=True,
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -101,24 +106,28 @@ def test_bmm_and_out(device):
     assert torch.equal(tessera.baddbmm(addend, a, b, alpha=2, out=out), torch.baddbmm(addend, a, b, alpha=2))
     expected = torch.addmm(addend[0], a[0], b[0], beta=2)
     assert torch.equal(tessera.addmm(addend[0], a[0], b[0], beta=2, out=out[0]), expected)
-    accumulator = addend[0].clone()
-    assert torch.equal(tessera.addmm(accumulator, a[0], b[0], beta=2, out=accumulator), expected)
+    for view in (lambda tensor: tensor, lambda tensor: tensor[:]):
+        accumulator = addend[0].clone()
+        assert torch.equal(tessera.addmm(view(accumulator), a[0], b[0], beta=2, out=accumulator), expected)
 
 
+@since(2, 0)
 def test_nothing_is_copied(device):
-    """A view of a large tensor, transposed, sliced and expanded over a batch: memory beyond the result stays small."""
+    """A view of a tensor, transposed, sliced and expanded over a batch, arrives at the kernel as it is."""
     base = integers(64, 64, device=device)
-    a = base[::2, 1:33].t().expand(1000, 32, 32)
+    a, b = base[::2, 1:33].t().expand(1000, 32, 32), base[:32, :32]
+    with Calls() as calls:
+        product = tessera.matmul(a, b)
+    assert torch.equal(product, a @ b)
+    (_, left, right), = calls.arguments
+    assert left.data_ptr() == a.data_ptr() and left.stride() == a.stride()
+    assert right.data_ptr() == b.data_ptr() and right.stride()[-2:] == b.stride()
     if device == "cuda":
-        tessera.matmul(a, base[:32, :32])
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        product = tessera.matmul(a, base[:32, :32])
+        product = tessera.matmul(a, b)
         assert torch.cuda.max_memory_allocated() - before < product.numel() * 4 * 1.5
-    else:
-        product = tessera.matmul(a, base[:32, :32])
-    assert torch.equal(product, a @ base[:32, :32])
 
 
 def test_packed(device):
@@ -134,6 +143,60 @@ def test_packed(device):
         assert torch.equal(tessera.matmul(packed, x.t()), weight @ x.t())
         assert torch.equal(tessera.matmul(packed, x[0]), weight @ x[0])
         weight.mul_(2)  # noticed: the next round sees the new values
+
+
+def test_packed_follows_its_tensor(device):
+    """Other memory for the same tensor, even at an old address, is noticed like a write."""
+    layer, x = torch.nn.Linear(64, 48, bias=False).to(device), integers(8, 64, device=device)
+    layer.weight.data = integers(48, 64, device=device)
+    packed = tessera.pack(layer.weight)
+    for _ in range(6):
+        assert torch.equal(tessera.linear(x, packed), x @ layer.weight.t())
+        layer.weight.data = layer.weight.data.double() + 1
+        layer.float()
+    layer.weight.data = integers(30, 64, device=device)
+    assert torch.equal(tessera.linear(x, packed), x @ layer.weight.t())
+
+
+def test_packed_inference_tensors(device):
+    """They do not tell when they are written to: nothing of them is kept."""
+    with torch.inference_mode():
+        weight, x = integers(48, 64, device=device), integers(8, 64, device=device)
+        packed = tessera.pack(weight)
+        for _ in range(3):
+            assert torch.equal(tessera.linear(x, packed), x @ weight.t())
+            weight.add_(1)
+
+
+def test_packed_under_threads(device):
+    """Panels that one thread replaces stay as long as another one's product uses them."""
+    weight, x, done, wrong = integers(256, 256, device=device), integers(256, 256, device=device), threading.Event(), []
+    packed, expected = tessera.pack(weight), None
+    expected = x @ weight.t()
+
+    def multiply():
+        while not done.is_set():
+            if not torch.equal(tessera.linear(x, packed), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=multiply) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        weight.add_(0)
+        tessera.linear(x, packed)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_packed_copies(device):
+    weight, x = integers(6, 5, device=device), integers(3, 5, device=device)
+    packed = tessera.pack(weight)
+    for other in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert torch.equal(tessera.linear(x, other), x @ weight.t()) and other.matrix.data_ptr() != weight.data_ptr()
 
 
 def test_packed_bits_are_those_of_the_plain_product(device):

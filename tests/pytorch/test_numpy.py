@@ -81,6 +81,14 @@ def test_packed():
     assert packed.shape == (300, 200) and "300" in repr(packed)
 
 
+def test_out_beside_an_argument():
+    """Two slices of one array that share no element."""
+    memory, b = integers(4, 12), integers(5, 5)
+    a, out = memory[:, :5], memory[:, 6:11]
+    expected = a @ b
+    assert np.array_equal(tessera.matmul(a, b, out=out), expected)
+
+
 def test_errors():
     a, b = np.ones((4, 5), np.float32), np.ones((5, 6), np.float32)
     with pytest.raises(TypeError, match="float32 arrays, but b has dtype float64"):
@@ -99,6 +107,12 @@ def test_errors():
         tessera.matmul(a, b, out=np.broadcast_to(np.float32(0), (4, 6)))
     with pytest.raises(ValueError, match="precision must be"):
         tessera.matmul(a, b, precision="half")
+    with pytest.raises(ValueError, match="precision must be"):
+        tessera.matmul(a[:0], b, precision="half")
+    with pytest.raises(ValueError, match=r"input of shape \(3,\) cannot be expanded"):
+        tessera.addmm(np.ones(3, np.float32), a, b)
+    with pytest.raises(ValueError, match=r"bias of shape \(4, 6\) cannot be added"):
+        tessera.linear(a, b.T, np.ones((4, 6), np.float32))
     with pytest.raises(ValueError, match="must have 3 dimensions"):
         tessera.bmm(a, b)
     with pytest.raises(ValueError, match="multiples of 4 bytes"):

@@ -1,10 +1,14 @@
 """torch.ops.tessera as torch wants an operator to be: opcheck, meta tensors, torch.compile, vmap, autocast."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import tessera
-from tensors import RELEASE, integers, since
+from tensors import RELEASE, Calls, integers, since
 
 CALLS = {
     "gemm": lambda d: (torch.ops.tessera.gemm.default, (integers(6, device=d), integers(4, 5, device=d), integers(5, 6, device=d)),
@@ -123,7 +127,9 @@ MAPPED = {
 def test_vmap(device, name):
     function, in_dims, *shapes = MAPPED[name]
     tensors = [integers(*shape, device=device) for shape in shapes]
-    mapped = torch.vmap(function, in_dims=in_dims)(*tensors)
+    with Calls() as calls:
+        mapped = torch.vmap(function, in_dims=in_dims)(*tensors)
+    assert len(calls) == 1  # and not one for each sample
     for i in range(3):
         row = [tensor if dim is None else tensor.select(dim, i) for tensor, dim in zip(tensors, in_dims)]
         assert torch.equal(mapped[i], function(*row))
@@ -167,13 +173,36 @@ def test_inference_mode(device):
         assert torch.equal(tessera.linear(a, tessera.pack(b.t().contiguous())), a @ b)
 
 
-def test_threads_are_torch_s():
-    """The CPU engine takes as many threads as torch does; the result does not change."""
-    a, b = integers(300, 400), integers(400, 300)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            assert torch.equal(tessera.matmul(a, b), a @ b)
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_torch_s(threads):
+    """The CPU engine takes as many threads as torch does: with one there is none but the caller's."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("only one core")
+    program = f"""
+import os, torch, tessera
+torch.set_num_threads({threads})
+a = torch.ones(600, 600)
+tessera.matmul(a[:1, :1], a[:1, :1])
+before = len(os.listdir("/proc/self/task"))
+tessera.matmul(a, a)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (int(ran.stdout) > 0) == (threads > 1)
+
+
+def test_autocast_of_packed(device):
+    weight, x = integers(40, 30, device=device), integers(20, 30, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        product = tessera.linear(x.bfloat16(), tessera.pack(weight))
+    assert product.dtype == torch.float32 and torch.equal(product, x @ weight.t())
+
+
+def test_out_counts_as_a_write(device):
+    """A tensor written through out= cannot then be used for a gradient that needs its old values, in inference mode or not."""
+    a, b, out = integers(4, 4, device=device), integers(4, 4, device=device), integers(4, 4, device=device)
+    for mode in (torch.no_grad, torch.inference_mode):
+        version = out._version
+        with mode():
+            tessera.matmul(a, b, out=out)
+        assert out._version == version + 1

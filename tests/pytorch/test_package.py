@@ -49,9 +49,12 @@ def test_numpy_needs_no_torch(installed):
     folder, environment = installed
     program = ("import sys; sys.modules['torch'] = None\nimport numpy as np, tessera\n"
                "print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum(), 'torch: not installed' in tessera.info())\n"
-               "try: tessera.matmul(1, 2)\nexcept TypeError as error: print(error)")
+               "for call in (lambda: tessera.matmul(1, 2), tessera.enable, tessera.stats):\n"
+               "    try: call()\n    except TypeError as error: print(error)")
     output = run(sys.executable, "-c", program, env=environment, cwd=folder)
-    assert output.startswith("24.0 True\n") and "torch tensors need PyTorch" in output
+    assert output.startswith("24.0 True\n")
+    for words in ("torch tensors need PyTorch", "tessera.enable needs PyTorch", "tessera.stats needs PyTorch"):
+        assert words in output
 
 
 @pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.5 is the first to call packages when it is imported")
@@ -61,6 +64,18 @@ def test_environment_variable_reaches_programs_that_do_not_know(installed):
     assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["None"]
     environment = {**environment, "TESSERA_ENABLE": "1", "TESSERA_DEVICES": "cpu"}
     assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["1"]
+
+
+@pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.5 is the first to call packages when it is imported")
+def test_environment_variable_without_a_compiler(installed):
+    """A program that only imports torch goes on without tessera, with a warning."""
+    folder, environment = installed
+    environment = {**environment, "TESSERA_ENABLE": "1", "TESSERA_CACHE": str(folder / "empty"), "PATH": str(folder)}
+    environment.pop("CXX", None)
+    ran = subprocess.run([sys.executable, "-c", "import torch; print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item())"], env=environment,
+                         cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.split() == ["8.0"], ran.stderr
+    assert "RuntimeWarning: TESSERA_ENABLE is set, but tessera cannot be enabled" in ran.stderr
 
 
 def test_info():

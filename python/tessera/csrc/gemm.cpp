@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -93,6 +94,10 @@ at::Tensor gemm_kernel(const OptionalTensor &input, const at::Tensor &a, const a
     return run(product_of(input, a, b, beta, alpha, precision, sizes), sizes);
 }
 
+static bool is_same_memory(const at::Tensor &x, const at::Tensor &y) {
+    return x.data_ptr() == y.data_ptr() && x.sizes() == y.sizes() && x.strides() == y.strides();
+}
+
 void gemm_out_kernel(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
                      const at::Scalar &alpha, c10::string_view precision, at::Tensor out) {
     check_gemm(given(input), a, b);
@@ -104,7 +109,7 @@ void gemm_out_kernel(const OptionalTensor &input, const at::Tensor &a, const at:
     at::assert_no_internal_overlap(out);
     at::assert_no_overlap(out, a);
     at::assert_no_overlap(out, b);
-    if (product.s.defined() && !out.is_same(*input)) at::assert_no_overlap(out, product.s);
+    if (product.s.defined() && !is_same_memory(out, product.s)) at::assert_no_overlap(out, product.s);
     product.c = out;
     if (out.numel()) execute(reduce(product), product);
 }
@@ -142,8 +147,18 @@ at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at:
 #endif
 }
 
-void gemm_out_meta(const OptionalTensor &, const at::Tensor &, const at::Tensor &, const at::Scalar &,
-                   const at::Scalar &, c10::string_view, at::Tensor) {}
+void gemm_out_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                   const at::Scalar &alpha, c10::string_view precision, at::Tensor out) {
+    const at::Tensor product = gemm_meta(input, a, b, beta, alpha, precision);
+    check_dtype("out", out);
+#if TESSERA_TORCH_AT_LEAST(2, 1)
+    TORCH_CHECK(out.sym_sizes() == product.sym_sizes(), "out has sizes ", out.sym_sizes(), ", but the product has ",
+                product.sym_sizes());
+#else
+    TORCH_CHECK(out.sizes() == product.sizes(), "out has sizes ", out.sizes(), ", but the product has ",
+                product.sizes());
+#endif
+}
 
 /* ---- gemm through the dispatcher --------------------------------------------------------------------------------- */
 
@@ -304,11 +319,18 @@ void gemm_out_autograd(c10::DispatchKeySet keys, const OptionalTensor &input, co
     TORCH_CHECK(!torch::autograd::compute_requires_grad(given(input), a, b, out),
                 "functions with out=... arguments don't support automatic differentiation, but one of the arguments "
                 "requires grad");
+    at::AutoDispatchBelowAutograd below;
+    gemm_out_operator().redispatch(keys & c10::after_autograd_keyset, input, a, b, beta, alpha, precision, out);
+}
+
+void gemm_out_version(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                      const at::Scalar &beta, const at::Scalar &alpha, c10::string_view precision, at::Tensor out) {
     {
-        at::AutoDispatchBelowAutograd below;
-        gemm_out_operator().redispatch(keys & c10::after_autograd_keyset, input, a, b, beta, alpha, precision, out);
+        at::AutoDispatchBelowADInplaceOrView below;
+        gemm_out_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, input, a, b, beta, alpha, precision,
+                                       out);
     }
-    torch::autograd::impl::bump_version(out);
+    torch::autograd::increment_version(out);
 }
 
 /* ---- gemm under autocast ----------------------------------------------------------------------------------------- */
@@ -324,6 +346,14 @@ at::Tensor gemm_autocast(const OptionalTensor &input, const at::Tensor &a, const
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const OptionalTensor cast = input ? OptionalTensor(cast_to_float(*input)) : OptionalTensor();
     return gemm(cast, cast_to_float(a), cast_to_float(b), beta, alpha, precision);
+}
+
+at::Tensor gemm_packed_autocast(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                                const PackedPointer &packed, bool left, const at::Scalar &beta, const at::Scalar &alpha,
+                                c10::string_view precision) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const OptionalTensor cast = input ? OptionalTensor(cast_to_float(*input)) : OptionalTensor();
+    return gemm_packed(cast, cast_to_float(a), cast_to_float(b), packed, left, beta, alpha, precision);
 }
 
 } // namespace tessera

@@ -35,8 +35,8 @@ at::Tensor gemm_packed_kernel(const OptionalTensor &input, const at::Tensor &a, 
                               c10::string_view precision);
 at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &,
                      const at::Scalar &, c10::string_view precision);
-void gemm_out_meta(const OptionalTensor &, const at::Tensor &, const at::Tensor &, const at::Scalar &,
-                   const at::Scalar &, c10::string_view, at::Tensor);
+void gemm_out_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
+                   const at::Scalar &alpha, c10::string_view precision, at::Tensor out);
 at::Tensor gemm_autograd(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a,
                          const at::Tensor &b, const at::Scalar &beta, const at::Scalar &alpha,
                          c10::string_view precision);
@@ -45,7 +45,12 @@ at::Tensor gemm_packed_autograd(c10::DispatchKeySet keys, const OptionalTensor &
                                 const at::Scalar &alpha, c10::string_view precision);
 void gemm_out_autograd(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
                        const at::Scalar &beta, const at::Scalar &alpha, c10::string_view precision, at::Tensor out);
+void gemm_out_version(c10::DispatchKeySet keys, const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                      const at::Scalar &beta, const at::Scalar &alpha, c10::string_view precision, at::Tensor out);
 at::Tensor gemm_autocast(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
                          const at::Scalar &alpha, c10::string_view precision);
+at::Tensor gemm_packed_autocast(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
+                                const PackedPointer &packed, bool left, const at::Scalar &beta, const at::Scalar &alpha,
+                                c10::string_view precision);
 
 } // namespace tessera

@@ -153,8 +153,16 @@ static at::Tensor baddbmm(const at::Tensor &input, const at::Tensor &a, const at
     return gemm(input, a, b, beta, alpha, precision);
 }
 
+/* Names the argument as the caller does; half precision is gemm's to refuse, for autocast converts it on the way. */
+static void check_named_dtype(const char *name, const at::Tensor &tensor) {
+    if (tensor.scalar_type() != at::kHalf && tensor.scalar_type() != at::kBFloat16) check_dtype(name, tensor);
+}
+
 static at::Tensor linear(const at::Tensor &input, const at::Tensor &weight, const OptionalTensor &bias,
                          c10::string_view precision) {
+    check_named_dtype("input", input);
+    check_named_dtype("weight", weight);
+    if (bias) check_named_dtype("bias", *bias);
     check_layout("input", input);
     check_dims("weight", weight, 2);
     TORCH_CHECK(input.dim(), "input must have at least 1 dimension");
@@ -272,8 +280,17 @@ TORCH_LIBRARY_IMPL(tessera, Autograd, m) {
     m.impl("gemm_packed", TORCH_FN(tessera::gemm_packed_autograd));
 }
 
-TORCH_LIBRARY_IMPL(tessera, AutocastCPU, m) { m.impl("gemm", TORCH_FN(tessera::gemm_autocast)); }
-TORCH_LIBRARY_IMPL(tessera, Autocast, m) { m.impl("gemm", TORCH_FN(tessera::gemm_autocast)); }
+TORCH_LIBRARY_IMPL(tessera, ADInplaceOrView, m) { m.impl("gemm.out", TORCH_FN(tessera::gemm_out_version)); }
+
+TORCH_LIBRARY_IMPL(tessera, AutocastCPU, m) {
+    m.impl("gemm", TORCH_FN(tessera::gemm_autocast));
+    m.impl("gemm_packed", TORCH_FN(tessera::gemm_packed_autocast));
+}
+
+TORCH_LIBRARY_IMPL(tessera, Autocast, m) {
+    m.impl("gemm", TORCH_FN(tessera::gemm_autocast));
+    m.impl("gemm_packed", TORCH_FN(tessera::gemm_packed_autocast));
+}
 
 /* Under vmap these are what they are made of; gemm's own rule is in _torch.py. */
 #if TESSERA_TORCH_AT_LEAST(2, 0)
