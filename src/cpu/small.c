@@ -20,14 +20,15 @@ enum { MOST_COPIED = 4096 };
 
 static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
 
-/* A matrix with elements in front of it, or of which ranges cannot be told without care, is not plain. *end: behind its
- * last element. */
-static inline bool is_plain(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride,
-                            const float **end) {
-    if ((uint64_t)row_stride >= 1u << 31 || (uint64_t)col_stride >= 1u << 31 || !data || (uintptr_t)data % 4)
-        return false;
-    *end = data + (rows - 1) * row_stride + (cols - 1) * col_stride + 1;
-    return true;
+/* Where a matrix ends: behind its last element. In unsigned numbers, which may be nonsense where it is not plain. */
+static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+    const uint64_t last = ((uint64_t)rows - 1) * (uint64_t)row_stride + ((uint64_t)cols - 1) * (uint64_t)col_stride;
+    return (uintptr_t)data + (last + 1) * sizeof *data;
+}
+
+/* A matrix with elements in front of its first, or of which ranges cannot be told without care, is not plain. */
+static inline bool is_plain(const float *data, int64_t row_stride, int64_t col_stride) {
+    return ((uint64_t)row_stride | (uint64_t)col_stride) < 1u << 31 && data && (uintptr_t)data % sizeof *data == 0;
 }
 
 /* For a product with C row-major whose matrices are in order beyond doubt. */
@@ -36,13 +37,14 @@ static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > MOST_WORK)
         return false;
-    const float *a_end, *b_end, *c_end;
+    const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
+    const uintptr_t b_end = end_of(b->data, b->rows, b->cols, b->row_stride, b->col_stride);
+    const uintptr_t c_end = end_of(c->data, c->rows, c->cols, c->row_stride, c->col_stride);
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
-           is_plain(a->data, a->rows, a->cols, a->row_stride, a->col_stride, &a_end) &&
-           is_plain(b->data, b->rows, b->cols, b->row_stride, b->col_stride, &b_end) &&
-           is_plain(c->data, c->rows, c->cols, c->row_stride, c->col_stride, &c_end) && c->col_stride == 1 &&
-           c->row_stride >= c->cols && (c_end <= a->data || a_end <= c->data) &&
-           (c_end <= b->data || b_end <= c->data) && (b->col_stride == 1 || k * n <= MOST_COPIED);
+           is_plain(a->data, a->row_stride, a->col_stride) && is_plain(b->data, b->row_stride, b->col_stride) &&
+           is_plain(c->data, c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
+           (c_end <= (uintptr_t)a->data || a_end <= (uintptr_t)c->data) &&
+           (c_end <= (uintptr_t)b->data || b_end <= (uintptr_t)c->data) && (b->col_stride == 1 || k * n <= MOST_COPIED);
 }
 
 /* B is small enough to stay in the nearest cache for all rows. */
