@@ -117,6 +117,17 @@ def blas():
                       f"{about['machine']}, {about['date'][:10]}, commit {about['commit']}."])
 
 
+def gpt2():
+    """README.md: the training run in one sentence."""
+    result = load("gpt2-h200.json")
+    if not result:
+        return "No training results yet: `make bench-pytorch`."
+    torch32, ours = result["runs"][0], result["runs"][-1]
+    return (f"Training a transformer of GPT-2's size in float32 takes {torch32['ms_per_step']:.0f} ms a step with torch and "
+            f"**{ours['ms_per_step']:.0f} ms with Tessera, {ours['speedup']:.2f} x**, with losses within {ours['furthest_from_float32']:.1e} of each "
+            f"other ({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).")
+
+
 def pytorch():
     """docs/pytorch.md: the training run, host time, the reference problems and nn.Linear through the package."""
     gpt2, records = load("gpt2-h200.json"), load("torch-h200.json")
@@ -148,9 +159,21 @@ def pytorch():
     return "\n".join(lines)
 
 
+def programs():
+    records = load("blas-programs.json")
+    if not records:
+        return "No results yet: `python3 bench/blas/programs.py build`."
+    names = {"octave": "Octave", "numpy": "NumPy", "r": "R, by `.Fortran`"}
+    lines = ["| program | its own BLAS | Tessera |", "| --- | --- | --- |"]
+    lines += [f"| {names[r['program']]} | {1e3 * r['seconds_own']:.1f} ms | {1e3 * r['seconds_tessera']:.1f} ms |" for r in records]
+    about = records[0]
+    return "\n".join([*lines, "", f"{about['n']} x {about['n']} matrices, best of many; their own is {pathlib.Path(about['own_blas']).parent.name} with SkylakeX kernels. "
+                      f"R converts singles to doubles and back around each call. {about['machine']}, {about['date'][:10]}, commit {about['commit']}."])
+
+
 def main():
-    for name, tables in (("README.md", {"gpu": gpu, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
-                         ("docs/blas.md", {"offload": offload, "blas": blas})):
+    for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
+                         ("docs/blas.md", {"offload": offload, "blas": blas, "programs": programs})):
         path = ROOT / name
         text = made = path.read_text()
         for marker, table in tables.items():
