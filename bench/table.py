@@ -37,10 +37,11 @@ def gpu():
         r, ieee, tf32 = speed(problem, "fp32"), speed(problem, "ieee"), speed(problem, "tf32")
         lines.append(f"| {problem} ({r['m']}, {r['n']}, {r['k']} {r['layout']}) | {r['peer_ms']:.2f} ms | **{r['tessera_ms']:.3f} ms, "
                      f"{r['speedup']:.2f} x** | {r['peer_error']:.1e} / {r['error']:.1e} | {ieee['speedup']:.2f} x | {tf32['speedup']:.2f} x |")
-    about = records[0]
+    about, plain = speed("square", "fp32"), speed("square", "ieee")["commit"]
+    commit = about["commit"] + (f" (`ieee`: {plain})" if plain != about["commit"] else "")
     lines += [f"| geometric mean | | **{mean('fp32'):.2f} x** ({mean('fp32', True):.2f} x with B packed beforehand) | | "
               f"{mean('ieee'):.2f} x | {mean('tf32'):.2f} x |", "",
-              f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit {about['commit']}; "
+              f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit {commit}; "
               "uniform [0, 1) data, packing and everything else included, both libraries interleaved in one process. Errors are "
               "relative Frobenius errors against float64."]
     return "\n".join(lines)
