@@ -55,6 +55,15 @@ def test_layouts(engine, rng, layout, addend_layout):
     assert_guards(addend)
 
 
+@pytest.mark.parametrize("addend_layout", LAYOUTS)
+@pytest.mark.parametrize("m, n", [(1, 45), (67, 1)])
+def test_layouts_of_one_row_or_column(engine, rng, m, n, addend_layout):
+    a, b, values = integers(rng, m, 50), integers(rng, 50, n), integers(rng, m, n)
+    c = add(engine, a, b, filled(LAYOUTS[addend_layout], values), row_major(m, n), 1.0, -2.0)
+    assert_exact(c, a, b, 1.0, -2.0, values)
+    assert_guards(c)
+
+
 @pytest.mark.parametrize("kind", [*BROADCASTS, "shared", "backward"])
 def test_batch(engine, rng, kind):
     shape = 4, 33, 29
