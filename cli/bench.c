@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "command.h"
+#include "json.h"
 #include "progress.h"
 #include "workload.h"
 
@@ -59,19 +59,6 @@ static void print_row(const measurement *x) {
                    1e3 * x->time.median, x->time.samples * x->time.calls_per_sample);
 }
 
-static void print_json_string(const char *text, size_t length) {
-    putchar('"');
-    for (size_t i = 0; i < length; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\') putchar('\\');
-        if (c < ' ')
-            printf("\\u%04x", c);
-        else
-            putchar(c);
-    }
-    putchar('"');
-}
-
 /* The plan's lines "name: value" as an object. */
 static void print_json_plan(const char *plan) {
     const char *separator = "";
@@ -82,9 +69,9 @@ static void print_json_plan(const char *plan) {
         if (colon) {
             const char *value = colon + 1 + strspn(colon + 1, " ");
             printf("%s", separator);
-            print_json_string(plan, (size_t)(colon - plan));
+            json_string(stdout, plan, (size_t)(colon - plan));
             printf(": ");
-            print_json_string(value, (size_t)(plan + length - value));
+            json_string(stdout, value, (size_t)(plan + length - value));
             separator = ", ";
         }
         plan += length + (plan[length] == '\n');
@@ -94,12 +81,9 @@ static void print_json_plan(const char *plan) {
 
 static void print_json(const char *device_name, const measurement *measured, int count) {
     char date[32];
-    time_t seconds = time(NULL);
-    struct tm utc;
-    gmtime_r(&seconds, &utc);
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    date_now(date);
     printf("{\n  \"version\": \"%s\",\n  \"date\": \"%s\",\n  \"machine\": ", tsr_version(), date);
-    print_json_string(device_name, strlen(device_name));
+    json_string(stdout, device_name, strlen(device_name));
     printf(",\n  \"results\": [");
     for (int i = 0; i < count; i++) {
         const measurement *x = &measured[i];

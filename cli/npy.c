@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -227,106 +226,6 @@ void npy_close(npy_matrix *matrix) {
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-/* The file under way, for the signal handler; empty: none. */
-static char temporary_path[4096];
-
-static const int fatal_signals[] = {SIGHUP, SIGINT, SIGTERM, SIGBUS};
-enum { FATAL_SIGNAL_TOTAL = sizeof fatal_signals / sizeof fatal_signals[0] };
-
-static void remove_temporary_and_die(int signal_number) {
-    if (temporary_path[0]) unlink(temporary_path);
-    if (signal_number == SIGBUS) {
-        static const char message[] =
-            "tessera: an input file was cut short, or its disk failed, while it was being read\n";
-        ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
-        (void)written; /* nothing is left to be done about it */
-        _exit(EXIT_FAILED);
-    }
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
-}
-
-static void forget_temporary(bool remove) {
-    if (remove && temporary_path[0]) unlink(temporary_path);
-    temporary_path[0] = '\0';
-}
-
-static void catch_fatal_signals(void) {
-    struct sigaction action = {.sa_handler = remove_temporary_and_die};
-    for (int i = 0; i < FATAL_SIGNAL_TOTAL; i++) {
-        struct sigaction before;
-        /* What the shell made us ignore (nohup) stays ignored. */
-        if (sigaction(fatal_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(fatal_signals[i], &action, NULL);
-    }
-    signal(SIGXFSZ, SIG_IGN); /* past the file size limit, write() shall fail and be reported */
-}
-
-/* Where the output really goes: links followed, and refused unless a file may be put there. NULL: refused, said why. */
-static char *resolve_output(const char *path) {
-    struct stat about;
-    if (stat(path, &about) == 0) {
-        if (!S_ISREG(about.st_mode)) {
-            fail("cannot write %s: it is %s, not a file", path,
-                 S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
-            return NULL;
-        }
-        if (access(path, W_OK)) {
-            fail("cannot write %s: %s", path, strerror(errno));
-            return NULL;
-        }
-        char *resolved = realpath(path, NULL);
-        if (!resolved) fail("cannot write %s: %s", path, strerror(errno));
-        return resolved;
-    }
-    size_t length = strlen(path);
-    if (errno != ENOENT || !length || path[length - 1] == '/') {
-        fail("cannot write '%s': %s", path, length && path[length - 1] == '/' ? "it names a folder" : strerror(errno));
-        return NULL;
-    }
-    char *copy = strdup(path);
-    if (!copy) fail("no memory for a file name");
-    return copy;
-}
-
-/* Opens a file of a name of its own in the output's folder, permissions as the umask has them. */
-static int open_temporary(const char *path) {
-    const char *slash = strrchr(path, '/');
-    int folder = slash ? (int)(slash - path + 1) : 0;
-    sigset_t fatal, before;
-    sigemptyset(&fatal);
-    for (int i = 0; i < FATAL_SIGNAL_TOTAL; i++) sigaddset(&fatal, fatal_signals[i]);
-    sigprocmask(SIG_BLOCK, &fatal, &before); /* no signal between the file's birth and the handler's knowing of it */
-    char name[sizeof temporary_path];
-    int file = -1;
-    for (int attempt = 0; file < 0 && attempt < 1000; attempt++) {
-        int length = snprintf(name, sizeof name, "%.*s.tessera-%ld-%d.tmp", folder, path, (long)getpid(), attempt);
-        if (length >= (int)sizeof name) {
-            errno = ENAMETOOLONG;
-            break;
-        }
-        file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (file < 0 && errno != EEXIST) break;
-    }
-    if (file >= 0) strcpy(temporary_path, name);
-    int why = errno;
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    errno = why;
-    return file;
-}
-
-static int write_all(int file, const void *data, size_t size) {
-    const char *at = data;
-    while (size) {
-        ssize_t written = write(file, at, size < (1u << 30) ? size : 1u << 30);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return -1;
-        at += written;
-        size -= (size_t)written;
-    }
-    return 0;
-}
-
 /* The whole prefix of a version 1.0 file, padded as NumPy pads it. Returns its length. */
 static size_t make_prefix(char *text, size_t size, int64_t rows, int64_t cols) {
     memset(text, ' ', size);
@@ -346,43 +245,16 @@ static size_t make_prefix(char *text, size_t size, int64_t rows, int64_t cols) {
 }
 
 int npy_create(npy_output *output, const char *path, int64_t rows, int64_t cols) {
-    *output = (npy_output){.file = -1, .rows = rows, .cols = cols};
-    output->path = resolve_output(path);
-    if (!output->path) return EXIT_FAILED;
-    catch_fatal_signals();
-    output->file = open_temporary(output->path);
-    if (output->file < 0) {
-        int status = fail("cannot write %s: %s", path, errno == ENOENT ? "its folder does not exist" : strerror(errno));
-        npy_discard(output);
-        return status;
-    }
-    off_t size = (off_t)(rows * cols) * (off_t)sizeof(float);
-    /* Not every file system can reserve space; then write() finds out. */
-    if (size && fallocate(output->file, 0, 0, size) && (errno == ENOSPC || errno == EFBIG || errno == EDQUOT)) {
-        int status = fail("cannot write %s (%lld bytes): %s", path, (long long)size, strerror(errno));
-        npy_discard(output);
-        return status;
-    }
-    return EXIT_OK;
+    *output = (npy_output){.rows = rows, .cols = cols};
+    return output_create(&output->file, path, (off_t)(rows * cols) * (off_t)sizeof(float));
 }
 
 int npy_commit(npy_output *output, const float *data) {
     char prefix[3 * HEADER_ALIGNMENT];
     size_t prefix_size = make_prefix(prefix, sizeof prefix, output->rows, output->cols);
-    size_t data_size = (size_t)output->rows * (size_t)output->cols * sizeof(float);
-    int status = EXIT_OK;
-    if (write_all(output->file, prefix, prefix_size) || write_all(output->file, data, data_size) ||
-        fsync(output->file) || rename(temporary_path, output->path))
-        status = fail("cannot write %s: %s", output->path, strerror(errno));
-    else
-        forget_temporary(false);
-    npy_discard(output);
-    return status;
+    output_write(&output->file, prefix, prefix_size);
+    output_write(&output->file, data, (size_t)output->rows * (size_t)output->cols * sizeof(float));
+    return output_commit(&output->file);
 }
 
-void npy_discard(npy_output *output) {
-    forget_temporary(true);
-    if (output->file >= 0) close(output->file);
-    free(output->path);
-    *output = (npy_output){.file = -1};
-}
+void npy_discard(npy_output *output) { output_discard(&output->file); }

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "output.h"
+
 /* A matrix that was read. Element (i, j) is data[i*row_stride + j*col_stride]. */
 typedef struct npy_matrix {
     const float *data;
@@ -19,11 +21,9 @@ typedef struct npy_matrix {
 int npy_open(npy_matrix *matrix, const char *path);
 void npy_close(npy_matrix *matrix);
 
-/* A file under way. Until npy_commit it lies beside its final name under a temporary one, which goes when the run fails
- * or is interrupted. One at a time. */
+/* A matrix under way to a file. */
 typedef struct npy_output {
-    char *path; /* the final name, links resolved */
-    int file;
+    output_file file;
     int64_t rows, cols;
 } npy_output;
 
