@@ -420,9 +420,21 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
     return status;
 }
 
-static tsr_status pack_in_context(tsr_packed *packed, int pieces, CUstream stream) {
+/* An operand seen with k along its rows. */
+static tsr_operand with_k_along_rows(tsr_side side, const tsr_operand *operand) {
+    return side == TSR_LEFT ? *operand : cuda_transposed(operand);
+}
+
+size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand) {
+    const cuda_kernel *kernel = cuda_split_kernel(context);
+    const tsr_operand o = with_k_along_rows(side, operand);
+    if (!kernel || !o.rows || !o.cols || o.rows > INT32_MAX / 2 || o.cols > INT32_MAX / 2) return 0;
+    return panels_layout_of(o.rows, o.cols, 1, kernel->pieces).bytes;
+}
+
+tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream) {
     const struct cuda_context *cuda = packed->context->cuda;
-    const tsr_operand o = packed->side == TSR_LEFT ? packed->source : cuda_transposed(&packed->source);
+    const tsr_operand o = with_k_along_rows(packed->side, &packed->source);
     split_source source = {
         .data = o.data,
         .rows = o.rows,
@@ -430,19 +442,24 @@ static tsr_status pack_in_context(tsr_packed *packed, int pieces, CUstream strea
         .row_stride = o.row_stride,
         .k_stride = o.col_stride,
         .batch = 1,
-        .pieces = pieces,
+        .pieces = cuda_split_kernel(packed->context)->pieces,
+        .memory = packed->panels,
     };
+    const tsr_status status = check_memory(cuda, "operand.data", (void **)&source.data);
+    queue q = {cuda, stream, false};
+    return status ? status : pack(&q, &source, NULL);
+}
+
+static tsr_status pack_in_context(tsr_packed *packed, CUstream stream) {
+    const struct cuda_context *cuda = packed->context->cuda;
     tsr_status status = check_stream(cuda, stream);
-    if (!status) status = check_memory(cuda, "operand.data", (void **)&source.data);
     if (status) return status;
-    packed->bytes = panels_layout_of(source.rows, source.k, 1, pieces).bytes;
     /* Not from the pool: in a captured stream that memory would be the graph's, and freeing it later would not wait for
      * streams that still read it. */
     CUdeviceptr memory;
     if ((status = cuda_memory_take(cuda, packed->bytes, &memory))) return status;
-    source.memory = packed->panels = (void *)memory;
-    queue q = {cuda, stream, false};
-    status = pack(&q, &source, NULL);
+    packed->panels = (void *)memory;
+    status = cuda_pack_panels(packed, stream);
     if (status) cuda_memory_give(cuda, memory);
     return status;
 }
@@ -450,13 +467,12 @@ static tsr_status pack_in_context(tsr_packed *packed, int pieces, CUstream strea
 /* Where products in this context would not be split, a packed operand is only a name for the matrix: panels stays NULL.
  */
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *given) {
-    const tsr_operand *o = &packed->source;
-    const cuda_kernel *kernel = cuda_split_kernel(packed->context);
-    if (!kernel || !o->rows || !o->cols || o->rows > INT32_MAX / 2 || o->cols > INT32_MAX / 2) return TSR_OK;
+    packed->bytes = cuda_pack_size(packed->context, packed->side, &packed->source);
+    if (!packed->bytes) return TSR_OK;
     bool pushed;
     tsr_status status = cuda_enter(packed->context->cuda, &pushed);
     if (status) return status;
-    status = pack_in_context(packed, kernel->pieces, given ? given->stream : NULL);
+    status = pack_in_context(packed, given ? given->stream : NULL);
     cuda_leave(packed->context->cuda, pushed);
     return status;
 }
