@@ -158,6 +158,9 @@ void tsr_plan_destroy(tsr_plan *plan);
 /* Bytes of workspace an execution takes; 0 where it needs none. */
 size_t tsr_plan_workspace(const tsr_plan *plan);
 
+/* 1 where it takes a split (matrix engine) path, as tsr_stats counts them; else 0. */
+int tsr_plan_is_split(const tsr_plan *plan);
+
 /* Writes the plan as text of the form "name: value\n", NUL-terminated, cut to `size`; returns the length it would have
  * whole, as snprintf does. */
 size_t tsr_plan_print(const tsr_plan *plan, char *text, size_t size);
@@ -177,18 +180,22 @@ typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it
 
 /* Packs `operand` for use on one side of products in this context, at its precision. To use it, set operand.packed in
  * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged:
- * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream; use on another stream
- * must be ordered after it by the caller. The context must outlive it, and it every plan, graph and queued product that
- * uses it. */
+ * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream, and launch->workspace,
+ * unless NULL, is where the packed form is kept: tsr_pack_size bytes, which stay the caller's; use on another stream must
+ * be ordered after it by the caller. The context must outlive it, and it every plan, graph and queued product that uses
+ * it. */
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
 
+/* Bytes that the packed form of a matrix takes; 0 where there is none (CUDA, in a context that does not split operands) or
+ * where no memory could hold it. */
+size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
+
 /* Packing factor*operand into memory of the caller's, on the CPU: tsr_pack_size bytes, 64-byte aligned, which become the
  * packed operand, there and nowhere else. The matrix is not needed any more (with factor = 0 it is not even read): to use
  * the packed form set operand.packed, and operand.data to `memory`. It is gone with the memory, and is not for
- * tsr_packed_destroy. The size is 0 where no memory could hold it. */
-size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
+ * tsr_packed_destroy. */
 tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side, float factor,
                        const tsr_operand *operand);
 

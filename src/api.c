@@ -301,6 +301,16 @@ static bool are_same_matrix(const span *x, const span *y) {
     return x->data == y->data;
 }
 
+static tsr_status check_workspace(const tsr_launch *launch, const char *what, size_t needed) {
+    if (!launch || !launch->workspace) return TSR_OK;
+    if (launch->workspace_size < needed)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace_size is %zu; this %s needs %zu bytes",
+                        launch->workspace_size, what, needed);
+    if ((uintptr_t)launch->workspace % 256)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace is not aligned to 256 bytes");
+    return TSR_OK;
+}
+
 static tsr_status check_pointers(const tsr_problem *p, const span spans[SPANS], const tsr_launch *launch,
                                  size_t workspace) {
     if (!p->m || !p->n || !p->batch) return TSR_OK;
@@ -317,14 +327,7 @@ static tsr_status check_pointers(const tsr_problem *p, const span spans[SPANS], 
         may_overlap(&spans[SPAN_C], &spans[SPAN_ADDEND]))
         return tsr_fail(TSR_INVALID_ARGUMENT,
                         "c overlaps addend: the result needs memory of its own, or that of the whole addend");
-    if (launch && launch->workspace) {
-        if (launch->workspace_size < workspace)
-            return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace_size is %zu; this product needs %zu bytes",
-                            launch->workspace_size, workspace);
-        if ((uintptr_t)launch->workspace % 256)
-            return tsr_fail(TSR_INVALID_ARGUMENT, "launch.workspace is not aligned to 256 bytes");
-    }
-    return TSR_OK;
+    return check_workspace(launch, "product", workspace);
 }
 
 tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
@@ -410,6 +413,8 @@ void tsr_plan_destroy(tsr_plan *plan) { free(plan); }
 
 size_t tsr_plan_workspace(const tsr_plan *plan) { return plan ? plan_workspace(plan) : 0; }
 
+int tsr_plan_is_split(const tsr_plan *plan) { return plan && plan_is_split(plan); }
+
 size_t tsr_plan_print(const tsr_plan *plan, char *buffer, size_t size) {
     tsr_text text = {buffer, buffer ? size : 0, 0};
     if (text.size) buffer[0] = '\0';
@@ -481,6 +486,7 @@ static tsr_status pack_on_cpu(tsr_packed *packed) {
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch) {
     tsr_status status = check_pack(packed, context, side, operand, true);
+    if (!status && context->cuda) status = check_workspace(launch, "operand", cuda_pack_size(context, side, operand));
     if (status) return status;
     tsr_packed *made = calloc(1, sizeof *made);
     if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a packed operand");
@@ -510,7 +516,8 @@ void tsr_packed_destroy(tsr_packed *packed) {
 static size_t packed_bytes(void) { return (sizeof(tsr_packed) + 63) / 64 * 64; }
 
 size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
-    if (!context || context->cuda || rows < 0 || cols < 0) return 0;
+    if (!context || rows < 0 || cols < 0) return 0;
+    if (context->cuda) return cuda_pack_size(context, side, &(tsr_operand){.rows = rows, .cols = cols});
     const size_t panels = cpu_pack_size(context, side, rows, cols);
     return panels ? panels + packed_bytes() : 0;
 }

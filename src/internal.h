@@ -47,6 +47,7 @@ struct tsr_packed {
     tsr_operand source; /* the matrix it was made from */
     void *panels;       /* the engine's own layout; see cpu/pack.c and cuda/pack.cu */
     size_t bytes;
+    bool borrowed; /* CUDA: panels are memory of the caller's, who frees it */
 };
 
 #endif

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import binding
+import cuda_driver
+import engine as engines
 from binding import LEFT, RIGHT, Packed, lib
 from layouts import LAYOUTS, assert_guards, filled, row_major
 from reference import assert_exact, assert_special_values, integers
@@ -129,6 +131,39 @@ def test_shared_between_threads(engine, rng):
 # ---- In the caller's memory -------------------------------------------------------------------------------------------
 
 
+class PackedInWorkspace(Packed):
+    """Packed by a CUDA engine into memory that the test takes, of exactly the size, with guards around it."""
+
+    def __init__(self, engine, side, operand):
+        self.size = lib.tsr_pack_size(engine.context.handle, side, operand.rows, operand.cols)
+        self.buffer = cuda_driver.Buffer(engines.DRIVER, max(1, self.size))
+        super().__init__(engine.context, side, operand, binding.Launch(None, self.buffer.address, self.size))
+
+    def free(self):
+        self.buffer.get(np.uint8)
+        self.buffer.free()
+
+
+def test_packed_into_the_callers_workspace(engine, rng):
+    """The same bits as without, and the memory stays the caller's."""
+    if engine.device == binding.CPU:
+        pytest.skip("on the CPU tsr_pack_at does so")
+    a, b = rng.standard_normal((150, 300), np.float32), rng.standard_normal((300, 200), np.float32)
+    c = row_major(150, 200)
+    with engine.resident(a, b, changed=[c]):
+        left, right = (PackedInWorkspace(engine, side, engine.operand(x)) for side, x in ((LEFT, a), (RIGHT, b)))
+        binding.gemm(engine.context, engine.operand(a, left), engine.operand(b, right), engine.result(c))
+        if left.size:
+            for shift, size, message in (0, left.size - 1, f"needs {left.size} bytes"), (64, left.size, "not aligned to 256 bytes"):
+                with pytest.raises(binding.TesseraError, match=message):
+                    Packed(engine.context, LEFT, engine.operand(a), binding.Launch(None, left.buffer.address + shift, size))
+    assert np.array_equal(c, engine.product(a, b))
+    for packed in (left, right):
+        lib.tsr_packed_destroy(packed.handle)
+        packed.handle = c_void_p()
+        packed.free()
+
+
 def pack_at(engine, side, x, factor=1.0):
     """(the operand to use, the memory): x itself is gone afterwards."""
     size = lib.tsr_pack_size(engine.context.handle, side, *x.shape)
@@ -177,7 +212,6 @@ def test_packed_in_the_callers_memory_is_refused(engine):
 
     assert said(None, start, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT, "packed is NULL")
     if engine.device != binding.CPU:
-        assert lib.tsr_pack_size(engine.context.handle, LEFT, 3, 4) == 0
         status, message = said(byref(handle), start, engine.context.handle, LEFT, 1.0, byref(operand))
         assert status == binding.UNSUPPORTED and "context is one of CUDA" in message
         return

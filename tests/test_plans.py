@@ -150,6 +150,16 @@ def test_print(engine):
         assert engine.kernel in text
 
 
+def test_is_split(engine):
+    """What the plan says, and what tsr_stats counts."""
+    for m, n, k in ((1, 5, 7), (2000, 2000, 2000), (100, 60, 150)):
+        plan = plan_of(engine, m, n, k)
+        assert plan.is_split() == ("kernel: split_" in plan.text())
+    before = engine.context.stats().split_products
+    execute(engine, plan, np.ones((100, 150), np.float32), np.ones((150, 60), np.float32), row_major(100, 60))
+    assert engine.context.stats().split_products - before == plan.is_split()
+
+
 def test_print_is_cut_as_snprintf_cuts(engine):
     plan = plan_of(engine, 10, 20, 30)
     whole = plan.text()
@@ -166,6 +176,7 @@ def test_plans_are_the_same_every_time(engine):
 
 def test_null_is_allowed_where_the_header_says():
     assert binding.lib.tsr_plan_workspace(None) == 0
+    assert binding.lib.tsr_plan_is_split(None) == 0
     assert binding.lib.tsr_plan_print(None, None, 0) == 0
     binding.lib.tsr_plan_destroy(None)
     binding.lib.tsr_packed_destroy(None)

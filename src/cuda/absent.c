@@ -33,6 +33,11 @@ tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double
     return absent();
 }
 
+size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand) {
+    (void)context, (void)side, (void)operand;
+    return 0;
+}
+
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch) {
     (void)packed, (void)launch;
     return absent();

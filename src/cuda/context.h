@@ -52,9 +52,7 @@ tsr_status cuda_function(const struct cuda_context *cuda, const cuda_kernel *ker
 tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream, size_t bytes, CUdeviceptr *workspace);
 CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace);
 
-/* launch.c: bytes that an operand's panels take; 0 where this context would not split it. And fills them, at
- * packed->panels, in `stream`'s order. */
-size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand);
+/* launch.c: fills an operand's panels, at packed->panels, in `stream`'s order. */
 tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream);
 
 /* Frees what products in host memory have kept. `alive`: the CUcontext still exists and is current; else what was in it

@@ -34,6 +34,10 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
 /* Matrices in host memory: offload.c. */
 tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double *share);
 
+/* Bytes that an operand's panels take; 0 where this context would not split it. */
+size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand);
+
+/* Into launch->workspace where it is given, and large enough. */
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch);
 void cuda_packed_destroy(tsr_packed *packed);
 

@@ -450,17 +450,24 @@ tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream) {
     return status ? status : pack(&q, &source, NULL);
 }
 
-static tsr_status pack_in_context(tsr_packed *packed, CUstream stream) {
+static tsr_status pack_in_context(tsr_packed *packed, const tsr_launch *given) {
     const struct cuda_context *cuda = packed->context->cuda;
-    tsr_status status = check_stream(cuda, stream);
+    tsr_status status = check_stream(cuda, given ? given->stream : NULL);
     if (status) return status;
-    /* Not from the pool: in a captured stream that memory would be the graph's, and freeing it later would not wait for
-     * streams that still read it. */
-    CUdeviceptr memory;
-    if ((status = cuda_memory_take(cuda, packed->bytes, &memory))) return status;
-    packed->panels = (void *)memory;
-    status = cuda_pack_panels(packed, stream);
-    if (status) cuda_memory_give(cuda, memory);
+    CUdeviceptr memory = 0;
+    packed->borrowed = given && given->workspace;
+    if (packed->borrowed) {
+        packed->panels = given->workspace;
+        status = check_memory(cuda, "launch.workspace", &packed->panels);
+    } else {
+        /* Not from the pool: in a captured stream that memory would be the graph's, and freeing it later would not wait
+         * for streams that still read it. */
+        status = cuda_memory_take(cuda, packed->bytes, &memory);
+        packed->panels = (void *)memory;
+    }
+    if (status) return status;
+    status = cuda_pack_panels(packed, given ? given->stream : NULL);
+    if (status && !packed->borrowed) cuda_memory_give(cuda, memory);
     return status;
 }
 
@@ -472,14 +479,14 @@ tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *given) {
     bool pushed;
     tsr_status status = cuda_enter(packed->context->cuda, &pushed);
     if (status) return status;
-    status = pack_in_context(packed, given ? given->stream : NULL);
+    status = pack_in_context(packed, given);
     cuda_leave(packed->context->cuda, pushed);
     return status;
 }
 
 void cuda_packed_destroy(tsr_packed *packed) {
     bool pushed;
-    if (!packed->panels || cuda_enter(packed->context->cuda, &pushed)) return;
+    if (!packed->panels || packed->borrowed || cuda_enter(packed->context->cuda, &pushed)) return;
     cuda_memory_give(packed->context->cuda, (CUdeviceptr)packed->panels);
     cuda_leave(packed->context->cuda, pushed);
 }
