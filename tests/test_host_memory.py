@@ -33,6 +33,17 @@ def test_products(engine, rng, m, n, k, layout):
     layouts.assert_guards(c)
 
 
+@pytest.mark.parametrize("layout", ["row_major", "column_major"])
+@pytest.mark.parametrize("m, n, k", [(1300, 2500, 300), (2600, 700, 200)])
+def test_several_panels(cuda, rng, m, n, k, layout):
+    """A and B stay on the GPU in panels, which are packed once and come in turns."""
+    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
+    make = layouts.LAYOUTS[layout]
+    a, b, c = layouts.filled(make, a), layouts.filled(make, b), layouts.filled(make, before)
+    multiply(cuda.context, a, b, c, 2, 3)
+    reference.assert_exact(c, a, b, 2, 3, before)
+
+
 @pytest.mark.parametrize("limit", [2 * MIB, 12 * MIB])
 def test_more_than_the_device_may_take(cuda, rng, limit):
     m, n, k = 1100, 1300, 1500

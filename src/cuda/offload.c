@@ -1,20 +1,24 @@
 /* offload.c: products of matrices in host memory, in pieces that keep the bus busy both ways while the GPU computes.
  *
- * C is computed in blocks of bm x bn, each as a sum over chunks of bk of depth, in this order (the product is transposed
- * beforehand where that makes A the smaller operand):
+ * C is computed in blocks of bm x bn. Where A and B fit into the GPU's memory they stay there, in panels of bm rows and
+ * bn columns, of the whole depth, each sent and packed once. Panels come in the order that completes blocks of C as
+ * early as it can be: one of A and one of B in turns, and after each the blocks that it makes with all that are there.
+ * So C is on its way back almost as long as A and B are on theirs.
  *
- *     for each bm rows of A and C
- *       for each bn columns of B and C         the block comes from the host where beta asks for it
- *         for each bk of depth                 A's chunk comes with the first bn columns and stays for the others, where
- *           C block += A chunk * B chunk       the GPU's memory allows; B's chunk comes each time
- *         the block goes back
+ *         B0 B1 B2          the order in which panels come: A0 B0 B1 A1 B2 A2
+ *     A0   1  2  5          and blocks are computed: as numbered
+ *     A1   3  4  6
+ *     A2   7  8  9
  *
- * Three streams run at once: `in` carries chunks to the GPU, `compute` multiplies, `out` carries blocks back. Each slot
- * for a chunk or block on the GPU has an event: what is copied into it waits until what was there has been used.
- * Ordinary memory cannot be copied by the GPU while others work, so everything passes through a ring of pinned memory,
- * a piece at a time, a piece being a range of a chunk's elements. The thread that calls directs all this, and never waits
- * where it can go on: pieces are copied into the ring and out of it by the other threads, ahead of what it tells the GPU
- * to do with them, and by itself where it has nothing better to do.
+ * Where A and B do not fit, blocks follow each other row by row, each a sum over chunks of bk of depth, and chunks of A
+ * and B come for each block anew. (The product is transposed beforehand where that makes A the smaller operand.)
+ *
+ * Three streams run at once: `in` carries panels or chunks to the GPU, `compute` packs and multiplies, `out` carries
+ * blocks back. Each slot for a panel, chunk or block on the GPU has an event: what is copied into it waits until what was
+ * there has been used. Ordinary memory cannot be copied by the GPU while others work, so everything passes through a ring
+ * of pinned memory, a piece at a time, a piece being a range of a matrix's elements. The thread that calls directs all
+ * this, and never waits where it can go on: pieces are copied into the ring and out of it by the other threads, ahead of
+ * what it tells the GPU to do with them, and by itself where there are too few of those.
  *
  * C is written by the CPU alone, from pieces that have arrived whole. So when the GPU fails, it is known to the element
  * what of C is done, the rest of C is as it was, and the CPU computes that rest.
@@ -41,23 +45,30 @@ enum { MOST_THREADS = 32, LEAST_UNIT = 1 << 14 }; /* that copy; floats that one 
 enum { IN_PIECES = 4, OUT_PIECES = 4, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
 enum { COPIES = 2 * (IN_PIECES + OUT_PIECES) }; /* posted at a time */
 enum { ORDERS = 4 * IN_PIECES };
-enum { MOST_A_SLOTS = 64, B_SLOTS = 3, C_SLOTS = 3 };
+enum { ENOUGH_THREADS = 4 }; /* that copy: then the one that directs does nothing else */
 static_assert(MOST_THREADS <= 32, "units left are bits of half a word");
 enum { ALIGNMENT = 256 }; /* of slots on the GPU */
 
-/* First choices: large enough for the kernels to be at their best, small enough for copies to begin early. */
-enum { BLOCK_BYTES = 64 << 20, LEAST_BN = 2048 }; /* a block of C */
-enum { CHUNK_BYTES = 32 << 20, LEAST_BK = 1024 }; /* a chunk of A and B together, */
-enum { LEAST_CHUNKS = 8 };                        /* or larger, if only there are so many */
+/* Panels that stay: large enough for the kernels to be at their best, small enough for blocks to be done early. The last
+ * to come are of A, so that these are smaller: what they complete has no other copies to hide behind. */
+enum { LEAST_BM = 512, MOST_BM = 1024, LEAST_BN = 1024, MOST_BN = 2048, PANEL_STEP = 256 };
+enum { MOST_PANELS = 32 }; /* of A, and of B */
+
+/* Chunks that do not, and the blocks they are for: so large that multiplying takes as long as copying. */
+enum { BLOCK = 16384, CHUNK = 1024, CHUNK_SLOTS = 3 };
+
+enum { MOST_C_SLOTS = 16 };
+enum { SETS = 2 }; /* of panels: the next product of a batch comes while the last one is computed */
+enum { MOST_SLOTS = SETS * MOST_PANELS };
 
 /* Where the events of each kind begin. */
 enum {
     PIECE_SENT = 0,                      /* a place of the ring has been copied to the GPU */
     PIECE_BACK = PIECE_SENT + IN_PIECES, /* or from it */
     A_USED = PIECE_BACK + OUT_PIECES,    /* the product that read the slot is done */
-    B_USED = A_USED + MOST_A_SLOTS,
-    ARRIVED = B_USED + B_SLOTS, /* what was queued last on `in` */
-    COMPUTED,                   /* and on `compute` */
+    B_USED = A_USED + MOST_SLOTS,
+    ARRIVED = B_USED + MOST_SLOTS, /* what was queued last on `in` */
+    COMPUTED,                      /* and on `compute` */
     EVENTS
 };
 
@@ -72,11 +83,21 @@ struct cuda_offload {
 
 /* How a product is cut, and where its parts lie in the memory taken for it. */
 typedef struct cut {
+    bool keeps; /* A and B in panels that stay; else in chunks that do not */
     int64_t bm, bn, bk;
-    bool keeps_a; /* a slot for each chunk of depth; else as many as of B */
-    int a_slots;
-    size_t a_bytes, b_bytes, c_bytes, workspace; /* of a slot, and of what the kernels need */
+    int64_t a_panels, b_panels; /* rows and columns of blocks */
+    int a_slots, b_slots, c_slots;
+    size_t a_bytes, b_bytes, c_bytes; /* of a matrix in its slot; behind it, in slots of A and B, its packed form */
+    size_t a_packed, b_packed;        /* of that; 0 where products do without */
+    size_t workspace;                 /* of the kernels */
 } cut;
+
+/* Goes through the blocks of C in order. */
+typedef struct walk {
+    int64_t a_panels, b_panels; /* those that have come, the one being multiplied among them */
+    bool down;                  /* the last to come is of B: it is multiplied by all of A's; else the other way round */
+    int64_t i, j;               /* the block */
+} walk;
 
 /* Elements `first` on of a matrix, numbered along runs (its rows, or its columns where those are contiguous), to or from
  * the ring. Each of the threads copies a unit of it, and always the same part of a place in the ring, so that this part
@@ -100,6 +121,7 @@ typedef struct order {
     int place;         /* of the ring */
     tsr_problem block; /* MULTIPLY */
     int a_slot, b_slot;
+    bool packs_a, packs_b;
     tsr_result c; /* BRING_BACK: where the block goes */
     CUdeviceptr from;
 } order;
@@ -119,16 +141,19 @@ typedef struct transfer {
     tsr_problem p;
     cut cut;
     int copiers;         /* threads that copy and do nothing else, at most; or 0 */
+    atomic_int joined;   /* those that have begun */
     copy copies[COPIES]; /* a ring */
     _Atomic int64_t copies_posted;
     atomic_bool over;     /* there will be no more */
     order orders[ORDERS]; /* another */
     int64_t orders_given, orders_done;
-    int64_t blocks_ordered, pieces_ordered, a_loads, b_loads;
+    int64_t blocks_ordered, pieces_ordered, chunks_ordered;
+    int64_t a_sent, b_sent; /* panels of the product, one of the batch, that have been ordered */
+    tsr_packed a_packed[MOST_SLOTS], b_packed[MOST_SLOTS];
     int64_t piece_orders[IN_PIECES];          /* the order that sends what is in the place */
     int64_t out_queued, out_posted, out_done; /* pieces brought back: told the GPU; posted as copies; in C */
     int64_t out_copies[OUT_PIECES];           /* their numbers */
-    outgoing blocks[C_SLOTS];                 /* the last of them, by number */
+    outgoing blocks[MOST_C_SLOTS];            /* the last of them, by number */
     int64_t block_count, block_first;         /* told the GPU to bring back; those before block_first are in C */
     CUdeviceptr workspace;
     tsr_status status; /* of the first that failed */
@@ -230,6 +255,7 @@ static void pause_briefly(void) {
 /* What the other threads do: each its own units, and those of others when it has none. */
 static void copy_for_others(transfer *t, int member) {
     const uint32_t own = 1u << (member - 1);
+    atomic_fetch_add_explicit(&t->joined, 1, memory_order_relaxed);
     for (int idle = 0; !atomic_load_explicit(&t->over, memory_order_acquire);) {
         if (help_any_copy(t, own) || help_any_copy(t, UINT32_MAX))
             idle = 0;
@@ -240,9 +266,11 @@ static void copy_for_others(transfer *t, int member) {
     }
 }
 
-/* The thread that directs has nothing to do but wait. */
+/* The thread that directs has nothing to do but wait. It copies only where that is needed: what it has to tell the GPU
+ * would be late by as long as a unit takes. */
 static void help_while_waiting(transfer *t) {
-    if (!help_any_copy(t, UINT32_MAX)) pause_briefly();
+    const bool enough = atomic_load_explicit(&t->joined, memory_order_relaxed) >= ENOUGH_THREADS;
+    if (enough || !help_any_copy(t, UINT32_MAX)) pause_briefly();
 }
 
 /* Returns the copy's number. */
@@ -344,21 +372,42 @@ static tsr_problem block_problem(const tsr_problem *p, int64_t m, int64_t n, int
 }
 
 static size_t total_bytes(const cut *c) {
-    return (size_t)c->a_slots * c->a_bytes + B_SLOTS * c->b_bytes + C_SLOTS * c->c_bytes + c->workspace;
+    return (size_t)c->a_slots * (c->a_bytes + c->a_packed) + (size_t)c->b_slots * (c->b_bytes + c->b_packed) +
+           (size_t)c->c_slots * c->c_bytes + c->workspace;
 }
 
-/* Sizes of slots and workspace of the cut as it stands. */
+/* Sizes and numbers of slots, and the workspace, of the cut as it stands. */
 static tsr_status measure(cut *c, tsr_context *context, const tsr_problem *p) {
-    const int64_t chunks = ceil_div(p->k, c->bk);
-    if (chunks > MOST_A_SLOTS) c->keeps_a = false;
-    c->a_slots = c->keeps_a ? (int)chunks : (int)least(B_SLOTS, chunks);
+    c->a_panels = ceil_div(p->m, c->bm);
+    c->b_panels = ceil_div(p->n, c->bn);
+    const int64_t sets = least(SETS, p->batch), chunks = ceil_div(p->k, c->bk);
+    c->a_slots = (int)(c->keeps ? sets * c->a_panels : least(CHUNK_SLOTS, chunks));
+    c->b_slots = (int)(c->keeps ? sets * c->b_panels : least(CHUNK_SLOTS, chunks));
+    const int64_t blocks = c->a_panels * c->b_panels * least(MOST_C_SLOTS, p->batch);
+    c->c_slots = (int)least(blocks, c->keeps ? MOST_C_SLOTS : CHUNK_SLOTS);
     c->a_bytes = aligned(c->bm * c->bk);
     c->b_bytes = aligned(c->bk * c->bn);
     c->c_bytes = aligned(c->bm * c->bn);
+    c->a_packed = c->b_packed = 0;
     tsr_plan plan = {.context = context, .problem = block_problem(p, c->bm, c->bn, c->bk)};
-    const tsr_status status = plan_make(&plan);
+    tsr_status status = plan_make(&plan);
+    if (!status && c->keeps && plan_is_split(&plan)) {
+        c->a_packed = cuda_pack_size(context, TSR_LEFT, &plan.problem.a);
+        c->b_packed = cuda_pack_size(context, TSR_RIGHT, &plan.problem.b);
+        const tsr_packed somewhere = {.panels = c};
+        plan.problem.a.packed = plan.problem.b.packed = &somewhere;
+        status = plan_make(&plan);
+    }
     c->workspace = status ? 0 : (plan_workspace(&plan) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return status;
+}
+
+/* A fourth of the rows or columns, if that is no less than `low` and no more than `high`, in whole steps. */
+static int64_t panel_of(int64_t all, int64_t low, int64_t high) {
+    int64_t rows = ceil_div(all, 4);
+    rows = rows < low ? low : least(rows, high);
+    if (rows < ceil_div(all, MOST_PANELS)) rows = ceil_div(all, MOST_PANELS);
+    return least(all, ceil_div(rows, PANEL_STEP) * PANEL_STEP);
 }
 
 static void halve(int64_t *x, int64_t *or_y) {
@@ -368,39 +417,51 @@ static void halve(int64_t *x, int64_t *or_y) {
 
 /* Makes the largest of what lies on the GPU smaller. False where nothing is left to be made smaller. */
 static bool shrink(cut *c) {
-    const size_t a = (size_t)c->a_slots * c->a_bytes, b = B_SLOTS * c->b_bytes, all_c = C_SLOTS * c->c_bytes;
+    const size_t a = (size_t)c->a_slots * c->a_bytes, b = (size_t)c->b_slots * c->b_bytes;
+    const size_t all_c = (size_t)c->c_slots * c->c_bytes;
     if (c->bm <= 32 && c->bn <= 32 && c->bk <= 32) return false;
-    if (a >= b && a >= all_c && c->keeps_a) {
-        if (c->bm > 2 * LEAST_BN)
-            c->bm = ceil_div(c->bm, 2);
-        else
-            c->keeps_a = false;
-    } else if (a >= b && a >= all_c)
-        halve(&c->bm, &c->bk);
-    else if (b >= all_c)
-        halve(&c->bn, &c->bk);
-    else
+    if (all_c >= a && all_c >= b)
         halve(&c->bn, &c->bm);
+    else if (a >= b)
+        halve(&c->bm, &c->bk);
+    else
+        halve(&c->bn, &c->bk);
     return true;
 }
 
 static tsr_status choose_cut(cut *c, tsr_context *context, const tsr_problem *p, size_t limit) {
-    *c = (cut){.bm = p->m};
-    const int64_t block = BLOCK_BYTES / (int64_t)sizeof(float) / c->bm;
-    c->bn = least(p->n, block > LEAST_BN ? block : LEAST_BN);
-    int64_t chunk = CHUNK_BYTES / (int64_t)sizeof(float) / (c->bm + c->bn);
-    if (chunk < LEAST_BK) chunk = LEAST_BK;
-    if (chunk < p->k / LEAST_CHUNKS) chunk = least(p->k / LEAST_CHUNKS, 4 * LEAST_BK);
-    c->bk = least(p->k, chunk);
-    c->keeps_a = c->bn < p->n;
-    if (c->keeps_a && c->bk < ceil_div(p->k, MOST_A_SLOTS)) c->bk = ceil_div(p->k, MOST_A_SLOTS);
+    *c = (cut){
+        .keeps = true, .bm = panel_of(p->m, LEAST_BM, MOST_BM), .bn = panel_of(p->n, LEAST_BN, MOST_BN), .bk = p->k};
+    tsr_status status = measure(c, context, p);
+    if (!status && total_bytes(c) <= limit) return TSR_OK;
+    *c = (cut){.bm = least(p->m, BLOCK), .bn = least(p->n, BLOCK), .bk = least(p->k, CHUNK)};
     for (;;) {
-        const tsr_status status = measure(c, context, p); /* a kernel may have room with smaller blocks alone */
+        status = measure(c, context, p); /* a kernel may have room with smaller blocks alone */
         if (status && status != TSR_OUT_OF_MEMORY) return status;
         if (!status && total_bytes(c) <= limit) return TSR_OK;
         if (!shrink(c))
             return tsr_fail(TSR_OUT_OF_MEMORY, "%zu bytes on the GPU are too few for any part of this product", limit);
     }
+}
+
+/* The first block, or none yet. Where panels do not stay there is no point in taking turns: all of B counts as there. */
+static walk walk_begin(const cut *c) { return (walk){.a_panels = 1, .b_panels = c->keeps ? 1 : c->b_panels, .j = -1}; }
+
+/* To the next block, the first time to the first; false where there is none. */
+static bool walk_on(walk *w, const cut *c) {
+    if (w->down ? ++w->i < w->a_panels : ++w->j < w->b_panels) return true;
+    if (w->a_panels == c->a_panels && w->b_panels == c->b_panels) return false;
+    /* Of that operand comes the next panel of which less has come. */
+    w->down = w->a_panels == c->a_panels ||
+              (w->b_panels < c->b_panels && w->b_panels * c->a_panels <= w->a_panels * c->b_panels);
+    if (w->down) {
+        w->i = 0;
+        w->j = w->b_panels++;
+    } else {
+        w->i = w->a_panels++;
+        w->j = 0;
+    }
+    return true;
 }
 
 /* Cuts, and takes the memory for it. */
@@ -421,17 +482,8 @@ static tsr_status prepare(transfer *t) {
     }
 }
 
-/* ---- Waiting ----------------------------------------------------------------------------------------------------- */
-
 static void note(transfer *t, CUresult error, const char *doing) {
     if (error && !t->status) t->status = cuda_fail(error, "%s GPU %d", doing, t->context->cuda->device.ordinal);
-}
-
-/* Waits for an event that has been recorded, doing something useful. */
-static void wait_for(transfer *t, CUevent event, const char *doing) {
-    CUresult error;
-    while ((error = t->driver->cuEventQuery(event)) == CUDA_ERROR_NOT_READY) help_while_waiting(t);
-    note(t, error, doing);
 }
 
 /* ---- And back ---------------------------------------------------------------------------------------------------- */
@@ -439,7 +491,7 @@ static void wait_for(transfer *t, CUevent event, const char *doing) {
 /* The first block of which not all is queued, or NULL. */
 static outgoing *next_to_queue(transfer *t) {
     for (int64_t i = t->block_first; i < t->block_count; i++) {
-        outgoing *block = &t->blocks[i % C_SLOTS];
+        outgoing *block = &t->blocks[i % MOST_C_SLOTS];
         if (block->queued < block->to.rows * block->to.cols) return block;
     }
     return NULL;
@@ -461,8 +513,8 @@ static void queue_piece(transfer *t, outgoing *block) {
 /* Posts the copy of the oldest piece that has arrived to C. */
 static void deliver_piece(transfer *t) {
     int64_t number = t->block_first;
-    while (t->blocks[number % C_SLOTS].copying == t->blocks[number % C_SLOTS].queued) number++;
-    outgoing *block = &t->blocks[number % C_SLOTS];
+    while (t->blocks[number % MOST_C_SLOTS].copying == t->blocks[number % MOST_C_SLOTS].queued) number++;
+    outgoing *block = &t->blocks[number % MOST_C_SLOTS];
     const tsr_result *c = &block->to;
     const int place = (int)(t->out_posted++ % OUT_PIECES);
     const int64_t end = least(block->copying + PIECE, c->rows * c->cols);
@@ -474,7 +526,7 @@ static void deliver_piece(transfer *t) {
 
 /* Counts the oldest piece whose copy is done as being in C. */
 static void count_piece(transfer *t) {
-    outgoing *block = &t->blocks[t->block_first % C_SLOTS];
+    outgoing *block = &t->blocks[t->block_first % MOST_C_SLOTS];
     const int64_t count = block->to.rows * block->to.cols;
     block->done = least(block->done + PIECE, count);
     t->out_done++;
@@ -492,6 +544,16 @@ static void bring_back(transfer *t) {
         note(t, error, "waiting for copies from");
         if (!error) deliver_piece(t);
     }
+}
+
+/* Waits for an event that has been recorded, doing something useful. */
+static void wait_for(transfer *t, CUevent event, const char *doing) {
+    CUresult error;
+    while ((error = t->driver->cuEventQuery(event)) == CUDA_ERROR_NOT_READY && !t->status) {
+        bring_back(t);
+        help_while_waiting(t);
+    }
+    if (error != CUDA_ERROR_NOT_READY) note(t, error, doing);
 }
 
 /* ---- Orders ------------------------------------------------------------------------------------------------------ */
@@ -513,6 +575,9 @@ static void carry_out_multiply(transfer *t, const order *o) {
     if (!error) error = t->driver->cuStreamWaitEvent(kept->compute, kept->events[ARRIVED], 0);
     note(t, error, "ordering products on");
     if (t->status) return;
+    if (o->packs_a) t->status = cuda_pack_panels(&t->a_packed[o->a_slot], kept->compute);
+    if (o->packs_b && !t->status) t->status = cuda_pack_panels(&t->b_packed[o->b_slot], kept->compute);
+    if (t->status) return;
     tsr_plan plan = {.context = t->context, .problem = o->block};
     t->status = plan_make(&plan);
     if (t->status) return;
@@ -530,7 +595,7 @@ static void carry_out_return(transfer *t, const order *o) {
     CUresult error = t->driver->cuEventRecord(t->kept->events[COMPUTED], t->kept->compute);
     if (!error) error = t->driver->cuStreamWaitEvent(t->kept->out, t->kept->events[COMPUTED], 0);
     note(t, error, "ordering copies from");
-    if (!t->status) t->blocks[t->block_count++ % C_SLOTS] = (outgoing){o->c, o->from, 0, 0, 0};
+    if (!t->status) t->blocks[t->block_count++ % MOST_C_SLOTS] = (outgoing){o->c, o->from, 0, 0, 0};
 }
 
 /* Carries out the oldest orders until no more than `most` are left, and those after them that need not be waited for. */
@@ -596,41 +661,67 @@ static void send_operand(transfer *t, tsr_operand o, const float *slot, CUevent 
          used);
 }
 
-/* Orders all that the block of C at rows i, columns j of product p, one of the batch, takes. */
-static void order_block(transfer *t, const tsr_problem *p, int64_t i, int64_t j) {
-    const cut *at = &t->cut;
-    struct cuda_offload *kept = t->kept;
-    const int64_t m = least(at->bm, p->m - i), n = least(at->bn, p->n - j), chunks = ceil_div(p->k, at->bk);
-    const CUdeviceptr a_slots = kept->memory, b_slots = a_slots + (size_t)at->a_slots * at->a_bytes;
-    const CUdeviceptr c_slots = b_slots + B_SLOTS * at->b_bytes;
-    const CUdeviceptr c_memory = c_slots + (size_t)(t->blocks_ordered++ % C_SLOTS) * at->c_bytes;
-    const tsr_result to = {
-        p->c.data + i * p->c.row_stride + j * p->c.col_stride, m, n, p->c.row_stride, p->c.col_stride, 0};
-    t->workspace = c_slots + C_SLOTS * at->c_bytes;
-    /* The block that was in the slot before must have left. */
-    while (!t->status && t->blocks_ordered - t->block_first > C_SLOTS) {
+/* Where a matrix in its slot has its packed form; NULL where it has none. */
+static const tsr_packed *packed_form(transfer *t, tsr_packed *packed, tsr_side side, const tsr_operand *o, size_t bytes,
+                                     size_t packed_bytes) {
+    if (!packed_bytes) return NULL;
+    *packed = (tsr_packed){
+        .context = t->context, .side = side, .source = *o, .panels = (char *)o->data + bytes, .bytes = packed_bytes};
+    return packed;
+}
+
+/* Waits until the block has left that was in the slot of the one to be ordered now. */
+static void wait_for_slot(transfer *t) {
+    while (!t->status && t->blocks_ordered - t->block_first >= t->cut.c_slots) {
         carry_out_orders(t, ORDERS);
         bring_back(t);
         help_while_waiting(t);
     }
-    if (p->beta != 0) send(t, copy_of(to.data, m, n, to.row_stride, to.col_stride), m * n, c_memory, NULL);
-    for (int64_t chunk = 0; chunk < chunks && !t->status; chunk++) {
-        const int64_t depth = chunk * at->bk, k = least(at->bk, p->k - depth);
-        const bool sends_a = !at->keeps_a || j == 0;
-        const int a_slot = (int)(at->keeps_a ? chunk : t->a_loads % at->a_slots),
-                  b_slot = (int)(t->b_loads++ % B_SLOTS);
-        if (sends_a) t->a_loads++;
+}
+
+/* Orders all that block (w->i, w->j) of product p, number `item` of the batch, takes. */
+static void order_block(transfer *t, const tsr_problem *p, const walk *w, int64_t item) {
+    const cut *at = &t->cut;
+    struct cuda_offload *kept = t->kept;
+    const int64_t i = w->i * at->bm, j = w->j * at->bn;
+    const int64_t m = least(at->bm, p->m - i), n = least(at->bn, p->n - j);
+    const size_t a_slot_bytes = at->a_bytes + at->a_packed, b_slot_bytes = at->b_bytes + at->b_packed;
+    const CUdeviceptr a_slots = kept->memory, b_slots = a_slots + (size_t)at->a_slots * a_slot_bytes;
+    const CUdeviceptr c_slots = b_slots + (size_t)at->b_slots * b_slot_bytes;
+    const CUdeviceptr c_memory = c_slots + (size_t)(t->blocks_ordered % at->c_slots) * at->c_bytes;
+    const tsr_result to = {
+        p->c.data + i * p->c.row_stride + j * p->c.col_stride, m, n, p->c.row_stride, p->c.col_stride, 0};
+    t->workspace = c_slots + (size_t)at->c_slots * at->c_bytes;
+    for (int64_t depth = 0; depth < p->k && !t->status; depth += at->bk) {
+        const int64_t k = least(at->bk, p->k - depth), set = item % SETS, chunk = t->chunks_ordered++ % CHUNK_SLOTS;
+        const int a_slot = (int)(at->keeps ? set * at->a_panels + w->i : chunk % at->a_slots);
+        const int b_slot = (int)(at->keeps ? set * at->b_panels + w->j : chunk % at->b_slots);
+        const bool sends_a = !at->keeps || w->i >= t->a_sent, sends_b = !at->keeps || w->j >= t->b_sent;
         tsr_problem block = block_problem(p, m, n, k);
-        block.a.data = (const float *)(a_slots + (size_t)a_slot * at->a_bytes);
-        block.b.data = (const float *)(b_slots + (size_t)b_slot * at->b_bytes);
+        block.a.data = (const float *)(a_slots + (size_t)a_slot * a_slot_bytes);
+        block.b.data = (const float *)(b_slots + (size_t)b_slot * b_slot_bytes);
         block.addend.data = block.c.data = (float *)c_memory;
-        if (!chunk) block.beta = p->beta;
+        block.a.packed = packed_form(t, &t->a_packed[a_slot], TSR_LEFT, &block.a, at->a_bytes, at->a_packed);
+        block.b.packed = packed_form(t, &t->b_packed[b_slot], TSR_RIGHT, &block.b, at->b_bytes, at->b_packed);
+        if (!depth) block.beta = p->beta;
         if (block.beta == 0) block.addend = (tsr_operand){0};
         if (sends_a) send_operand(t, part_of(&p->a, i, depth, m, k), block.a.data, kept->events[A_USED + a_slot]);
-        send_operand(t, part_of(&p->b, depth, j, k, n), block.b.data, kept->events[B_USED + b_slot]);
-        *give_order(t) = (order){.what = MULTIPLY, .block = block, .a_slot = a_slot, .b_slot = b_slot};
+        if (sends_b) send_operand(t, part_of(&p->b, depth, j, k, n), block.b.data, kept->events[B_USED + b_slot]);
+        if (!depth) wait_for_slot(t);
+        if (!depth && p->beta != 0)
+            send(t, copy_of(to.data, m, n, to.row_stride, to.col_stride), m * n, c_memory, NULL);
+        if (t->status) return;
+        t->a_sent += sends_a;
+        t->b_sent += sends_b;
+        *give_order(t) = (order){.what = MULTIPLY,
+                                 .block = block,
+                                 .a_slot = a_slot,
+                                 .b_slot = b_slot,
+                                 .packs_a = sends_a && at->a_packed,
+                                 .packs_b = sends_b && at->b_packed};
     }
     *give_order(t) = (order){.what = BRING_BACK, .c = to, .from = c_memory};
+    t->blocks_ordered++;
 }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
@@ -648,8 +739,8 @@ static void direct(transfer *t) {
     const tsr_problem *p = &t->p;
     for (int64_t item = 0; item < p->batch && !t->status; item++) {
         const tsr_problem one = product_of_batch(p, item);
-        for (int64_t i = 0; i < p->m && !t->status; i += t->cut.bm)
-            for (int64_t j = 0; j < p->n && !t->status; j += t->cut.bn) order_block(t, &one, i, j);
+        t->a_sent = t->b_sent = 0;
+        for (walk w = walk_begin(&t->cut); !t->status && walk_on(&w, &t->cut);) order_block(t, &one, &w, item);
     }
     carry_out_orders(t, 0);
     while (!t->status && t->block_first < t->blocks_ordered) {
@@ -722,15 +813,15 @@ static tsr_status finish_on_cpu(transfer *t, double *share) {
     tsr_status status = TSR_OK;
     for (int64_t item = 0; item < p->batch && !status; item++) {
         const tsr_problem one = product_of_batch(p, item);
-        for (int64_t i = 0; i < p->m && !status; i += t->cut.bm)
-            for (int64_t j = 0; j < p->n && !status; j += t->cut.bn, block++) {
-                const int64_t all = least(t->cut.bm, p->m - i) * least(t->cut.bn, p->n - j);
-                const int64_t done = block < t->block_first   ? all
-                                     : block < t->block_count ? t->blocks[block % C_SLOTS].done
-                                                              : 0;
-                done_by_gpu += (double)done;
-                status = compute_rest(t, &one, i, j, done);
-            }
+        for (walk w = walk_begin(&t->cut); !status && walk_on(&w, &t->cut); block++) {
+            const int64_t i = w.i * t->cut.bm, j = w.j * t->cut.bn;
+            const int64_t all = least(t->cut.bm, p->m - i) * least(t->cut.bn, p->n - j);
+            const int64_t done = block < t->block_first   ? all
+                                 : block < t->block_count ? t->blocks[block % MOST_C_SLOTS].done
+                                                          : 0;
+            done_by_gpu += (double)done;
+            status = compute_rest(t, &one, i, j, done);
+        }
     }
     *share = done_by_gpu / ((double)p->m * (double)p->n * (double)p->batch);
     return status;

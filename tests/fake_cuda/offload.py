@@ -79,9 +79,11 @@ def test_products(m, n, k, limit, beta):
 
 
 @pytest.mark.parametrize("precision", [FP32, TF32])
-def test_precisions(precision):
-    problem = Problem(200, 300, 500, 3.0)
-    assert problem.run(Context(CUDA, precision, max_workspace=4 * MIB)) == (0, 1)
+@pytest.mark.parametrize("m, n, k, limit", [(200, 300, 500, 4 * MIB), (700, 1100, 200, 0), (1100, 300, 200, 0)])
+def test_precisions(m, n, k, limit, precision):
+    """The second and third in panels that are packed once, for several blocks."""
+    problem = Problem(m, n, k, 3.0)
+    assert problem.run(Context(CUDA, precision, max_workspace=limit)) == (0, 1)
     problem.check()
 
 
