@@ -13,11 +13,9 @@ else runs while they are timed.
 import argparse
 import concurrent.futures
 import contextlib
-import datetime
 import importlib
 import importlib.util
 import io
-import json
 import os
 import pathlib
 import subprocess
@@ -30,6 +28,9 @@ from unittest import mock
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from harness import machine, results  # noqa: E402
+
 REFERENCE = (1, 2, 8, 16, 18)
 
 
@@ -51,15 +52,6 @@ def load_kernelbench(folder):
             sys.modules[name] = mock.MagicMock(BaseModel=Record)
     return types.SimpleNamespace(eval=importlib.import_module("kernelbench.eval"),
                                  checker=importlib.import_module("kernelbench.kernel_static_checker"))
-
-
-def machine():
-    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    gpu, driver = query.stdout.splitlines()[0].split(", ")
-    commit = os.environ.get("TESSERA_COMMIT") or subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"],
-                                                                capture_output=True, text=True).stdout.strip()
-    return {"gpu": gpu, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda, "commit": commit or "unknown",
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
 
 
 def number_of(path):
@@ -112,7 +104,7 @@ def judge(kernelbench, path, problem, precision, trials):
     exec(source, context)
     error, largest = differences(context["ModelNew"](), reference, inputs)
     torch.cuda.empty_cache()
-    return {"problem": number_of(path), "name": path.stem.split("_", 1)[1], "precision": precision,
+    return {"what": "module", "problem": number_of(path), "name": path.stem.split("_", 1)[1], "precision": precision,
             "ms": result.runtime, "torch_ms": result.ref_runtime, "speedup": round(result.ref_runtime / result.runtime, 3),
             "ms_std": result.runtime_stats["std"], "torch_ms_std": result.ref_runtime_stats["std"], "trials": trials,
             "correct": result.metadata["correctness_trials"], "checker": "valid" if valid else "; ".join(errors),
@@ -131,7 +123,7 @@ def main():
     commit = options.commit or subprocess.run(["git", "-C", str(options.kernelbench), "rev-parse", "HEAD"], capture_output=True, text=True,
                                               check=True).stdout.strip()
     kernelbench = load_kernelbench(options.kernelbench)
-    about = {**machine(), "kernelbench_commit": commit[:12]}
+    about = machine.gpu(torch=torch.__version__, cuda=torch.version.cuda, kernelbench_commit=commit[:12])
 
     modules = {number_of(path): path for path in (ROOT / "kernelbench").glob("[0-9]*.py")}
     paths = [modules[number] for number in options.only or [*REFERENCE, *sorted(set(modules) - set(REFERENCE))]]
@@ -139,19 +131,19 @@ def main():
         fresh = os.environ.setdefault("TORCH_EXTENSIONS_DIR", folder) == folder
         with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
             seconds = dict(zip(paths, pool.map(build, paths)))
-        records = []
-        for path in paths:
-            (problem,) = (options.kernelbench / "KernelBench/level1").glob(f"{number_of(path)}_*.py")
-            for precision in ["fp32", "ieee"] if number_of(path) in REFERENCE else ["fp32"]:
-                begin = time.monotonic()
-                records.append({**judge(kernelbench, path, problem, precision, options.trials), **about, **({"build_s": round(seconds[path], 1)} if fresh else {})})
-                r = records[-1]
-                print(f"{r['problem']:3d} {r['name']:18s} {precision}  {r['ms']:8.3f} ms  torch {r['torch_ms']:8.3f} ms  {r['speedup']:5.2f} x  "
-                      f"error {r['error']:.2e} (torch {r['torch_error']:.2e})  {r['correct']}  {r['checker']} {r['checker_warnings'] or ''}  "
-                      f"built in {seconds[path]:.0f} s  [{time.monotonic() - begin:.0f} s]", flush=True)
-                if options.save:
-                    options.save.parent.mkdir(parents=True, exist_ok=True)
-                    options.save.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n")
+
+        def measure(job):
+            path, precision = modules[job[0]], job[1]
+            (problem,) = (options.kernelbench / "KernelBench/level1").glob(f"{job[0]}_*.py")
+            record = {**judge(kernelbench, path, problem, precision, options.trials), **({"build_s": round(seconds[path], 1)} if fresh else {})}
+            return [record], (
+                f"{job[0]:3d} {record['name']:18s} {precision}  {record['ms']:8.3f} ms  torch {record['torch_ms']:8.3f} ms  {record['speedup']:5.2f} x  "
+                f"error {record['error']:.2e} (torch {record['torch_error']:.2e})  {record['correct']}  {record['checker']} "
+                f"{record['checker_warnings'] or ''}  built in {seconds[path]:.0f} s")
+
+        jobs = [[number_of(path), precision] for path in paths for precision in (["fp32", "ieee"] if number_of(path) in REFERENCE else ["fp32"])]
+        run = results.Run(options.save, about, options.trials)
+        run.finish(run.measure(jobs, lambda job: 1.0, measure))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""What multiplies float32 matrices on a GPU: Tessera in its precisions, and its peers. Each is a function of tensors a, b and out that makes
+one, `multiply()`, to be called as often as wanted; it queues a @ b into out on torch's current stream.
+
+LIBRARIES has all of them by name; `present()` says which are here, and why the others are not.
+"""
+
+import os
+import pathlib
+import sys
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+if "TESSERA_LIBRARY" in os.environ:
+    import binding  # the ctypes binding the tests use
+else:
+    sys.exit("TESSERA_LIBRARY must name libtessera.so: call this through bench/gpu/run BUILD")
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+PRECISIONS = {"ieee": binding.IEEE, "fp32": binding.FP32, "tf32": binding.TF32}
+
+
+# ---- Tessera ------------------------------------------------------------------------------------------------------------
+
+
+def operand(kind, tensor):
+    return kind(tensor.data_ptr(), *tensor.shape, *tensor.stride(), 0)
+
+
+class Tessera:
+    """A product as the operator of a framework calls it: on torch's current stream, with workspace from torch's allocator."""
+
+    def __init__(self, context, a, b, c, pack_side=None):
+        self.context, self.tensors = context, (a, b, c)
+        self.a, self.b, self.c = operand(binding.Operand, a), operand(binding.Operand, b), operand(binding.Result, c)
+        self.launch = binding.Launch(torch.cuda.current_stream().cuda_stream, None, 0)
+        if pack_side is not None:
+            chosen = (self.a, self.b)[pack_side]
+            self.packed = binding.Packed(context, pack_side, chosen, self.launch)
+            chosen.packed = self.packed.handle
+        plan = binding.Plan(context, self.a, self.b, self.c)
+        self.kernel = dict(line.split(": ", 1) for line in plan.text().splitlines() if ": " in line).get("kernel", "")
+        self.workspace = torch.empty(max(1, plan.workspace()), dtype=torch.uint8, device="cuda")
+        self.launch.workspace, self.launch.workspace_size = self.workspace.data_ptr(), self.workspace.numel()
+
+    def __call__(self):
+        self.launch.stream = torch.cuda.current_stream().cuda_stream
+        binding.gemm(self.context, self.a, self.b, self.c, launch=self.launch)
+
+
+contexts = {}
+
+
+def context(precision):
+    if precision not in contexts:
+        contexts[precision] = binding.Context(device=binding.CUDA, precision=PRECISIONS[precision])
+    return contexts[precision]
+
+
+def tessera(precision):
+    return lambda a, b, out: Tessera(context(precision), a, b, out)
+
+
+# ---- torch --------------------------------------------------------------------------------------------------------------
+
+
+def torch_product(tf32):
+    def bind(a, b, out):
+        def multiply():
+            if torch.backends.cuda.matmul.allow_tf32 != tf32:  # changing it costs more than asking
+                torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.matmul(a, b, out=out)
+
+        return multiply
+
+    return bind
+
+
+torch_float32, torch_tf32 = torch_product(False), torch_product(True)
+
+
+# ---- Triton: the tiled product of its own tutorial, any strides and sizes, and each precision's best of a few tiles ------------
+
+if triton:
+    @triton.jit
+    def product_kernel(a, b, c, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, precision: tl.constexpr,
+                       tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, group: tl.constexpr):
+        # Groups of tile rows, so that what blocks share stays in the L2 cache.
+        block = tl.program_id(0)
+        rows, columns = tl.cdiv(m, tile_m), tl.cdiv(n, tile_n)
+        first = block // (group * columns) * group
+        height = min(rows - first, group)
+        tile_row = first + block % (group * columns) % height
+        tile_column = block % (group * columns) // height
+
+        i = (tile_row * tile_m + tl.arange(0, tile_m)).to(tl.int64)
+        j = (tile_column * tile_n + tl.arange(0, tile_n)).to(tl.int64)
+        p = tl.arange(0, tile_k).to(tl.int64)
+        a_tile = a + (i % m)[:, None] * stride_am + p[None, :] * stride_ak
+        b_tile = b + p[:, None] * stride_bk + (j % n)[None, :] * stride_bn
+        total = tl.zeros((tile_m, tile_n), dtype=tl.float32)
+        for begin in range(0, k, tile_k):
+            left = tl.load(a_tile, mask=p[None, :] < k - begin, other=0.0)
+            right = tl.load(b_tile, mask=p[:, None] < k - begin, other=0.0)
+            total = tl.dot(left, right, total, input_precision=precision)
+            a_tile += tile_k * stride_ak
+            b_tile += tile_k * stride_bk
+        tl.store(c + i[:, None] * stride_cm + j[None, :] * stride_cn, total, mask=(i[:, None] < m) & (j[None, :] < n))
+
+    def tuned(*tiles):
+        """The kernel with the best of these tiles (m, n, k, warps, stages), found on the first product it is given."""
+        return triton.autotune([triton.Config({"tile_m": m, "tile_n": n, "tile_k": k, "group": 8}, num_warps=warps, num_stages=stages)
+                                for m, n, k, warps, stages in tiles], key=[])(product_kernel)
+
+    TRITON = {"ieee": tuned((128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3)),
+              "tf32x3": tuned((128, 128, 32, 8, 3), (128, 128, 32, 4, 3), (128, 64, 32, 4, 3), (128, 256, 32, 8, 3))}
+
+    @triton.jit
+    def fma_kernel(out, times, width: tl.constexpr):
+        x = tl.arange(0, width).to(tl.float32) * 1e-9
+        total = x
+        for _ in range(times):
+            for _ in tl.static_range(64):
+                total = total * x + x
+        tl.store(out + tl.program_id(0) * width + tl.arange(0, width), total)
+
+
+def triton_product(precision):
+    def bind(a, b, out):
+        (m, k), n = a.shape, b.shape[1]
+
+        def multiply():
+            TRITON[precision][lambda tile: (triton.cdiv(m, tile["tile_m"]) * triton.cdiv(n, tile["tile_n"]),)](
+                a, b, out, m, n, k, *a.stride(), *b.stride(), *out.stride(), precision=precision)
+
+        return multiply
+
+    return bind
+
+
+# ---- CuPy and JAX -------------------------------------------------------------------------------------------------------
+
+
+def cupy_float32(a, b, out):
+    import cupy
+    left, right, result = (cupy.from_dlpack(x) for x in (a, b, out))
+
+    def multiply():
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            cupy.matmul(left, right, out=result)
+
+    return multiply
+
+
+class JaxProduct:
+    """JAX has a stream of its own, which events on torch's do not see: `seconds` times it by the host's clock instead."""
+
+    def __init__(self, a, b, out):
+        import jax
+        self.left, self.right = (jax.dlpack.from_dlpack(x.contiguous()) for x in (a, b))
+        self.out, self.function = out, jax.jit(lambda x, y: jax.numpy.matmul(x, y, precision="highest"))
+
+    def __call__(self):
+        self.result = self.function(self.left, self.right)
+
+    def synchronize(self):
+        """And brings the result to where the others have theirs."""
+        self.result.block_until_ready()
+        self.out.copy_(torch.from_dlpack(self.result))
+
+
+# ---- All of them --------------------------------------------------------------------------------------------------------
+
+LIBRARIES = {
+    "tessera fp32": tessera("fp32"), "tessera ieee": tessera("ieee"), "tessera tf32": tessera("tf32"),
+    "torch float32": torch_float32, "torch TF32": torch_tf32,
+    "Triton ieee": triton_product("ieee"), "Triton tf32x3": triton_product("tf32x3"),
+    "CuPy": cupy_float32, "JAX highest": JaxProduct,
+}
+MODULES = {"Triton ieee": "triton", "Triton tf32x3": "triton", "CuPy": "cupy", "JAX highest": "jax"}
+
+
+def present(names):
+    """Those of the libraries that are here, and the reasons why others are not; names that are none are refused."""
+    unknown = [name for name in names if name not in LIBRARIES]
+    if unknown:
+        sys.exit(f"there is no library called {unknown[0]!r} here; those known are: {', '.join(LIBRARIES)}")
+    here, absent = [], {}
+    a, b = torch.rand(256, 128, device="cuda"), torch.rand(128, 256, device="cuda")
+    for name in names:
+        out = torch.full((256, 256), float("nan"), device="cuda")
+        try:
+            __import__(MODULES.get(name, "torch"))
+            multiply = LIBRARIES[name](a, b, out)
+            multiply()
+            getattr(multiply, "synchronize", torch.cuda.synchronize)()
+            if not torch.allclose(out.double(), a.double() @ b.double(), rtol=1e-2):
+                raise ArithmeticError("its product is wrong")
+            here.append(name)
+        except Exception as error:  # whatever a library does when it cannot work here
+            absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+    return here, absent

@@ -1,0 +1,108 @@
+"""Matrices on the GPU, and the timing of what multiplies them."""
+
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from harness import machine, timing  # noqa: E402
+
+REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"),
+             ("irregular", 8205, 5921, 2949, "nn"), ("transposed A", 2048, 4096, 8192, "tn"),
+             ("transposed both", 2048, 4096, 8192, "tt")]
+HOST_CLOCK_SECONDS = 0.02  # a sample of what is timed by the host's clock lasts this long
+SPACER_CYCLES = 100000  # about 50 us
+
+
+def make(m, n, k, layout, data):
+    generate = {"rand": torch.rand, "randn": torch.randn}[data]
+    a = generate(k, m, device="cuda").t() if layout[0] == "t" else generate(m, k, device="cuda")
+    b = generate(n, k, device="cuda").t() if layout[1] == "t" else generate(k, n, device="cuda")
+    return a, b
+
+
+def replay(function, repeats):
+    """A function that does `repeats` calls of this one from a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            function()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+class Rounds:
+    """Samples of several products by the GPU's clock: CUDA events around each, one product after the other. Short products are timed several
+    to a pair of events, from a CUDA graph, so that the GPU and not the host is measured; and a round begins with a kernel that only waits,
+    so that the first product of a round, like the others, is queued before the GPU is ready for it. What has a stream of its own is timed
+    by the host's clock."""
+
+    def __init__(self, functions, flops):
+        self.repeats = max(1, min(50, round(1e10 / flops)))  # products to a pair of events
+        self.functions, self.state = functions, {}
+        for function in functions:
+            function()
+        torch.cuda.synchronize()
+        for function in functions:
+            if hasattr(function, "synchronize"):
+                function.synchronize()
+        self.launched = [function if self.repeats == 1 or hasattr(function, "synchronize") else replay(function, self.repeats)
+                         for function in functions]
+
+    def __call__(self, halfway):
+        pairs = []
+        torch.cuda._sleep(SPACER_CYCLES)
+        for function, launched in zip(self.functions, self.launched):
+            if hasattr(function, "synchronize"):
+                pairs.append(None)
+                continue
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            launched()
+            end.record()
+            pairs.append((start, end))
+        if halfway:
+            self.state = machine.first_gpu().state()
+        torch.cuda.synchronize()
+        return [pair[0].elapsed_time(pair[1]) / self.repeats / 1e3 if pair else self.by_the_hosts_clock(function)
+                for function, pair in zip(self.functions, pairs)]
+
+    @staticmethod
+    def by_the_hosts_clock(function):
+        calls, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < HOST_CLOCK_SECONDS:
+            function()
+            function.result.block_until_ready()
+            calls += 1
+        return (time.perf_counter() - begin) / calls
+
+
+def interleaved(functions, seconds, flops):
+    """The Timing of each function, and the state of the GPU meanwhile."""
+    rounds = Rounds(functions, flops)
+    return timing.interleaved(rounds, seconds), rounds.state
+
+
+def host_microseconds(function):
+    """Host time of one call, the queue kept short enough never to block."""
+    return timing.host_microseconds(function, torch.cuda.synchronize)
+
+
+def latency_microseconds(function, calls=50):
+    """From a call to the moment its result is there, by the host's clock."""
+    samples = []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        function()
+        torch.cuda.synchronize()
+        samples.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(samples)
+
+
+def about():
+    """What a record says of this machine."""
+    return machine.gpu(torch=torch.__version__)

@@ -1,0 +1,224 @@
+"""Saved results: what a record holds, reading and writing them, and runs that go on where they were interrupted.
+
+A result file is a JSON list of records, one for each thing measured. `what` names the kind of a record; KINDS has the fields that each
+kind must have, FIELDS what they mean. bench/results/README.md is made from these two.
+"""
+
+import json
+import pathlib
+import signal
+import sys
+
+from . import machine
+from .progress import Progress
+
+
+class BadResults(Exception):
+    """A file that cannot be used; its text says why and what to do."""
+
+
+# ---- The schema ---------------------------------------------------------------------------------------------------------
+
+TEXT, COUNT, NUMBER, TRUTH = "text", "count", "number", "truth"
+TYPES = {TEXT: str, COUNT: int, NUMBER: (int, float), TRUTH: bool}
+
+FIELDS = {
+    "what": (TEXT, "the kind of the record"),
+    "m": (COUNT, "rows of A and C"), "n": (COUNT, "columns of B and C"), "k": (COUNT, "columns of A, rows of B"),
+    "layout": (TEXT, "how A and B lie in memory: n as they are, t transposed"),
+    "data": (TEXT, "what is multiplied: rand, uniform in [0, 1), or randn, standard normal; or a family of bench/harness/data.py"),
+    "problem": (TEXT, "one of the five reference problems, or the series the record belongs to"),
+    "precision": (TEXT, "ieee, fp32 or tf32"),
+    "packed": (TRUTH, "whether B was packed beforehand"),
+    "peer": (TEXT, "the library that took turns with Tessera"),
+    "library": (TEXT, "whose measurement this is: tessera, with a precision where it has several, or a peer"),
+    "threads": (COUNT, "CPU threads"),
+    "tessera_ms": (NUMBER, "median milliseconds of one product"), "peer_ms": (NUMBER, "the same of the peer"),
+    "speedup": (NUMBER, "the peer's time over Tessera's"),
+    "tflops": (NUMBER, "2 m n k over Tessera's time"),
+    "error": (NUMBER, "relative Frobenius error against float64"), "peer_error": (NUMBER, "the same of the peer"),
+    "worst_units": (NUMBER, "worst error of an element, in units of 2^-24 (|A||B|); the contract allows k + 2"),
+    "gflops_best": (NUMBER, "2 m n k over the shortest sample"), "gflops_median": (NUMBER, "the same over the median"),
+    "samples": (COUNT, "samples of each library"),
+    "spread": (NUMBER, "half the distance between the samples' quartiles, relative to the median"),
+    "tessera_host_us": (NUMBER, "host microseconds of one call"), "peer_host_us": (NUMBER, "the same of the peer"),
+    "host_us": (NUMBER, "host microseconds of one call: on a GPU to queue it, on a CPU the whole product"),
+    "value": (NUMBER, "the ceiling's height"), "unit": (TEXT, "of the value"), "name": (TEXT, "of the ceiling"),
+    "origin": (TEXT, "how the value was measured"),
+    "why": (TEXT, "why the library could not be measured"),
+    "gpu": (TEXT, "the GPU"), "driver": (TEXT, "its driver"), "torch": (TEXT, "version"),
+    "machine": (TEXT, "the processor"),
+    "commit": (TEXT, "of Tessera"), "date": (TEXT, "of the measurement"),
+}
+
+PRODUCT = ("m", "n", "k")
+KINDS = {
+    "product": (*PRODUCT, "problem", "layout", "data", "precision", "packed", "peer", "tessera_ms", "peer_ms", "speedup", "tflops", "error",
+                "peer_error", "gpu", "driver", "torch", "commit", "date"),
+    "host time": (*PRODUCT, "precision", "peer", "tessera_host_us", "peer_host_us", "gpu", "commit", "date"),
+    "library": (*PRODUCT, "library", "layout", "gflops_best", "gflops_median", "samples", "commit", "date"),
+    "accuracy": (*PRODUCT, "library", "data", "error", "worst_units", "commit", "date"),
+    "call": (*PRODUCT, "library", "host_us", "commit", "date"),
+    "ceiling": ("name", "value", "unit", "origin"),
+    "absent": ("library", "why"),
+    "module": ("problem", "precision", "speedup", "error", "gpu", "commit", "date"),
+}
+
+MEANINGS = {
+    "product": "Tessera beside one peer on a GPU (`bench/gpu/compare.py`)",
+    "host time": "host time of a call, Tessera beside one peer",
+    "library": "one library's rate on one problem, measured in turns with the others",
+    "accuracy": "one library's error on one family of data",
+    "call": "one library's cost of a call on a small product",
+    "ceiling": "what the hardware can do at most, as measured",
+    "absent": "a peer that is not on this machine",
+    "module": "a module of `kernelbench/` by KernelBench's own measure",
+}
+
+# Kinds that other measurements write, which nothing here but bench/table.py reads.
+OTHERS = ("offload", "cblas_sgemm", "program", "host", "reference", "linear")
+
+
+def check(record, where):
+    if not isinstance(record, dict) or not isinstance(record.get("what"), str):
+        raise BadResults(f"{where} does not say what it is: it was written by another version of Tessera; measure again with this one")
+    kind = record["what"]
+    if kind in OTHERS:
+        return
+    if kind not in KINDS:
+        raise BadResults(f"{where} is of a kind this version does not know, \"{kind}\" (it knows {', '.join(KINDS)}): measure again, or "
+                         "read it with the version that wrote it")
+    for field in KINDS[kind]:
+        # The modules' `problem` is KernelBench's number.
+        expected = (str, int) if field == "problem" else TYPES[FIELDS[field][0]]
+        if field not in record:
+            raise BadResults(f"{where}, a record of the kind \"{kind}\", has no \"{field}\": it was written by another version of Tessera; "
+                             "measure again with this one")
+        if not isinstance(record[field], expected) or (isinstance(record[field], bool) and expected is not bool):
+            raise BadResults(f"{where} has {json.dumps(record[field])} as its \"{field}\", which should be a {FIELDS[field][0]}: measure again")
+
+
+def parse(text, name):
+    try:
+        records = json.loads(text)
+    except json.JSONDecodeError as error:
+        if not text[error.pos:].strip() or not text.strip().endswith(("]", "}")):
+            raise BadResults(f"{name} ends in the middle (line {error.lineno}): it is not whole; measure again, or take it from git") from None
+        raise BadResults(f"{name} is not JSON (line {error.lineno}: {error.msg}): measure again, or take it from git") from None
+    if not isinstance(records, list):
+        raise BadResults(f"{name} is no list of records: it was written by something else than Tessera's benchmarks")
+    if not records:
+        raise BadResults(f"{name} has no records: measure again")
+    for number, record in enumerate(records, 1):
+        check(record, f"{name}, record {number},")
+    return records
+
+
+def load(path):
+    """The records of a file, checked."""
+    path = pathlib.Path(path)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise BadResults(f"there is no {path}: `make bench-cpu` or `make bench-gpu` measures this machine") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadResults(f"{path} cannot be read: {error}") from None
+    return parse(text, path.name)
+
+
+def machine_of(record):
+    """The name of what was measured: the GPU where there was one."""
+    return record.get("gpu") or record.get("machine")
+
+
+# ---- Writing ------------------------------------------------------------------------------------------------------------
+
+
+def write(path, text):
+    """Whole or not at all."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".unfinished")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def save(path, records):
+    write(path, "[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
+
+
+class Run:
+    """A list of jobs, measured one after the other. What has been measured is noted in FILE.partial, a line a job; where that is of the same
+    run (machine, commit, what was asked for) the jobs in it are not measured again.
+
+        run = Run(FILE or None, about, asked)
+        records = run.measure(jobs, weight, measure)
+
+    measure(job) returns a job's records, to which `about` is added, and the line to show for it."""
+
+    def __init__(self, path, about, asked=""):
+        self.path, self.about = pathlib.Path(path) if path else None, about
+        self.identity = {"asked": str(asked), **{name: value for name, value in about.items() if name != "date"}}
+        self.journal = self.path.with_name(self.path.name + ".partial") if path else None
+        self.done = self.resume() if path else {}
+
+    def resume(self):
+        if not self.journal.exists():
+            return {}
+        done, lines = {}, self.journal.read_text().splitlines()
+        try:
+            if json.loads(lines[0]) != self.identity:
+                print(f"{self.journal.name} is of another run (machine, commit or options differ): starting anew")
+                return {}
+            for line in lines[1:]:
+                noted = json.loads(line)
+                done[noted["job"]] = noted["records"]
+        except (IndexError, json.JSONDecodeError):
+            pass  # interrupted while writing: what is whole counts
+        if done:
+            print(f"{len(done)} measurements of a run that was interrupted are there already; the rest follows")
+        return done
+
+    def note(self, value, begin=False):
+        if self.journal:
+            self.journal.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.journal, "w" if begin else "a") as file:
+                file.write(json.dumps(value) + "\n")
+
+    def measure(self, jobs, weight, measure):
+        progress = Progress([weight(job) for job in jobs])
+        self.note(self.identity, begin=True)
+        for job, records in self.done.items():
+            self.note({"job": job, "records": records})
+        records = []
+
+        def end(*_):
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, end)
+        try:
+            for job in jobs:
+                key = json.dumps(job)
+                if key in self.done:
+                    records += self.done[key]
+                    progress.skip(weight(job))
+                    continue
+                made, line = measure(job)
+                made = [{**record, **self.about} for record in made]
+                self.note({"job": key, "records": made})
+                records += made
+                progress.step(weight(job), line)
+        except KeyboardInterrupt:
+            sys.exit("\ninterrupted" + (f": what was measured is kept in {self.journal}; the same command goes on from there" if self.journal else ""))
+        return records
+
+    def finish(self, records):
+        if self.path:
+            save(self.path, records)
+            self.journal.unlink(missing_ok=True)
+            print(f"{len(records)} records in {self.path}")
+
+
+def default_path(topic, name):
+    """bench/results/TOPIC-MACHINE.json."""
+    return machine.ROOT / "bench/results" / ("-".join(filter(None, [topic, machine.slug(name)])) + ".json")
