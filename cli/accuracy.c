@@ -139,7 +139,7 @@ static bool find_tf32_error(exact_lines *exact, const tsr_operand *a, const tsr_
 int exact_make(exact_lines *exact, const tsr_operand *a, const tsr_operand *b, int64_t row_step, int64_t col_step,
                bool tf32, uint64_t seed) {
     random_source source = {seed};
-    *exact = (exact_lines){.m = a->rows, .n = b->cols, .k = a->cols};
+    *exact = (exact_lines){.m = a->rows, .n = b->cols, .k = a->cols, .bound = (double)a->cols + 2};
     exact->rows = pick_lines(&exact->row_count, exact->m, row_step, &source);
     exact->cols = pick_lines(&exact->col_count, exact->n, col_step, &source);
     size_t count = (size_t)sampled_elements(exact);
@@ -165,12 +165,32 @@ void exact_free(exact_lines *exact) {
     *exact = (exact_lines){0};
 }
 
+static void scale_element(double *product, double *magnitude, float alpha, float addend) {
+    *product = alpha == 0 ? (double)addend : (double)alpha * *product + (double)addend;
+    *magnitude = alpha == 0 ? fabs((double)addend) : fabs((double)alpha) * *magnitude + fabs((double)addend);
+}
+
+void exact_scale(exact_lines *exact, float alpha, float beta, const tsr_result *c) {
+    double *product = exact->product, *magnitude = exact->magnitude;
+    for (int64_t i = 0; i < exact->row_count; i++)
+        for (int64_t col = 0; col < exact->n; col++)
+            scale_element(product++, magnitude++, alpha,
+                          beta * c->data[exact->rows[i] * c->row_stride + col * c->col_stride]);
+    for (int64_t i = 0; i < exact->col_count; i++)
+        for (int64_t row = 0; row < exact->m; row++)
+            scale_element(product++, magnitude++, alpha,
+                          beta * c->data[row * c->row_stride + exact->cols[i] * c->col_stride]);
+    exact->bound = (double)exact->k + 4;
+}
+
 /* Sums over the elements judged so far. */
 typedef struct tally {
     double error_squares, product_squares, magnitude_squares;
 } tally;
 
-static bool same_kind(double got, double expected) {
+/* What is beyond float32's range in float64 is infinite in float32. */
+static bool same_kind(float got, double exact) {
+    float expected = (float)exact;
     if (isnan(expected)) return isnan(got);
     if (isinf(expected)) return got == expected;
     return isfinite(got);
@@ -179,9 +199,9 @@ static bool same_kind(double got, double expected) {
 static void judge_element(judgement *j, tally *sums, int64_t k, float got, double expected, double magnitude,
                           int64_t row, int64_t col) {
     bool worse = false;
-    if (!same_kind((double)got, expected)) {
+    if (!same_kind(got, expected)) {
         worse = j->misplaced++ == 0;
-    } else if (isfinite(expected)) {
+    } else if (isfinite((float)expected)) {
         double error = fabs((double)got - expected);
         double counted = error - (double)k * underflow_loss;
         double units = counted <= 0 ? 0 : counted / (unit_roundoff * magnitude);
@@ -200,7 +220,7 @@ static void judge_element(judgement *j, tally *sums, int64_t k, float got, doubl
 }
 
 judgement judge(const exact_lines *exact, const tsr_result *c) {
-    judgement j = {.bound = (double)exact->k + 2};
+    judgement j = {.bound = exact->bound};
     tally sums = {0, 0, 0};
     const double *product = exact->product, *magnitude = exact->magnitude;
     for (int64_t i = 0; i < exact->row_count; i++) {
@@ -224,6 +244,11 @@ judgement judge(const exact_lines *exact, const tsr_result *c) {
         j.relative = sums.error_squares > 0 ? INFINITY : 0;
     }
     return j;
+}
+
+double contract_share(const judgement *j, tsr_precision precision) {
+    if (precision != TSR_TF32) return j->worst / j->bound;
+    return j->tf32_limit > 0 ? j->relative / j->tf32_limit : 0;
 }
 
 bool within_contract(const judgement *j, tsr_precision precision) {

@@ -122,6 +122,12 @@ static void describe_cpu(char *name, size_t size, int threads) {
     snprintf(name, size, "cpu: %.120s, %s", model, count);
 }
 
+int device_gpu_count(void) {
+    int count = 0;
+    if (!tsr_has_cuda() || driver_load() || driver.init(0) || driver.device_get_count(&count)) return 0;
+    return count;
+}
+
 /* Makes the GPU's primary context current, in which the library works too, and the stream and events for it. `quiet`:
  * say nothing where there is no GPU, for `auto`. */
 static int open_cuda(device *d, bool quiet) {
@@ -242,9 +248,10 @@ void device_release(device *d, const float *data) {
     if (on_cuda(d) && data) driver.memory_free((uint64_t)(uintptr_t)data);
 }
 
-int device_multiply(device *d, const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {
+int device_multiply(device *d, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                    const tsr_result *c) {
     tsr_launch launch = {.stream = d->stream};
-    tsr_status status = tsr_gemm(d->context, 1, a, b, 0, c, &launch);
+    tsr_status status = tsr_gemm(d->context, alpha, a, b, beta, c, &launch);
     if (status) return fail_status("cannot multiply", status);
     int error = on_cuda(d) ? driver.stream_synchronize(d->stream) : 0;
     return error ? fail_driver("cannot multiply", error) : EXIT_OK;

@@ -19,6 +19,9 @@ typedef struct device {
 int device_open(device *d, const options *chosen, double flops, double bytes);
 void device_close(device *d);
 
+/* How many GPUs there are for it to open; 0 without a driver or without the CUDA engine. */
+int device_gpu_count(void);
+
 /* Replaces the context by one at another precision. */
 int device_use_precision(device *d, tsr_precision precision);
 
@@ -33,8 +36,9 @@ int device_fetch(device *d, float *host, const float *data, size_t bytes);
 /* Undoes device_input or device_output; NULL is allowed. */
 void device_release(device *d, const float *data);
 
-/* C = A*B, finished when it returns. */
-int device_multiply(device *d, const tsr_operand *a, const tsr_operand *b, const tsr_result *c);
+/* C = alpha*A*B + beta*C, finished when it returns. */
+int device_multiply(device *d, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                    const tsr_result *c);
 
 /* Seconds one execution takes. Samples are taken for `seconds` after a warm-up, each long enough for the clock; a
  * product that alone takes longer is executed once. On a GPU its own clock is read. */

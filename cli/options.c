@@ -21,14 +21,16 @@ typedef enum option_id {
     ID_SEED,
     ID_QUICK,
     ID_SECONDS,
-    ID_JSON
+    ID_JSON,
+    ID_REPORT,
+    ID_LIBRARY
 } option_id;
 
 typedef struct option {
     option_id id;
     unsigned bit;
     const char *name, *short_name;
-    const char *value; /* what it takes, as help shows it; NULL: nothing */
+    const char *value; /* what it takes, as help shows it; in brackets: it need not; NULL: nothing */
     const char *help;
 } option;
 
@@ -45,6 +47,8 @@ static const option option_table[] = {
     {ID_QUICK, OPTION_QUICK, "--quick", NULL, NULL, "small matrices only"},
     {ID_SECONDS, OPTION_SECONDS, "--seconds", NULL, "S", "time to spend on each measurement (default: 1)"},
     {ID_JSON, OPTION_JSON, "--json", NULL, NULL, "print JSON instead of a table"},
+    {ID_REPORT, OPTION_REPORT, "--report", NULL, "[FILE]", "a certificate in Markdown, to FILE or standard output"},
+    {ID_LIBRARY, OPTION_LIBRARY, "--library", NULL, "FILE", "check this BLAS instead, a shared library"},
 };
 
 enum { OPTION_TOTAL = sizeof option_table / sizeof option_table[0] };
@@ -133,6 +137,11 @@ static int set_option(options *chosen, const option *which, const char *value) {
     case ID_QUICK: chosen->quick = true; break;
     case ID_SECONDS: return parse_seconds(chosen, which->name, value);
     case ID_JSON: chosen->json = true; break;
+    case ID_REPORT:
+        chosen->report = true;
+        chosen->report_file = value;
+        break;
+    case ID_LIBRARY: chosen->library = value; break;
     }
     return status;
 }
@@ -177,7 +186,9 @@ int options_parse(options *chosen, unsigned accepted, int count, char **words, b
         const option *which = find_option(accepted, word, &value);
         if (!which) return misuse("unknown option %s", word);
         if (!which->value && value) return misuse("%s takes no value", which->name);
-        if (which->value && !value) {
+        bool optional = which->value && which->value[0] == '[';
+        if (optional && !value && i + 1 < count && !is_option(words[i + 1])) value = words[++i];
+        if (which->value && !value && !optional) {
             if (i + 1 == count) return misuse("%s needs a value: %s", word, which->value);
             value = words[++i];
         }

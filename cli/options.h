@@ -19,7 +19,9 @@ enum {
     OPTION_QUICK = 1 << 8,
     OPTION_SECONDS = 1 << 9,
     OPTION_JSON = 1 << 10,
-    OPTION_PROGRAM = 1 << 11 /* none, but: from the first word on that is no option, words are another program's */
+    OPTION_REPORT = 1 << 11,
+    OPTION_LIBRARY = 1 << 12,
+    OPTION_PROGRAM = 1 << 13 /* none, but: from the first word on that is no option, words are another program's */
 };
 
 typedef enum device_choice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } device_choice;
@@ -40,6 +42,9 @@ typedef struct options {
     bool quick;
     double seconds;
     bool json;
+    bool report;
+    const char *report_file; /* NULL: standard output */
+    const char *library;     /* whose products are checked; NULL: Tessera's own */
 } options;
 
 /* Parses what follows the subcommand's name; `accepted` are the options it takes. Words that are no options are

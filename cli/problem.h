@@ -13,6 +13,15 @@ typedef struct problem {
     bool transpose_a, transpose_b;
 } problem;
 
+/* alpha*A*B + beta*C of matrices in host memory, each stored in rows that lie `ld` floats apart. */
+typedef struct stored_product {
+    problem shape;
+    float alpha, beta;
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+} stored_product;
+
 /* The three sizes from three words, or from one word "M,N,K". EXIT_OK or EXIT_USAGE. */
 int problem_parse(problem *p, const char *m, const char *n, const char *k);
 int problem_parse_shape(problem *p, const char *shape);

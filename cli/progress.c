@@ -34,7 +34,7 @@ static void erase_locked(void) {
 static void draw_locked(void) {
     double seconds = seconds_since(begun);
     if (seconds < 1 || !label[0]) return;
-    char line[sizeof label + BAR_WIDTH + 64];
+    char line[sizeof label + BAR_WIDTH + 96];
     int length = 0;
     if (step_total > 0) {
         int filled = (step - 1) * BAR_WIDTH / step_total;
@@ -42,7 +42,11 @@ static void draw_locked(void) {
         for (int i = 0; i < BAR_WIDTH; i++) line[length++] = i < filled ? '#' : '.';
         length += snprintf(line + length, sizeof line - (size_t)length, "] %d/%d ", step, step_total);
     }
-    snprintf(line + length, sizeof line - (size_t)length, "%s, %.0f s", label, seconds);
+    length += snprintf(line + length, sizeof line - (size_t)length, "%s, %.0f s", label, seconds);
+    /* Steps differ in length: a guess, and none before a tenth is done. */
+    if (step_total > 0 && 10 * (step - 1) >= step_total)
+        snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left",
+                 seconds * (step_total - step + 1) / (step - 1));
     struct winsize window;
     int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
     fprintf(stderr, "\r%.*s\033[K", width, line);

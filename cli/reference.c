@@ -55,7 +55,7 @@ static int run_problem(device *d, int index, const options *chosen, bool *kept) 
     workload_free(&w, d);
     if (status) return status;
     *kept = within_contract(&j, chosen->precision);
-    double share = chosen->precision == TSR_TF32 ? j.relative / j.tf32_limit : j.worst / j.bound;
+    double share = contract_share(&j, chosen->precision);
     char shape[32];
     snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)p->m, (long long)p->n, (long long)p->k);
     progress_print("%-16s %-15s %-6s %10.3f %10.1f %10.2e %8.4f  %s\n", name, shape, problem_layout(p), 1e3 * t.median,

@@ -1,0 +1,81 @@
+/* sgemm.c: a BLAS of one function, right as it stands, or with one fault that -DFAULT=... puts into it, for
+ * `tessera check --library` to find. -DNAME and -DINTEGER choose which of the standard's names it has. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum fault {
+    NONE,
+    DROPS_A_TERM,
+    READS_C,
+    READS_A_AND_B,     /* although alpha is 0 */
+    WRITES_OUTSIDE,    /* between the columns of C */
+    ROUNDS_OPERANDS,   /* to 11 bits, as TF32 does */
+    FORGETS_THE_SMALL, /* elements of A far below their row's largest */
+    FLUSHES_SUBNORMALS,
+    CHANGES_ITS_ORDER, /* from call to call */
+    CRASHES,
+    EXITS
+};
+
+#ifndef FAULT
+#define FAULT NONE
+#endif
+#ifndef INTEGER
+#define INTEGER int
+#endif
+
+static float rounded(float x) {
+    unsigned bits;
+    if (FAULT != ROUNDS_OPERANDS || !isfinite(x)) return x;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+static float flushed(float x) { return FAULT == FLUSHES_SUBNORMALS && fpclassify(x) == FP_SUBNORMAL ? 0 : x; }
+
+/* C (m x n) = alpha op(A) op(B) + beta C, all stored in columns. */
+static void multiply(int transpose_a, int transpose_b, long m, long n, long k, float alpha, const float *a, long lda,
+                     const float *b, long ldb, float beta, float *c, long ldc) {
+    static int calls;
+    int backwards = FAULT == CHANGES_ITS_ORDER && calls++ % 2;
+    if (FAULT == CRASHES) abort();
+    if (FAULT == EXITS) exit(0);
+    if (FAULT == DROPS_A_TERM && k > 1) k--;
+    for (long i = 0; i < m; i++) {
+        float largest = 0;
+        for (long p = 0; p < k && FAULT == FORGETS_THE_SMALL; p++)
+            largest = fmaxf(largest, fabsf(transpose_a ? a[p + i * lda] : a[i + p * lda]));
+        for (long j = 0; j < n; j++) {
+            float sum = 0, *result = &c[i + j * ldc];
+            for (long step = 0; step < k; step++) {
+                long p = backwards ? k - 1 - step : step;
+                float x = transpose_a ? a[p + i * lda] : a[i + p * lda],
+                      y = transpose_b ? b[j + p * ldb] : b[p + j * ldb];
+                if (FAULT == FORGETS_THE_SMALL && fabsf(x) < 0x1p-30f * largest) x = 0;
+                sum += flushed(rounded(x)) * flushed(rounded(y));
+            }
+            float scaled = alpha == 0 && FAULT != READS_A_AND_B ? 0 : alpha * sum;
+            *result = flushed(beta == 0 && FAULT != READS_C ? scaled : scaled + beta * *result);
+        }
+    }
+    if (FAULT == WRITES_OUTSIDE && ldc > m) c[m] = 0;
+}
+
+#ifdef CBLAS
+void NAME(int order, int transpose_a, int transpose_b, INTEGER m, INTEGER n, INTEGER k, float alpha, const float *a,
+          INTEGER lda, const float *b, INTEGER ldb, float beta, float *c, INTEGER ldc) {
+    if (order == 101) /* by rows: C^T = B^T A^T */
+        multiply(transpose_b == 112, transpose_a == 112, n, m, k, alpha, b, ldb, a, lda, beta, c, ldc);
+    else
+        multiply(transpose_a == 112, transpose_b == 112, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+#else
+void NAME(const char *transpose_a, const char *transpose_b, const INTEGER *m, const INTEGER *n, const INTEGER *k,
+          const float *alpha, const float *a, const INTEGER *lda, const float *b, const INTEGER *ldb, const float *beta,
+          float *c, const INTEGER *ldc) {
+    multiply(*transpose_a == 'T', *transpose_b == 'T', *m, *n, *k, *alpha, a, *lda, b, *ldb, *beta, c, *ldc);
+}
+#endif
