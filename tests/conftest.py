@@ -1,12 +1,14 @@
 """Fixtures: the engines that the general tests run on, and how skipped tests are summed up."""
 
 import collections
+import shutil
 
 import numpy as np
 import pytest
 
 import engine as engines
 from binding import CPU, CUDA, FP32, IEEE, TF32
+from toolchain import BUILD, run
 
 
 def engines_where(condition):
@@ -38,6 +40,15 @@ def driver():
     if not engines.DRIVER:
         pytest.skip(engines.NO_GPU)
     return engines.DRIVER
+
+
+@pytest.fixture(scope="session")
+def prefix(tmp_path_factory):
+    """An installed tree that has been moved since: nothing in it may depend on where it was put first."""
+    first, moved = tmp_path_factory.mktemp("installed") / "first", tmp_path_factory.mktemp("moved") / "prefix"
+    run("cmake", "--install", BUILD, "--prefix", first)
+    shutil.move(first, moved)
+    return moved
 
 
 @pytest.fixture

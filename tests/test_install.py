@@ -7,19 +7,10 @@ from pathlib import Path
 import pytest
 
 import binding
-from toolchain import BUILD, ROOT, need, run
+from toolchain import ROOT, need, run
 
 CONSUMER = ROOT / "tests" / "consumer"
 VERSION = binding.lib.tsr_version().decode()
-
-
-@pytest.fixture(scope="module")
-def prefix(tmp_path_factory):
-    """An installed tree that has been moved since: nothing in it may depend on where it was put first."""
-    first, moved = tmp_path_factory.mktemp("installed") / "first", tmp_path_factory.mktemp("moved") / "prefix"
-    run("cmake", "--install", BUILD, "--prefix", first)
-    shutil.move(first, moved)
-    return moved
 
 
 def library_folder(prefix):
