@@ -39,7 +39,7 @@ sanitize-gpu: build ## compute-sanitizer on a reduced set of the GPU tests
 	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" $(TESTS) tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
 	done
 
-bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS and oneDNN, interleaved in one run
+bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run
 	bench/cpu/run $(BUILD)
 
 bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and middling products

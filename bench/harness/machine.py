@@ -53,6 +53,12 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
+def last_cache():
+    """Bytes of the last-level cache; 0 where the machine does not tell."""
+    sizes = [read(path) for path in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))]
+    return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=0)
+
+
 def cpu():
     """What a record of the CPU says of where and when it was made."""
     return {"machine": processor(), "cores": cores(), "commit": commit(), "date": date()}

@@ -1,0 +1,328 @@
+"""Tessera's CPU engine beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run: rates by size, layout and threads, the cost of small
+products, accuracy against K, and what the machine can do at most.
+
+    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--topic TOPIC]... [--save FILE]
+
+Each library has a process of its own (library.c). They take turns: all but one are stopped, so that no library's idle threads spin on the
+cores another is being timed on. For each problem a process makes fresh matrices, several sets of them, together twice the last-level
+cache, and goes round the sets, so that every call finds its operands in memory; only products of the topic `calls` stay in the caches.
+
+Debian's OpenBLAS and BLIS do not know newer chips and fall back to kernels several times slower, so where there is AVX-512 they are told
+which to take. An interrupted run goes on where it was.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from harness import data, errors, machine, results, timing  # noqa: E402
+
+REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"), ("irregular", 8205, 5921, 2949, "nn"),
+             ("transposed A", 2048, 4096, 8192, "tn"), ("transposed both", 2048, 4096, 8192, "tt")]
+STANDING = [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (2048, 4096, 8192)]  # in all layouts
+SQUARES = (64, 128, 256, 512, 1024, 2048)
+LAYOUTS = ("nn", "tn", "nt", "tt")
+SMALL = (2, 4, 8, 16, 32, 64, 128)
+DEPTHS = (64, 256, 1024, 4096, 16384, 65536)
+EDGE = 128  # rows and columns of the products whose accuracy is measured
+TOPICS = ("ceilings", "rates", "calls", "accuracy")
+
+SAMPLE_SECONDS = 0.02  # a sample lasts at least this long, so that it shows a library at work and not its threads being woken
+MOST_SAMPLES = 64
+QUICK_FLOPS = 5e10  # a quick run leaves out larger products
+
+
+# ---- The libraries ------------------------------------------------------------------------------------------------------
+
+
+def file_of_distribution(name, beginning):
+    """A shared library that came with a package of PyPI."""
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [str(file.locate().resolve()) for file in files if file.name.startswith(beginning)]
+
+
+def file_of_torch():
+    found = importlib.util.find_spec("torch")
+    return [str(pathlib.Path(found.origin).parent / "lib/libtorch_cpu.so")] if found and found.origin else []
+
+
+def environments(threads):
+    skylake = " avx512f " in machine.read("/proc/cpuinfo")
+    count = str(threads)
+    return {"openblas": {"OPENBLAS_NUM_THREADS": count, **({"OPENBLAS_CORETYPE": "SkylakeX"} if skylake else {})},
+            "blis": {"BLIS_NUM_THREADS": count, **({"BLIS_ARCH_TYPE": "0"} if skylake else {})},
+            "onednn": {"OMP_NUM_THREADS": count},
+            "mkl": {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "MKL_THREADING_LAYER": "GNU"}}
+
+
+def ways():
+    """How each library may be found and called: style and function of library.c, and the files to try."""
+    return {
+        "tessera": [("tessera", "", [])],
+        "openblas": [("cblas", "cblas_sgemm", ["libopenblas.so.0", "libopenblas.so"]),
+                     ("cblas64", "scipy_cblas_sgemm64_", file_of_distribution("numpy", "libscipy_openblas64_"))],
+        "blis": [("cblas", "cblas_sgemm", ["libblis.so.4", "libblis.so"])],
+        "onednn": [("dnnl", "dnnl_sgemm", ["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"])],
+        # torch's own builds carry MKL inside; Debian's does not, and has no function of this name.
+        "mkl": [("cblas", "cblas_sgemm", [*file_of_distribution("mkl", "libmkl_rt.so"), "libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so"]),
+                ("fortran", "SGEMM", file_of_torch())],
+    }
+
+
+class Library:
+    """A library's process; `version` is None where the library is not here, and `why` says why."""
+
+    def __init__(self, program, name, threads):
+        self.name, self.version, self.why = name, None, "none of its files is here"
+        for style, function, files in ways()[name]:
+            self.process = subprocess.Popen([program, style, function, str(threads), *files], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            env={**os.environ, **environments(threads).get(name, {})})
+            word, _, rest = self.process.stdout.readline().decode().strip().partition(" ")
+            if word == "here":
+                self.version = rest
+                self.process.send_signal(signal.SIGSTOP)
+                return
+            self.why = rest or "its process ended"
+            self.end()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+
+    def ask(self, line, *matrices, answer=None):
+        """The number it answers with, or that many bytes."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(line.encode() + b"\n" + b"".join(matrices))
+        self.process.stdin.flush()
+        said = self.process.stdout.read(answer) if answer else self.process.stdout.readline()
+        self.process.send_signal(signal.SIGSTOP)
+        if not said:
+            raise results.BadResults(f"the process of {self.name} ended at the request: {line}")
+        return said if answer else float(said)
+
+    def set_up(self, m, n, k, layout, sets):
+        self.call = self.ask(f"problem {m} {n} {k} {layout} {sets}")
+        if not self.call:
+            raise results.BadResults(f"{self.name}: a wrong result at {m} x {n} x {k} {layout}")
+        self.calls = int(SAMPLE_SECONDS / self.call) + 1 if self.call < SAMPLE_SECONDS else 1
+
+    def sample(self):
+        seconds = self.ask(f"time {int(self.call < 10 * SAMPLE_SECONDS)} {self.calls}") / self.calls
+        self.call = seconds
+        return seconds
+
+
+class Libraries:
+    """The processes of all libraries, started anew when the number of threads changes."""
+
+    def __init__(self, program, names):
+        self.program, self.names, self.threads, self.here, self.absent = program, names, None, [], {}
+
+    def with_threads(self, threads):
+        if threads != self.threads:
+            self.end()
+            started = [Library(self.program, name, threads) for name in self.names]
+            self.here, self.threads = [library for library in started if library.version is not None], threads
+            self.absent = {library.name: library.why for library in started if library.version is None}
+        return self.here
+
+    def end(self):
+        for library in self.here:
+            library.end()
+        self.here = []
+
+
+# ---- What is measured ---------------------------------------------------------------------------------------------------
+
+
+def sets_beyond_cache(m, n, k):
+    total = 2 * machine.last_cache() or 64 << 20
+    return total // (4 * (m * k + k * n + m * n)) + 1
+
+
+def measure_rate(libraries, effort, problem, m, n, k, layout, threads):
+    here = libraries.with_threads(threads)
+    for library in here:
+        library.set_up(m, n, k, layout, sets_beyond_cache(m, n, k))
+    state = {}
+
+    def take_round(halfway):
+        samples = [library.sample() for library in here]
+        if halfway:
+            state.update(machine.processor_state())
+        return samples
+
+    timings = timing.interleaved(take_round, effort.seconds, effort.least, MOST_SAMPLES)
+    flops = 2e-9 * m * n * k
+    records = [{"what": "library", "library": library.name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "threads": threads,
+                "gflops_best": round(flops / t.best, 2), "gflops_median": round(flops / t.median, 2), "samples": len(t.samples),
+                "spread": round(t.spread, 4), "version": library.version, **state} for library, t in zip(here, timings)]
+    peers = [r["gflops_best"] for r in records if r["library"] != "tessera"]
+    ratio = ""
+    for r in records:
+        if r["library"] == "tessera" and peers:
+            r["ratio_to_best_peer"] = round(r["gflops_best"] / max(peers), 3)
+            ratio = f"  {r['ratio_to_best_peer']:.3f} of the best"
+    return records, (f"{threads:3d} threads {m:5d} {n:5d} {k:5d} {layout}  GFLOP/s: "
+                     + "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
+
+
+def measure_call(libraries, effort, size):
+    here = libraries.with_threads(1)
+    for library in here:
+        library.set_up(size, size, size, "nn", 1)
+    timings = timing.interleaved(lambda halfway: [library.sample() for library in here], effort.seconds / 2, effort.least, MOST_SAMPLES)
+    records = [{"what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1, "host_us": float(f"{1e6 * t.best:.4g}"),
+                "version": library.version} for library, t in zip(here, timings)]
+    return records, f"{size:3d}^3 in the caches, us: " + "  ".join(f"{r['library']} {r['host_us']:.3g}" for r in records)
+
+
+def measure_accuracy(libraries, _effort, family, k):
+    import numpy
+    here, source = libraries.with_threads(1), data.NumpySource(k)
+    a, b = data.matrix(source, family, EDGE, k), data.matrix(source, family, k, EDGE)
+    a, b = numpy.ascontiguousarray(a, numpy.float32), numpy.ascontiguousarray(b, numpy.float32)
+    products = [numpy.frombuffer(library.ask(f"product {EDGE} {EDGE} {k}", a.tobytes(), b.tobytes(), answer=4 * EDGE * EDGE),
+                                 numpy.float32).reshape(EDGE, EDGE) for library in here]
+    records = [{"what": "accuracy", "library": library.name, "m": EDGE, "n": EDGE, "k": k, "data": family, "error": float(f"{error:.3e}"),
+                "worst_units": float(f"{worst:.3g}"), "version": library.version}
+               for library, (error, worst) in zip(here, errors.measure(products, a, b))]
+    return records, f"{family:8s} K {k:5d}  errors: " + "  ".join(f"{r['library']} {r['error']:.1e}" for r in records)
+
+
+def measure_ceilings(program, threads):
+    rate, bandwidth = map(float, subprocess.run([program, str(threads)], capture_output=True, text=True, check=True).stdout.split())
+    return [{"what": "ceiling", "name": "multiply-adds", "value": rate, "unit": "GFLOP/s", "threads": threads,
+             "origin": "chains of multiply-adds in registers (bench/cpu/ceilings.c)"},
+            {"what": "ceiling", "name": "reading", "value": bandwidth, "unit": "GB/s", "threads": threads,
+             "origin": "sums over memory beyond the caches (bench/cpu/ceilings.c)"}], (
+                 f"{threads:3d} threads: at most {rate:.0f} GFLOP/s, {bandwidth:.1f} GB/s read")
+
+
+class Effort:
+    def __init__(self, quick, seconds):
+        self.name = "quick" if quick else "full"
+        self.seconds, self.least = seconds or (0.4 if quick else 2.0), 2 if quick else 3
+
+
+def thread_counts():
+    """1, 2, 4 ... and all cores."""
+    most = machine.cores()
+    return sorted({1, most, *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})
+
+
+def rate_jobs(options):
+    counts = options.threads or sorted({1, machine.cores()})
+    if options.shape:
+        return [["rates", "chosen", *shape, layout, threads] for threads in counts for shape in options.shape for layout in LAYOUTS]
+    jobs = []
+    for threads in options.threads or thread_counts():
+        if threads in counts:
+            jobs += [["rates", "squares", size, size, size, "nn", threads] for size in SQUARES]
+            jobs += [["rates", "layouts", *shape, layout, threads] for shape in STANDING for layout in LAYOUTS]
+        else:
+            jobs.append(["rates", "squares", 2048, 2048, 2048, "nn", threads])
+        if threads == max(counts):
+            jobs += [["rates", *problem, threads] for problem in REFERENCE]
+    if options.quick:
+        jobs = [job for job in jobs if 2.0 * job[2] * job[3] * job[4] <= QUICK_FLOPS]
+    return without_repeats(jobs)
+
+
+def without_repeats(jobs):
+    """A reference problem that is also one of another series is measured once, under its own name."""
+    named = {tuple(job[2:]): job for job in jobs}  # the last of a kind has the better name
+    return list(dict.fromkeys(map(tuple, (named[tuple(job[2:])] for job in jobs))))
+
+
+def jobs_of(options):
+    """In an order that starts each library anew as seldom as possible."""
+    jobs = []
+    for topic in options.topic or TOPICS:
+        if topic == "ceilings":
+            jobs += [["ceilings", threads] for threads in options.threads or thread_counts()]
+        elif topic == "rates":
+            jobs += map(list, rate_jobs(options))
+        elif topic == "calls":
+            jobs += [["calls", size] for size in SMALL]
+        elif importlib.util.find_spec("numpy"):
+            jobs += [["accuracy", family, k] for family in data.FAMILIES for k in DEPTHS]
+        else:
+            print("accuracy is left out: it needs a python3 with numpy")
+    return jobs
+
+
+def weight(job, libraries, effort):
+    """About how many seconds a job takes."""
+    if job[0] != "rates":
+        return {"ceilings": 2.0, "calls": effort.seconds / 2, "accuracy": 0.3}[job[0]]
+    call = 2e-11 * job[2] * job[3] * job[4] / job[6]
+    return max(effort.seconds, (2 + effort.least) * libraries * call)
+
+
+def shape(text):
+    m, n, k = map(int, text.split(","))
+    if min(m, n, k) < 1:
+        raise ValueError(text)
+    return m, n, k
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Tessera's CPU engine beside its peers, interleaved")
+    parser.add_argument("programs", type=pathlib.Path, help=argparse.SUPPRESS)  # the folder that bench/cpu/run built them in
+    parser.add_argument("--compiler", default="unknown", help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="a minute or two: fewer samples, and not the largest problems")
+    parser.add_argument("--peer", action="append", metavar="NAME", help="beside Tessera only this one (may be repeated)")
+    parser.add_argument("--threads", action="append", type=int, metavar="N", help="this many threads (may be repeated); default 1, 2, 4 ... all")
+    parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K", help="only this problem, in all layouts (may be repeated)")
+    parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
+    parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
+    parser.add_argument("--save", metavar="FILE", help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
+    options = parser.parse_args()
+    known = ways()
+    for name in options.peer or []:
+        if name not in known:
+            sys.exit(f"bench/cpu: there is no peer called {name}; those known are {', '.join(name for name in known if name != 'tessera')}")
+    if options.shape and not options.topic:
+        options.topic = ["rates"]
+
+    about, effort = {**machine.cpu(), "compiler": options.compiler}, Effort(options.quick, options.seconds)
+    about["effort"] = effort.name
+    libraries = Libraries(options.programs / "bench-cpu-library", ["tessera", *options.peer] if options.peer else list(known))
+    print(f"{about['machine']}, {about['cores']} cores, commit {about['commit']}; here: "
+          + ", ".join(f"{library.name} {library.version}" for library in libraries.with_threads(1)))
+    for name, why in libraries.absent.items():
+        print(f"{name} is not here: {why}")
+    measures = {"rates": measure_rate, "calls": measure_call, "accuracy": measure_accuracy}
+
+    def measure(job):
+        if job[0] == "ceilings":
+            return measure_ceilings(options.programs / "bench-cpu-ceilings", job[1])
+        return measures[job[0]](libraries, effort, *job[1:])
+
+    chosen = options.shape or options.peer or options.topic or options.threads
+    save = options.save or (None if chosen else results.default_path("cpu", about["machine"]))
+    run = results.Run(save, about, [effort.seconds, libraries.names])
+    try:
+        records = run.measure(jobs_of(options), lambda job: weight(job, len(libraries.names), effort), measure)
+        run.finish(records + [{"what": "absent", "library": name, "why": why, **about} for name, why in libraries.absent.items()])
+    finally:
+        libraries.end()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except results.BadResults as error:
+        sys.exit(f"bench/cpu: {error}")
