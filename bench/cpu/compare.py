@@ -1,7 +1,7 @@
 """Tessera's CPU engine beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run: rates by size, layout and threads, the cost of small
 products, accuracy against K, and what the machine can do at most.
 
-    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--topic TOPIC]... [--save FILE]
+    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--layout nn]... [--topic TOPIC]... [--save FILE]
 
 Each library has a process of its own (library.c). They take turns: all but one are stopped, so that no library's idle threads spin on the
 cores another is being timed on. For each problem a process makes fresh matrices, several sets of them, together twice the last-level
@@ -225,7 +225,7 @@ def thread_counts():
 def rate_jobs(options):
     counts = options.threads or sorted({1, machine.cores()})
     if options.shape:
-        return [["rates", "chosen", *shape, layout, threads] for threads in counts for shape in options.shape for layout in LAYOUTS]
+        return [["rates", "chosen", *shape, layout, threads] for threads in counts for shape in options.shape for layout in options.layout or LAYOUTS]
     jobs = []
     for threads in options.threads or thread_counts():
         if threads in counts:
@@ -285,7 +285,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a minute or two: fewer samples, and not the largest problems")
     parser.add_argument("--peer", action="append", metavar="NAME", help="beside Tessera only this one (may be repeated)")
     parser.add_argument("--threads", action="append", type=int, metavar="N", help="this many threads (may be repeated); default 1, 2, 4 ... all")
-    parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K", help="only this problem, in all layouts (may be repeated)")
+    parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K", help="only this problem (may be repeated)")
+    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="that problem in this layout (may be repeated); default all four")
     parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
     parser.add_argument("--save", metavar="FILE", help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
