@@ -47,20 +47,35 @@ static pthread_barrier_t barrier;
 
 struct worker {
     vector *data;
-    float result; /* so that the work is not left out */
+    double begin[2][TRIES], end[2][TRIES]; /* of multiplying and of reading, by the worker's own clock */
+    float result;                          /* so that the work is not left out */
 };
 
 static void *work(void *argument) {
     struct worker *worker = argument;
     for (size_t i = 0; i < read_bytes / sizeof(vector); i++) worker->data[i] = (vector){1};
-    for (int i = 0; i < TRIES; i++) {
+    for (int i = 0; i < 2 * TRIES; i++) {
+        const int reading = i % 2;
         pthread_barrier_wait(&barrier);
-        worker->result += multiply_add(1);
-        pthread_barrier_wait(&barrier);
-        worker->result += read_all(worker->data);
+        worker->begin[reading][i / 2] = now();
+        worker->result += reading ? read_all(worker->data) : multiply_add(1);
+        worker->end[reading][i / 2] = now();
     }
-    pthread_barrier_wait(&barrier);
     return NULL;
+}
+
+/* The least time from the first worker's beginning to the last one's end. */
+static double best_seconds(const struct worker *workers, int threads, int reading) {
+    double best = 1e9;
+    for (int i = 0; i < TRIES; i++) {
+        double begin = workers[0].begin[reading][i], end = workers[0].end[reading][i];
+        for (int t = 1; t < threads; t++) {
+            if (workers[t].begin[reading][i] < begin) begin = workers[t].begin[reading][i];
+            if (workers[t].end[reading][i] > end) end = workers[t].end[reading][i];
+        }
+        if (end - begin < best) best = end - begin;
+    }
+    return best;
 }
 
 int main(int argc, char **argv) {
@@ -68,24 +83,15 @@ int main(int argc, char **argv) {
     if (threads < 1 || threads > MAX_THREADS) return fputs("usage: ceilings THREADS\n", stderr), 2;
     static struct worker workers[MAX_THREADS];
     pthread_t ids[MAX_THREADS];
-    pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1);
+    pthread_barrier_init(&barrier, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++) {
         workers[i].data = aligned_alloc(64, read_bytes);
         if (!workers[i].data || pthread_create(&ids[i], NULL, work, &workers[i]))
             return fputs("ceilings: no memory or no thread\n", stderr), 1;
     }
-    double multiply_best = 1e9, read_best = 1e9;
-    pthread_barrier_wait(&barrier);
-    for (int i = 0; i < TRIES; i++) {
-        const double begin = now();
-        pthread_barrier_wait(&barrier);
-        const double middle = now();
-        pthread_barrier_wait(&barrier);
-        const double end = now();
-        if (middle - begin < multiply_best) multiply_best = middle - begin;
-        if (end - middle < read_best) read_best = end - middle;
-    }
+    for (int i = 0; i < threads; i++) pthread_join(ids[i], NULL);
     const double flops = 2.0 * CHAINS * ROUNDS * (double)(sizeof(vector) / sizeof(float)) * threads;
-    printf("%.1f %.2f\n", 1e-9 * flops / multiply_best, 1e-9 * (double)read_bytes * threads / read_best);
+    printf("%.1f %.2f\n", 1e-9 * flops / best_seconds(workers, threads, 0),
+           1e-9 * (double)read_bytes * threads / best_seconds(workers, threads, 1));
     return 0;
 }
