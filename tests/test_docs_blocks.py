@@ -28,15 +28,21 @@ def name(block):
     return f"{block.path.name}-{block.line}-{block.language}"
 
 
+def python_can(statement):
+    return subprocess.run([sys.executable, "-c", statement], capture_output=True).returncode == 0
+
+
 def skip_unless_there(block):
     for need in block.needs:
         if need == "network":
             pytest.skip("needs the network")
         if need == "gpu" and not engines.DRIVER:
             pytest.skip(engines.NO_GPU)
-        if need == "torch" and subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode:
+        if need == "torch" and not python_can("import torch"):
             pytest.skip("needs torch")
-        if need not in ("gpu", "torch") and not shutil.which(need):
+        if ".so" in need and not python_can(f"import ctypes; ctypes.CDLL('{need}')"):
+            pytest.skip(f"{need} is not installed")
+        if need not in ("gpu", "torch") and ".so" not in need and not shutil.which(need):
             pytest.skip(f"{need} is not installed")
 
 
