@@ -39,10 +39,10 @@
 #include "cpu/threads.h"
 #include "cuda/context.h"
 
-enum { PIECE_BYTES = 8 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
+enum { PIECE_BYTES = 4 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
 enum { SPINS = 1000 };                            /* looks for something to copy before others may have the core */
 enum { MOST_THREADS = 32, LEAST_UNIT = 1 << 14 }; /* that copy; floats that one copies */
-enum { IN_PIECES = 4, OUT_PIECES = 4, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
+enum { IN_PIECES = 8, OUT_PIECES = 16, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
 enum { COPIES = 2 * (IN_PIECES + OUT_PIECES) }; /* posted at a time */
 enum { ORDERS = 4 * IN_PIECES };
 enum { ENOUGH_THREADS = 4 }; /* that copy: then the one that directs does nothing else */
@@ -57,7 +57,7 @@ enum { MOST_PANELS = 32 }; /* of A, and of B */
 /* Chunks that do not, and the blocks they are for: so large that multiplying takes as long as copying. */
 enum { BLOCK = 16384, CHUNK = 1024, CHUNK_SLOTS = 3 };
 
-enum { MOST_C_SLOTS = 16 };
+enum { MOST_C_SLOTS = 32 };
 enum { SETS = 2 }; /* of panels: the next product of a batch comes while the last one is computed */
 enum { MOST_SLOTS = SETS * MOST_PANELS };
 
@@ -67,8 +67,8 @@ enum {
     PIECE_BACK = PIECE_SENT + IN_PIECES, /* or from it */
     A_USED = PIECE_BACK + OUT_PIECES,    /* the product that read the slot is done */
     B_USED = A_USED + MOST_SLOTS,
-    ARRIVED = B_USED + MOST_SLOTS, /* what was queued last on `in` */
-    COMPUTED,                      /* and on `compute` */
+    COMPUTED = B_USED + MOST_SLOTS,    /* the block, by its number */
+    ARRIVED = COMPUTED + MOST_C_SLOTS, /* what was queued last on `in` */
     EVENTS
 };
 
@@ -497,14 +497,19 @@ static outgoing *next_to_queue(transfer *t) {
     return NULL;
 }
 
-/* Tells the GPU to copy the block's next piece into the ring. */
+/* Tells the GPU to copy the block's next piece into the ring; the first of them when the block has been computed. (Not
+ * before its turn: pieces of blocks before it, queued after that, would wait for it, too.) */
 static void queue_piece(transfer *t, outgoing *block) {
     struct cuda_offload *kept = t->kept;
     const int place = (int)(t->out_queued++ % OUT_PIECES);
     const int64_t end = least(block->queued + PIECE, block->to.rows * block->to.cols);
-    CUresult error = t->driver->cuMemcpyDtoHAsync(kept->staging + (int64_t)(IN_PIECES + place) * PIECE,
-                                                  block->from + (size_t)block->queued * sizeof(float),
-                                                  (size_t)(end - block->queued) * sizeof(float), kept->out);
+    CUresult error = CUDA_SUCCESS;
+    if (!block->queued)
+        error = t->driver->cuStreamWaitEvent(kept->out, kept->events[COMPUTED + (block - t->blocks)], 0);
+    if (!error)
+        error = t->driver->cuMemcpyDtoHAsync(kept->staging + (int64_t)(IN_PIECES + place) * PIECE,
+                                             block->from + (size_t)block->queued * sizeof(float),
+                                             (size_t)(end - block->queued) * sizeof(float), kept->out);
     if (!error) error = t->driver->cuEventRecord(kept->events[PIECE_BACK + place], kept->out);
     note(t, error, "copying from");
     block->queued = end;
@@ -592,10 +597,11 @@ static void carry_out_multiply(transfer *t, const order *o) {
 }
 
 static void carry_out_return(transfer *t, const order *o) {
-    CUresult error = t->driver->cuEventRecord(t->kept->events[COMPUTED], t->kept->compute);
-    if (!error) error = t->driver->cuStreamWaitEvent(t->kept->out, t->kept->events[COMPUTED], 0);
-    note(t, error, "ordering copies from");
-    if (!t->status) t->blocks[t->block_count++ % MOST_C_SLOTS] = (outgoing){o->c, o->from, 0, 0, 0};
+    const int64_t slot = t->block_count % MOST_C_SLOTS;
+    note(t, t->driver->cuEventRecord(t->kept->events[COMPUTED + slot], t->kept->compute), "ordering copies from");
+    if (t->status) return;
+    t->blocks[slot] = (outgoing){o->c, o->from, 0, 0, 0};
+    t->block_count++;
 }
 
 /* Carries out the oldest orders until no more than `most` are left, and those after them that need not be waited for. */
@@ -773,7 +779,9 @@ static tsr_status compute_on_gpu(transfer *t) {
     const double floats = (double)p->batch *
                           ((double)p->m * (double)p->k + (double)p->k * (double)p->n + (double)p->m * (double)p->n);
     const double useful = floats / LEAST_UNIT / 4 + 1;
-    const int most = (int)least(t->context->options.threads, MOST_THREADS), size = useful < most ? (int)useful : most;
+    /* Not on every core: a thread that loses its own to somebody else keeps all the others waiting. */
+    const int most = (int)least(3 * t->context->options.threads / 4 + 1, MOST_THREADS);
+    const int size = useful < most ? (int)useful : most;
     t->copiers = size - 1;
     cpu_gang_run(&gang, size);
     return t->status;
