@@ -48,6 +48,25 @@ def test_meta(shapes):
         tessera.matmul(torch.empty(4, 5, device="meta"), torch.empty(4, 5, device="meta"))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("beta", [0, 1])
+def test_input_must_fit(device, beta):
+    """Shapes alone refuse what tensors refuse."""
+    a, b = torch.empty(4, 5, device=device), torch.empty(5, 6, device=device)
+    for sizes in ((6,), (1, 6), (4, 1), (4, 6), ()):
+        assert tessera.addmm(torch.empty(sizes, device=device), a, b, beta=beta).shape == (4, 6)
+    for sizes in ((4,), (5, 6), (2, 4, 6), (1, 1, 1)):
+        with pytest.raises(RuntimeError, match="cannot be expanded"):
+            tessera.addmm(torch.empty(sizes, device=device), a, b, beta=beta)
+
+
+def test_meta_out():
+    a, b = torch.empty(4, 5, device="meta"), torch.empty(5, 6, device="meta")
+    tessera.matmul(a, b, out=torch.empty(4, 6, device="meta"))
+    with pytest.raises(RuntimeError, match="same device"):
+        tessera.addmm(b[:1], a, b, out=torch.empty(4, 6))
+
+
 needs_compile = pytest.mark.skipif(RELEASE < (2, 4), reason="torch 2.4 is the first whose compiler is tested")
 
 
@@ -75,6 +94,24 @@ def test_compile(device, dynamic):
             assert torch.equal(eager, graph)
     if dynamic:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@since(2, 11)
+def test_compiled_autograd(device):
+    """The backward pass as a graph of its own, with the same bits."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for rows in (9, 11):
+        parameters = [integers(*shape, device=device) for shape in ((2, rows, 16), (32, 16), (32,), (32, 8))]
+        gradients = []
+        for compiled in (False, True):
+            inputs = [tensor.clone().requires_grad_(i != 1) for i, tensor in enumerate(parameters)]
+            with torch._dynamo.config.patch(compiled_autograd=compiled):
+                torch.compile(lambda *tensors: mlp(*tensors).square().sum().backward(), backend="eager")(*inputs)
+            gradients.append([tensor.grad for tensor in inputs])
+        for eager, graph in zip(*gradients):
+            assert eager is graph is None or torch.equal(eager, graph)
+    assert torch._dynamo.utils.counters["compiled_autograd"]["captures"] > 0
 
 
 @needs_compile

@@ -37,7 +37,6 @@ enum : uint32_t { ON = 1, ALWAYS = 2 };
 struct Switch {
     std::atomic<uint32_t> word{0};
     torch::Library *kernels = nullptr; /* once registered; kept as long as the process */
-    bool is_on() const { return word.load(std::memory_order_relaxed); }
 };
 
 static Switch cpu_switch, cuda_switch;
@@ -45,6 +44,8 @@ static Switch cpu_switch, cuda_switch;
 static uint32_t word_of(tsr_precision precision, bool always) {
     return static_cast<uint32_t>(precision) << 2 | (always ? ON | ALWAYS : ON);
 }
+
+static tsr_precision precision_of(uint32_t word) { return static_cast<tsr_precision>(word >> 2); }
 
 /* ---- Counting what is left to torch ------------------------------------------------------------------------------ */
 
@@ -68,6 +69,32 @@ void forget_counts() {
     forget_products_taken();
 }
 
+/* ---- Leaving a product ------------------------------------------------------------------------------------------- */
+
+/* By measurement (bench/pytorch/compare.py). On a GPU it is the tensor cores that are quicker than torch, once a product
+ * is large enough to pay for packing its operands: their elements, (m + n) k, must be few beside the m n k products, the
+ * fewer the shorter k is. On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
+static bool expect_quicker(bool on_cpu, tsr_precision precision, double batch, double m, double n, double k) {
+    if (on_cpu) return std::min({m, n, k}) >= 16;
+    const double work = batch * m * n * k, reuse = m * n / (m + n); /* products to an element packed */
+    if (precision == TSR_IEEE) return std::min(m, n) >= 1024 && work >= 1e10;
+    if (k >= 16384) return reuse >= 60;
+    if (k >= 4096) return reuse >= 100;
+    if (k >= 1024) return reuse >= 250;
+    return k >= 256 && reuse >= 400 && work >= 1e9;
+}
+
+/* Whether the sizes alone say that torch is quicker. Asked before anything else, and of nothing else: such products are
+ * small, so that the host's time shows. */
+template <const Switch &device, int dims>
+static bool is_small(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
+    if (word & ALWAYS || a.dim() != dims || b.dim() != dims || a.scalar_type() != at::kFloat) return false;
+    const at::IntArrayRef a_sizes = a.sizes(), b_sizes = b.sizes();
+    const double batch = dims == 3 ? static_cast<double>(a_sizes[0]) : 1, m = static_cast<double>(a_sizes[dims - 2]);
+    const double k = static_cast<double>(a_sizes[dims - 1]), n = static_cast<double>(b_sizes[dims - 1]);
+    return !expect_quicker(&device == &cpu_switch, precision_of(word), batch, m, n, k) && !pass(TORCH_IS_QUICKER);
+}
+
 /* ---- Taking a product -------------------------------------------------------------------------------------------- */
 
 /* Named dimensions are torch's to match and to pass on; newer versions of it have none. */
@@ -88,26 +115,9 @@ static bool is_apart(const Product &p) {
            (!p.s.defined() || p.s.is_same(p.c) || at::get_overlap_status(p.c, p.s) == at::MemOverlapStatus::No);
 }
 
-/* By measurement (bench/pytorch/compare.py). On a GPU it is the tensor cores that are quicker than torch, once a product
- * is large enough to pay for packing its operands: their elements, (m + n) k, must be few beside the m n k products, the
- * fewer the shorter k is. On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
-static bool expect_quicker(const Product &p) {
-    const double m = static_cast<double>(p.a.size(-2)), n = static_cast<double>(p.b.size(-1));
-    const double k = static_cast<double>(p.a.size(-1)), batch = p.a.dim() == 3 ? static_cast<double>(p.a.size(0)) : 1;
-    if (p.a.is_cpu()) return std::min({m, n, k}) >= 16;
-    const double work = batch * m * n * k, reuse = m * n / (m + n); /* products to an element packed */
-    if (p.precision == TSR_IEEE) return std::min(m, n) >= 1024 && work >= 1e10;
-    if (k >= 16384) return reuse >= 60;
-    if (k >= 4096) return reuse >= 100;
-    if (k >= 1024) return reuse >= 250;
-    return k >= 256 && reuse >= 400 && work >= 1e9;
-}
-
 /* Computes a product of `dims`-dimensional tensors into product->c, made here where it is undefined; false where it is
  * torch's to compute, errors included. */
-static bool take(const Switch &device, Product *product, int64_t dims) {
-    const uint32_t word = device.word.load(std::memory_order_relaxed);
-    if (!word) return false;
+static bool take(uint32_t word, Product *product, int64_t dims) {
     Product &p = *product;
     for (const at::Tensor *tensor : {&p.a, &p.b, &p.s, &p.c}) {
         if (!tensor->defined()) continue;
@@ -124,9 +134,8 @@ static bool take(const Switch &device, Product *product, int64_t dims) {
         if (!at::is_expandable_to(p.s.sizes(), result_sizes)) return pass(OTHER_SHAPE);
         if (p.beta == 0) p.s.reset();
     }
-    p.precision = static_cast<tsr_precision>(word >> 2);
+    p.precision = precision_of(word);
     const bool always = word & ALWAYS;
-    if (!always && !expect_quicker(p)) return pass(TORCH_IS_QUICKER);
     /* Planning fails where this library or GPU cannot do it, or a capture is under way before the first product; workspace
      * may be short where torch needs none. Errors of launches, which come after, are the caller's to see. */
     c10::optional<Reduced> reduced;
@@ -176,30 +185,36 @@ static Product sum_of(const Tensor &s, const Tensor &a, const Tensor &b, const S
 /* A complex factor is torch's to refuse. */
 static bool is_real(const Scalar &beta, const Scalar &alpha) { return !beta.isComplex() && !alpha.isComplex(); }
 
+/* The switch's word where there is a product to look at, or 0. */
+template <const Switch &device, int dims> static uint32_t word_for(const Tensor &a, const Tensor &b) {
+    const uint32_t word = device.word.load(std::memory_order_relaxed);
+    return word && !is_small<device, dims>(word, a, b) ? word : 0;
+}
+
 /* Each takes a product of `dims`-dimensional tensors or gives it to torch's own function. */
 template <const Switch &device, int dims, Multiply *torch_function>
 static Tensor multiply(const Tensor &a, const Tensor &b) {
-    if (device.is_on()) {
+    if (const uint32_t word = word_for<device, dims>(a, b)) {
         Product product = product_of(a, b, {});
-        if (take(device, &product, dims)) return product.c;
+        if (take(word, &product, dims)) return product.c;
     }
     return torch_function(a, b);
 }
 
 template <const Switch &device, int dims, MultiplyOut *torch_function>
 static Tensor &multiply_out(const Tensor &a, const Tensor &b, Tensor &out) {
-    if (device.is_on()) {
+    if (const uint32_t word = word_for<device, dims>(a, b)) {
         Product product = product_of(a, b, out);
-        if (take(device, &product, dims)) return out;
+        if (take(word, &product, dims)) return out;
     }
     return torch_function(a, b, out);
 }
 
 template <const Switch &device, int dims, Add *torch_function>
 static Tensor add(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha) {
-    if (device.is_on() && is_real(beta, alpha)) {
+    if (const uint32_t word = word_for<device, dims>(a, b); word && is_real(beta, alpha)) {
         Product product = sum_of(s, a, b, beta, alpha, {});
-        if (take(device, &product, dims)) return product.c;
+        if (take(word, &product, dims)) return product.c;
     }
     return torch_function(s, a, b, beta, alpha);
 }
@@ -207,18 +222,18 @@ static Tensor add(const Tensor &s, const Tensor &a, const Tensor &b, const Scala
 template <const Switch &device, int dims, AddOut *torch_function>
 static Tensor &add_out(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha,
                        Tensor &out) {
-    if (device.is_on() && is_real(beta, alpha)) {
+    if (const uint32_t word = word_for<device, dims>(a, b); word && is_real(beta, alpha)) {
         Product product = sum_of(s, a, b, beta, alpha, out);
-        if (take(device, &product, dims)) return out;
+        if (take(word, &product, dims)) return out;
     }
     return torch_function(s, a, b, beta, alpha, out);
 }
 
 template <const Switch &device, int dims, AddInPlace *torch_function>
 static Tensor &add_in_place(Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha) {
-    if (device.is_on() && is_real(beta, alpha)) {
+    if (const uint32_t word = word_for<device, dims>(a, b); word && is_real(beta, alpha)) {
         Product product = sum_of(s, a, b, beta, alpha, s);
-        if (take(device, &product, dims)) return s;
+        if (take(word, &product, dims)) return s;
     }
     return torch_function(s, a, b, beta, alpha);
 }
@@ -226,30 +241,30 @@ static Tensor &add_in_place(Tensor &s, const Tensor &a, const Tensor &b, const S
 /* ---- Registration ------------------------------------------------------------------------------------------------ */
 
 static void register_cpu(torch::Library *library) {
-    library->impl("mm", multiply<cpu_switch, 2, at::cpu::mm>);
-    library->impl("bmm", multiply<cpu_switch, 3, at::cpu::bmm>);
-    library->impl("mm.out", multiply_out<cpu_switch, 2, at::cpu::mm_outf>);
-    library->impl("bmm.out", multiply_out<cpu_switch, 3, at::cpu::bmm_outf>);
-    library->impl("addmm", add<cpu_switch, 2, at::cpu::addmm>);
-    library->impl("baddbmm", add<cpu_switch, 3, at::cpu::baddbmm>);
-    library->impl("addmm.out", add_out<cpu_switch, 2, at::cpu::addmm_outf>);
-    library->impl("baddbmm.out", add_out<cpu_switch, 3, at::cpu::baddbmm_outf>);
-    library->impl("addmm_", add_in_place<cpu_switch, 2, at::cpu::addmm_>);
-    library->impl("baddbmm_", add_in_place<cpu_switch, 3, at::cpu::baddbmm_>);
+    library->impl("mm", TORCH_FN((multiply<cpu_switch, 2, at::cpu::mm>)));
+    library->impl("bmm", TORCH_FN((multiply<cpu_switch, 3, at::cpu::bmm>)));
+    library->impl("mm.out", TORCH_FN((multiply_out<cpu_switch, 2, at::cpu::mm_outf>)));
+    library->impl("bmm.out", TORCH_FN((multiply_out<cpu_switch, 3, at::cpu::bmm_outf>)));
+    library->impl("addmm", TORCH_FN((add<cpu_switch, 2, at::cpu::addmm>)));
+    library->impl("baddbmm", TORCH_FN((add<cpu_switch, 3, at::cpu::baddbmm>)));
+    library->impl("addmm.out", TORCH_FN((add_out<cpu_switch, 2, at::cpu::addmm_outf>)));
+    library->impl("baddbmm.out", TORCH_FN((add_out<cpu_switch, 3, at::cpu::baddbmm_outf>)));
+    library->impl("addmm_", TORCH_FN((add_in_place<cpu_switch, 2, at::cpu::addmm_>)));
+    library->impl("baddbmm_", TORCH_FN((add_in_place<cpu_switch, 3, at::cpu::baddbmm_>)));
 }
 
 static void register_cuda(torch::Library *library) {
 #ifdef TESSERA_TORCH_CUDA
-    library->impl("mm", multiply<cuda_switch, 2, at::cuda::mm>);
-    library->impl("bmm", multiply<cuda_switch, 3, at::cuda::bmm>);
-    library->impl("mm.out", multiply_out<cuda_switch, 2, at::cuda::mm_outf>);
-    library->impl("bmm.out", multiply_out<cuda_switch, 3, at::cuda::bmm_outf>);
-    library->impl("addmm", add<cuda_switch, 2, at::cuda::addmm>);
-    library->impl("baddbmm", add<cuda_switch, 3, at::cuda::baddbmm>);
-    library->impl("addmm.out", add_out<cuda_switch, 2, at::cuda::addmm_outf>);
-    library->impl("baddbmm.out", add_out<cuda_switch, 3, at::cuda::baddbmm_outf>);
-    library->impl("addmm_", add_in_place<cuda_switch, 2, at::cuda::addmm_>);
-    library->impl("baddbmm_", add_in_place<cuda_switch, 3, at::cuda::baddbmm_>);
+    library->impl("mm", TORCH_FN((multiply<cuda_switch, 2, at::cuda::mm>)));
+    library->impl("bmm", TORCH_FN((multiply<cuda_switch, 3, at::cuda::bmm>)));
+    library->impl("mm.out", TORCH_FN((multiply_out<cuda_switch, 2, at::cuda::mm_outf>)));
+    library->impl("bmm.out", TORCH_FN((multiply_out<cuda_switch, 3, at::cuda::bmm_outf>)));
+    library->impl("addmm", TORCH_FN((add<cuda_switch, 2, at::cuda::addmm>)));
+    library->impl("baddbmm", TORCH_FN((add<cuda_switch, 3, at::cuda::baddbmm>)));
+    library->impl("addmm.out", TORCH_FN((add_out<cuda_switch, 2, at::cuda::addmm_outf>)));
+    library->impl("baddbmm.out", TORCH_FN((add_out<cuda_switch, 3, at::cuda::baddbmm_outf>)));
+    library->impl("addmm_", TORCH_FN((add_in_place<cuda_switch, 2, at::cuda::addmm_>)));
+    library->impl("baddbmm_", TORCH_FN((add_in_place<cuda_switch, 3, at::cuda::baddbmm_>)));
 #else
     (void)library;
 #endif

@@ -14,6 +14,12 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+/* Compiled autograd: its interface is that of torch's own nodes, and is used in the versions it was tried with. */
+#define TESSERA_COMPILED_AUTOGRAD TESSERA_TORCH_AT_LEAST(2, 11)
+#if TESSERA_COMPILED_AUTOGRAD
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#endif
+
 namespace tessera {
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
@@ -56,6 +62,11 @@ static c10::SmallVector<int64_t, 6> gemm_sizes(const at::Tensor &a, const at::Te
     return sizes;
 }
 
+static void check_expandable(const at::Tensor &input, at::IntArrayRef sizes) {
+    TORCH_CHECK(at::is_expandable_to(input.sizes(), sizes), "input of sizes ", input.sizes(),
+                " cannot be expanded to the product's ", sizes);
+}
+
 /* ---- gemm: kernels ----------------------------------------------------------------------------------------------- */
 
 static Product product_of(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
@@ -65,12 +76,10 @@ static Product product_of(const OptionalTensor &input, const at::Tensor &a, cons
     product.b = b;
     product.alpha = alpha.toDouble();
     product.precision = precision_named(precision);
-    if (input && input->defined()) product.beta = beta.toDouble();
-    if (product.beta != 0) {
-        TORCH_CHECK(at::is_expandable_to(input->sizes(), sizes), "input of sizes ", input->sizes(),
-                    " cannot be expanded to the product's ", sizes);
-        product.s = *input;
-    }
+    if (!input || !input->defined()) return product;
+    check_expandable(*input, sizes);
+    product.beta = beta.toDouble();
+    if (product.beta != 0) product.s = *input;
     return product;
 }
 
@@ -125,11 +134,18 @@ at::Tensor gemm_packed_kernel(const OptionalTensor &input, const at::Tensor &a, 
     return run(std::move(product), sizes);
 }
 
-at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &,
-                     const at::Scalar &, c10::string_view precision) {
-    check_gemm(given(input), a, b);
-    precision_named(precision);
 #if TESSERA_TORCH_AT_LEAST(2, 1)
+static void check_expandable(const at::Tensor &input, c10::SymIntArrayRef sizes) {
+    const int64_t missing = static_cast<int64_t>(sizes.size()) - input.dim();
+    TORCH_CHECK(missing >= 0, "input of sizes ", input.sym_sizes(), " cannot be expanded to the product's ", sizes);
+    for (int64_t d = 0; d < input.dim(); d++) {
+        const c10::SymInt size = input.sym_size(d);
+        TORCH_SYM_CHECK(size.sym_eq(sizes[static_cast<size_t>(missing + d)]).sym_or(size.sym_eq(1)), "input of sizes ",
+                        input.sym_sizes(), " cannot be expanded to the product's ", sizes);
+    }
+}
+
+static c10::SymDimVector meta_sizes(const at::Tensor &input, const at::Tensor &a, const at::Tensor &b) {
     TORCH_SYM_CHECK(a.sym_size(-1).sym_eq(b.sym_size(-2)), "a and b shapes cannot be multiplied (", a.sym_size(-2), "x",
                     a.sym_size(-1), " and ", b.sym_size(-2), "x", b.sym_size(-1), ")");
     TORCH_CHECK(a.dim() == b.dim(), "the leading sizes of a and b differ: ", a.sym_sizes(), " and ", b.sym_sizes());
@@ -141,16 +157,33 @@ at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at:
     }
     sizes.push_back(a.sym_size(-2));
     sizes.push_back(b.sym_size(-1));
+    if (input.defined()) check_expandable(input, sizes);
+    return sizes;
+}
+static at::Tensor meta_result(c10::SymIntArrayRef sizes, const at::Tensor &a) {
     return at::empty_symint(sizes, a.options());
+}
 #else
-    return at::empty(gemm_sizes(a, b), a.options());
+static c10::SmallVector<int64_t, 6> meta_sizes(const at::Tensor &input, const at::Tensor &a, const at::Tensor &b) {
+    const auto sizes = gemm_sizes(a, b);
+    if (input.defined()) check_expandable(input, sizes);
+    return sizes;
+}
+static at::Tensor meta_result(at::IntArrayRef sizes, const at::Tensor &a) { return at::empty(sizes, a.options()); }
 #endif
+
+at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &,
+                     const at::Scalar &, c10::string_view precision) {
+    check_gemm(given(input), a, b);
+    precision_named(precision);
+    return meta_result(meta_sizes(given(input), a, b), a);
 }
 
 void gemm_out_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
                    const at::Scalar &alpha, c10::string_view precision, at::Tensor out) {
     const at::Tensor product = gemm_meta(input, a, b, beta, alpha, precision);
     check_dtype("out", out);
+    check_device("out", out, a);
 #if TESSERA_TORCH_AT_LEAST(2, 1)
     TORCH_CHECK(out.sym_sizes() == product.sym_sizes(), "out has sizes ", out.sym_sizes(), ", but the product has ",
                 product.sym_sizes());
@@ -216,24 +249,103 @@ static Sizes sizes_of(const at::Tensor &tensor) { return Sizes(tensor.sizes()); 
 static at::Tensor sum_to(const at::Tensor &tensor, const Sizes &sizes) { return tensor.sum_to_size(sizes); }
 #endif
 
-/* For C = beta S + alpha A B and G = dL/dC: dS = beta G, dA = alpha G B^T, dB = alpha A^T G. A node of torch's graph like
- * those of its own operators, rather than a torch::autograd::Function: torch.func refuses those. */
+/* For C = beta S + alpha A B and G = dL/dC: dS = beta G, dA = alpha G B^T, dB = alpha A^T G, those that are asked for. */
+struct Wanted {
+    bool input, a, b;
+};
+
+static torch::autograd::variable_list gradients_of(const at::Tensor &g, const at::Tensor &a, const at::Tensor &b,
+                                                   const Sizes &input_sizes, const at::Scalar &beta,
+                                                   const at::Scalar &alpha, const std::string &precision,
+                                                   Wanted wanted) {
+    torch::autograd::variable_list result(3);
+    if (!g.defined()) return result;
+    if (wanted.input) result[0] = sum_to(beta.equal(1) ? g : g * beta, input_sizes);
+    if (wanted.a) result[1] = gemm({}, g, b.transpose(-2, -1), 0, alpha, precision);
+    if (wanted.b) result[2] = gemm({}, a.transpose(-2, -1), g, 0, alpha, precision);
+    return result;
+}
+
+#if TESSERA_COMPILED_AUTOGRAD
+/* gradients_of on arguments as apply_with_saved packs them: what the compiler puts into its graph. */
+static torch::autograd::variable_list gradients_of_packed(const torch::autograd::variable_list &gradients,
+                                                          const std::vector<c10::IValue> &arguments) {
+    torch::dynamo::autograd::PackedArgs packed(arguments);
+    const auto a = packed.unpack<at::Tensor>(), b = packed.unpack<at::Tensor>();
+    const auto input_sizes = packed.unpack<std::vector<c10::SymInt>>();
+    const auto beta = packed.unpack<at::Scalar>(), alpha = packed.unpack<at::Scalar>();
+    const auto precision = packed.unpack<std::string>();
+    const bool wants_input = packed.unpack<bool>(), wants_a = packed.unpack<bool>(), wants_b = packed.unpack<bool>();
+    return gradients_of(gradients[0], a, b, Sizes(input_sizes.begin(), input_sizes.end()), beta, alpha, precision,
+                        {wants_input, wants_a, wants_b});
+}
+#endif
+
+/* A node of torch's graph like those of its own operators, rather than a torch::autograd::Function: torch.func refuses
+ * those. */
 struct GemmBackward final : torch::autograd::Node {
-    torch::autograd::SavedVariable a, b;
+    torch::autograd::SavedVariable a, b; /* saved where the other's gradient is wanted */
     Sizes input_sizes;
     at::Scalar beta, alpha;
     std::string precision;
 
+    Wanted wanted() const {
+        return {task_should_compute_output(0), task_should_compute_output(1), task_should_compute_output(2)};
+    }
+
+    static at::Tensor unpacked(const torch::autograd::SavedVariable &saved, bool is_wanted) {
+        return is_wanted ? saved.unpack() : at::Tensor();
+    }
+
     torch::autograd::variable_list apply(torch::autograd::variable_list &&gradients) override {
         std::lock_guard<std::mutex> guard(mutex_);
-        torch::autograd::variable_list result(3);
-        const at::Tensor &g = gradients[0];
-        if (!g.defined()) return result;
-        if (task_should_compute_output(0)) result[0] = sum_to(beta.equal(1) ? g : g * beta, input_sizes);
-        if (task_should_compute_output(1)) result[1] = gemm({}, g, b.unpack().transpose(-2, -1), 0, alpha, precision);
-        if (task_should_compute_output(2)) result[2] = gemm({}, a.unpack().transpose(-2, -1), g, 0, alpha, precision);
+        const Wanted w = wanted();
+        return gradients_of(gradients[0], unpacked(a, w.b), unpacked(b, w.a), input_sizes, beta, alpha, precision, w);
+    }
+
+#if TESSERA_COMPILED_AUTOGRAD
+    void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &arguments) const override {
+        arguments.collect(a, false);
+        arguments.collect(b, false);
+        arguments.collect(c10::ArrayRef<c10::SymInt>(input_sizes));
+        arguments.collect(beta);
+        arguments.collect(alpha);
+        arguments.collect(precision);
+    }
+
+    torch::autograd::variable_list apply_with_saved(const torch::autograd::variable_list &gradients,
+                                                    torch::dynamo::autograd::SwapSavedVariables &saved) override {
+        saved.before(a);
+        saved.before(b);
+        saved.before(input_sizes);
+        const Wanted w = wanted();
+        torch::dynamo::autograd::PackedArgs packed;
+        packed.pack(unpacked(a, w.b));
+        packed.pack(unpacked(b, w.a));
+        packed.pack(std::vector<c10::SymInt>(input_sizes.begin(), input_sizes.end()));
+        packed.pack(beta);
+        packed.pack(alpha);
+        packed.pack(precision);
+        packed.pack(w.input);
+        packed.pack(w.a);
+        packed.pack(w.b);
+        const std::vector<c10::IValue> arguments = std::move(packed).vec();
+        std::vector<at::TypePtr> types;
+        for (const c10::IValue &argument : arguments)
+            types.push_back(argument.isTensor() ? at::TensorType::get() : argument.type());
+        const auto &compiler = torch::dynamo::autograd::getPyCompilerInterface();
+        const std::string bound = compiler->bind_function(saved.get_py_compiler(), name(), gradients_of_packed, types,
+                                                          true, true);
+        auto result = compiler->call_function(
+            saved.get_py_compiler(), "apply_functional", bound, gradients, arguments,
+            torch::dynamo::autograd::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+                torch::dynamo::autograd::get_input_metadata(next_edges())));
+        saved.after(a);
+        saved.after(b);
+        saved.after(input_sizes);
         return result;
     }
+#endif
 
     std::string name() const override { return "TesseraGemmBackward"; }
 

@@ -2,6 +2,7 @@
 #include "product.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
@@ -114,8 +115,10 @@ struct Panels {
     tsr_side side;
     int64_t row_stride, col_stride;
     tsr_packed *packed = nullptr;
-    c10::Stream stream; /* packed there, and ready at the event; on the CPU neither counts */
+    /* On CUDA: packed on this stream, ready at this event, in this memory of torch's. */
+    c10::Stream stream;
     c10::Event ready;
+    at::Tensor memory;
 
     Panels(tsr_context *context, tsr_side side, const tsr_operand &operand, c10::Stream stream)
         : context(context), side(side), row_stride(operand.row_stride), col_stride(operand.col_stride), stream(stream),
@@ -151,10 +154,18 @@ std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side
     }
     for (const auto &made : panels_) {
         if (!made->are_for(context, side, operand)) continue;
-        if (on_cuda && made->stream != stream) made->ready.block(stream);
+        if (on_cuda && made->stream != stream) {
+            made->ready.block(stream);
+            made->memory.record_stream(stream);
+        }
         return made;
     }
     const auto made = std::make_shared<Panels>(context, side, operand, stream);
+    if (on_cuda) {
+        launch.workspace_size = tsr_pack_size(context, side, operand.rows, operand.cols);
+        made->memory = at::empty({static_cast<int64_t>(launch.workspace_size)}, matrix_.options().dtype(at::kByte));
+        launch.workspace = made->memory.data_ptr();
+    }
     check(tsr_pack(&made->packed, context, side, &operand, &launch));
     if (on_cuda) made->ready.record(stream);
     panels_.push_back(made);
@@ -220,7 +231,6 @@ struct Planned {
     PlanKey key;
     tsr_plan *plan = nullptr;
     size_t workspace;
-    bool tensor_cores;
     std::atomic<uint64_t> *taken = nullptr; /* its counter, once it has been taken from torch */
     ~Planned() { tsr_plan_destroy(plan); }
 };
@@ -231,12 +241,6 @@ static size_t hash_of(const PlanKey &key) {
     for (size_t i = 0; i < sizeof key / sizeof *words; i++)
         hash = (hash ^ static_cast<uint64_t>(words[i])) * 0x9e3779b97f4a7c15u;
     return hash >> 32;
-}
-
-static std::string text_of(const tsr_plan *plan) {
-    std::string text(tsr_plan_print(plan, nullptr, 0), '\0');
-    tsr_plan_print(plan, &text[0], text.size() + 1);
-    return text;
 }
 
 /* Plans are kept by each thread for itself, so that finding one takes no lock; where two products fall into one slot
@@ -252,12 +256,11 @@ static Planned *planned_for(const Place &place, const Reduced &r) {
     made->key = key;
     check(tsr_plan_create(&made->plan, context_of(place), r.batch, &r.a, &r.b, &r.c));
     made->workspace = tsr_plan_workspace(made->plan);
-    made->tensor_cores = text_of(made->plan).find("kernel: split") != std::string::npos;
     slot = std::move(made);
     return slot.get();
 }
 
-bool uses_tensor_cores(const Reduced &reduced) { return reduced.planned->tensor_cores; }
+bool uses_tensor_cores(const Reduced &reduced) { return tsr_plan_is_split(reduced.planned->plan); }
 
 void count_taken(const Reduced &r, const Product &product) {
     std::atomic<uint64_t> *&counter = r.planned->taken;
