@@ -9,18 +9,16 @@ linear      nn.Linear in float32, the drop-in off, on, and taking everything, in
 
 import argparse
 import itertools
-import json
 import pathlib
 import statistics
 import sys
-import time
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench/gpu"), str(ROOT / "tests")]
-import compare as c_library  # noqa: E402  bench/gpu/compare.py: the C library beside torch
-import binding  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
+from peers import Tessera, context  # noqa: E402  the C library as a framework calls it
+from products import REFERENCE, about, host_microseconds, make  # noqa: E402
+from harness import results, timing  # noqa: E402
 
 import tessera  # noqa: E402
 
@@ -43,46 +41,43 @@ def sizes_of_layers():
 def interleaved(functions, seconds, flops):
     """Median microseconds of each function's calls, as a program sees them: launched one after the other, in turn."""
     calls = max(1, min(50, round(2e11 / flops)))
-    for function in functions:
-        function()
-    torch.cuda.synchronize()
-    samples = [[] for _ in functions]
-    begin = time.monotonic()
-    while time.monotonic() - begin < seconds or len(samples[0]) < 5:
-        for function, sample in zip(functions, samples):
+
+    def take_round(_):
+        samples = []
+        for function in functions:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             for _ in range(calls):
                 function()
             end.record()
             end.synchronize()
-            sample.append(start.elapsed_time(end) / calls * 1e3)
-    return [statistics.median(sample) for sample in samples]
+            samples.append(start.elapsed_time(end) / calls * 1e-3)
+        return samples
+
+    for function in functions:
+        function()
+    torch.cuda.synchronize()
+    return [1e6 * measured.median for measured in timing.interleaved(take_round, seconds)]
 
 
-def host(about):
-    for size, precision in itertools.product((64, 1024), ("ieee", "fp32")):
-        a, b = torch.rand(size, size, device="cuda"), torch.rand(size, size, device="cuda")
-        rounds = [(c_library.host_microseconds(lambda: tessera.matmul(a, b, precision=precision)),
-                   c_library.host_microseconds(lambda: torch.matmul(a, b))) for _ in range(5)]
-        ours, theirs = (statistics.median(column) for column in zip(*rounds))
-        print(f"host time {size}^3 {precision}: {ours:.2f} us, torch {theirs:.2f} us", flush=True)
-        yield {"what": "host", "m": size, "n": size, "k": size, "precision": precision, "tessera_us": round(ours, 2),
-               "torch_us": round(theirs, 2), **about}
+def host(size, precision):
+    a, b = make(size, size, size, "nn", "rand")
+    rounds = [(host_microseconds(lambda: tessera.matmul(a, b, precision=precision)), host_microseconds(lambda: torch.matmul(a, b)))
+              for _ in range(5)]
+    ours, theirs = (statistics.median(column) for column in zip(*rounds))
+    record = {"what": "host", "m": size, "n": size, "k": size, "precision": precision, "tessera_us": round(ours, 2), "torch_us": round(theirs, 2)}
+    return [record], f"host time {size}^3 {precision}: {ours:.2f} us, torch {theirs:.2f} us"
 
 
-def reference(about, seconds):
-    context = binding.Context(device=binding.CUDA, precision=binding.FP32)
-    for name, m, n, k, layout in c_library.REFERENCE:
-        a, b = c_library.make(m, n, k, layout, "rand")
-        out = torch.empty(m, n, device="cuda")
-        library = c_library.Tessera(context, a, b, torch.empty(m, n, device="cuda"))
-        operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds,
-                                        2.0 * m * n * k)
-        print(f"{name:16s} tessera.matmul {operator:8.1f} us, C library {c:8.1f} us ({c / operator:.3f}), torch {peer:8.1f} us "
-              f"({peer / operator:.2f} x)", flush=True)
-        yield {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": round(operator, 2),
-               "c_library_us": round(c, 2), "torch_us": round(peer, 2), "of_c_library": round(c / operator, 3), **about}
+def reference(seconds, name, m, n, k, layout):
+    a, b = make(m, n, k, layout, "rand")
+    out = torch.empty(m, n, device="cuda")
+    library = Tessera(context("fp32"), a, b, torch.empty(m, n, device="cuda"))
+    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, 2.0 * m * n * k)
+    record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": round(operator, 2),
+              "c_library_us": round(c, 2), "torch_us": round(peer, 2), "of_c_library": round(c / operator, 3)}
+    return [record], (f"{name:16s} tessera.matmul {operator:8.1f} us, C library {c:8.1f} us ({c / operator:.3f}), torch {peer:8.1f} us "
+                      f"({peer / operator:.2f} x)")
 
 
 def setting(layer, x, on, always=False):
@@ -96,27 +91,20 @@ def setting(layer, x, on, always=False):
     return call
 
 
-def linear(about, seconds):
+def linear(seconds, batch, inner, outer):
+    layer, x = torch.nn.Linear(inner, outer, device="cuda"), torch.randn(batch, inner, device="cuda")
     tessera.reset_stats()  # which loads the operator, with its switch
-    for batch, inner, outer in sizes_of_layers():
-        flops = 2.0 * batch * inner * outer
-        layer = torch.nn.Linear(inner, outer, device="cuda")
-        x = torch.randn(batch, inner, device="cuda")
-
-        off, on, everything = setting(layer, x, False), setting(layer, x, True), setting(layer, x, True, True)
-        tessera.reset_stats()
-        with torch.no_grad():
-            on()
-            taken = tessera.stats().taken > 0
-            torch_us, on_us, always_us = interleaved([off, on, everything], seconds, flops)
-        tessera.disable()
-        record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": round(torch_us, 2),
-                  "drop_in_us": round(on_us, 2), "always_us": round(always_us, 2), "speedup": round(torch_us / on_us, 3),
-                  "always_speedup": round(torch_us / always_us, 3), **about}
-        print("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us ({speedup:.2f} x, "
-              "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record), flush=True)
-        yield record
-        del layer, x
+    off, on, everything = setting(layer, x, False), setting(layer, x, True), setting(layer, x, True, True)
+    with torch.no_grad():
+        on()
+        taken = tessera.stats().taken > 0
+        torch_us, on_us, always_us = interleaved([off, on, everything], seconds, 2.0 * batch * inner * outer)
+    tessera.disable()
+    record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": round(torch_us, 2),
+              "drop_in_us": round(on_us, 2), "always_us": round(always_us, 2), "speedup": round(torch_us / on_us, 3),
+              "always_speedup": round(torch_us / always_us, 3)}
+    return [record], ("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us ({speedup:.2f} x, "
+                      "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record))
 
 
 def main():
@@ -126,23 +114,12 @@ def main():
     parser.add_argument("--save", metavar="FILE", help="write the records there as JSON")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    about, records = c_library.machine(), []
-    parts = {"host": lambda: host(about), "reference": lambda: reference(about, options.seconds),
-             "linear": lambda: linear(about, options.seconds)}
-    try:
-        for name in options.only or parts:
-            for record in parts[name]():
-                records.append(record)
-    finally:  # what was measured is kept when the rest is interrupted
-        if options.save:
-            save(records, options.save)
-
-
-def save(records, name):
-    partial = pathlib.Path(name + ".partial")
-    partial.write_text("[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
-    partial.replace(name)
-    print(f"{len(records)} records in {name}")
+    kinds = {"host": (host, list(itertools.product((64, 1024), ("ieee", "fp32")))),
+             "reference": (reference, [(options.seconds, *problem) for problem in REFERENCE]),
+             "linear": (linear, [(options.seconds, *sizes) for sizes in sizes_of_layers()])}
+    jobs = [(name, *job) for name in options.only or kinds for job in kinds[name][1]]
+    run = results.Run(options.save, about(), vars(options))
+    run.finish(run.measure(jobs, lambda job: options.seconds, lambda job: kinds[job[0]][0](*job[1:])))
 
 
 if __name__ == "__main__":

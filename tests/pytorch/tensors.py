@@ -1,7 +1,10 @@
 """Tensors for tests: integer-valued, so that every sum is exact and results can be asked to be equal; and any layout."""
 
+import os
+
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
@@ -11,6 +14,12 @@ SMALL = 8  # entries are in -SMALL..SMALL: sums of 2^17 products stay below 2^24
 def since(major, minor):
     """Skips a test of what older versions of torch do not have."""
     return pytest.mark.skipif(RELEASE < (major, minor), reason=f"torch {major}.{minor} is the first to have it")
+
+
+def examples(count):
+    """So many drawn examples, the same every time; TESSERA_EXAMPLES is for those who have less time."""
+    return settings(max_examples=int(os.environ.get("TESSERA_EXAMPLES", count)), deadline=None, database=None, derandomize=True,
+                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def integers(*shape, device="cpu", requires_grad=False):

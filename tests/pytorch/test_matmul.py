@@ -7,14 +7,11 @@ import time
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera
-from tensors import Calls, assert_within_bound, integers, since, strided
-
-EXAMPLES = settings(max_examples=1500, deadline=None, database=None, derandomize=True,
-                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+from tensors import Calls, assert_within_bound, examples, integers, since, strided
 
 
 @st.composite
@@ -44,7 +41,7 @@ def matmul_arguments(draw):
     return [draw(layouts(shape)) for shape in shapes]
 
 
-@EXAMPLES
+@examples(1500)
 @given(arguments=matmul_arguments())
 def test_any_shapes_and_strides(device, arguments):
     a, b = (make(device) for make in arguments)
@@ -56,7 +53,7 @@ def test_any_shapes_and_strides(device, arguments):
     assert tessera.matmul(a, b, out=out) is out and torch.equal(out, expected)
 
 
-@EXAMPLES
+@examples(1500)
 @given(data=st.data(), beta=st.sampled_from([0, 1, -2]), alpha=st.sampled_from([0, 1, 3]))
 def test_any_addend(device, data, beta, alpha):
     batch, m, n, k = (data.draw(st.integers(1, 9)) for _ in range(4))

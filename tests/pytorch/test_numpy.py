@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera
+from tensors import examples
 
-EXAMPLES = settings(max_examples=1000, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 RANDOM = np.random.default_rng(20260)
 
 
@@ -41,7 +41,7 @@ def matmul_arguments(draw):
     return [draw(arrays(shape)) for shape in shapes]
 
 
-@EXAMPLES
+@examples(1000)
 @given(arguments=matmul_arguments())
 def test_any_shapes_and_strides(arguments):
     a, b = arguments
@@ -52,7 +52,7 @@ def test_any_shapes_and_strides(arguments):
     assert tessera.matmul(a, b, out=out) is out and np.array_equal(out, expected)
 
 
-@EXAMPLES
+@examples(1000)
 @given(data=st.data(), beta=st.sampled_from([0, 1, -2]), alpha=st.sampled_from([0, 1, 3]))
 def test_any_addend(data, beta, alpha):
     batch, m, n, k = (data.draw(st.integers(1, 9)) for _ in range(4))
