@@ -8,7 +8,7 @@ TESTS        = tests/run $(BUILD)
 MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 
-.PHONY: build run test test-programs test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-pytorch modules format install clean
+.PHONY: build run test test-programs test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-compare report bench-pytorch modules format install clean
 
 build: ## the library and the command
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -45,8 +45,17 @@ bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved i
 bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and middling products
 	bench/blas/run $(BUILD)
 
-bench-gpu: build ## milliseconds beside torch.matmul, interleaved in one run
-	bench/gpu/run $(BUILD)
+bench-gpu: build ## milliseconds beside torch.matmul, then every library of this GPU, interleaved; saved in bench/results
+	bench/gpu/run $(BUILD) --save
+	bench/gpu/run $(BUILD) --survey
+
+bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE (default: BASE's name in bench/results)
+	python3 bench/regressions.py $(or $(BASE),$(error BASE= names the result to compare with, as in BASE=HEAD~1:bench/results/h200.json)) $(NEW)
+
+report: ## docs/results.md and a page for each machine in bench/results; measures this one first where it has none
+	python3 bench/report --needs-this-machine || { $(MAKE) build && bench/run $(BUILD); }
+	python3 bench/report
+	python3 bench/table.py
 
 bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
 	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 bench/pytorch/compare.py --save $(BUILD)/pytorch.json

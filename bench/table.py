@@ -11,16 +11,25 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+from harness import results  # noqa: E402
+
+NAMES = {"openblas": "OpenBLAS", "blis": "BLIS", "onednn": "oneDNN", "mkl": "MKL"}
 REFERENCE = ["square", "standard", "irregular", "transposed A", "transposed both"]
 
 
 def load(name):
     path = ROOT / "bench/results" / name
-    return json.loads(path.read_text()) if path.exists() else []
+    return results.load(path) if path.exists() else []
+
+
+def load_training(name):
+    path = ROOT / "bench/results" / name
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def gpu():
-    records = [r for r in load("h200.json") if r["problem"] in REFERENCE]
+    records = [r for r in load("h200.json") if r["what"] == "product" and r["problem"] in REFERENCE]
     if not records:
         return "No GPU results yet: `make bench-gpu`."
 
@@ -31,7 +40,8 @@ def gpu():
     def mean(precision, packed=False):
         return statistics.geometric_mean(speed(p, precision, packed)["speedup"] for p in REFERENCE)
 
-    lines = ["| problem (M, N, K) | torch float32 | Tessera `fp32` | error, torch / Tessera | `ieee` | `tf32` beside torch's TF32 |",
+    lines = ["![Speed and error of each library on an H200](docs/results-h200.svg)", "",
+             "| problem (M, N, K) | torch float32 | Tessera `fp32` | error, torch / Tessera | `ieee` | `tf32` beside torch's TF32 |",
              "| --- | --- | --- | --- | --- | --- |"]
     for problem in REFERENCE:
         r, ieee, tf32 = speed(problem, "fp32"), speed(problem, "ieee"), speed(problem, "tf32")
@@ -43,17 +53,19 @@ def gpu():
               f"{mean('ieee'):.2f} x | {mean('tf32'):.2f} x |", "",
               f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit {commit}; "
               "uniform [0, 1) data, packing and everything else included, both libraries interleaved in one process. Errors are "
-              "relative Frobenius errors against float64."]
+              "relative Frobenius errors against float64. [docs/results.md](docs/results.md) has everything that was measured, and where Tessera loses; "
+              "`make report` makes the same for your machine."]
     return "\n".join(lines)
 
 
 def cpu():
-    paths = sorted((ROOT / "bench/results").glob("cpu-*.json"))
-    if not paths:
+    records = [r for r in load("cpu-amd-epyc.json") if r["what"] == "library"]
+    layouts = [tuple(r[name] for name in ("m", "n", "k", "threads")) for r in records if r["layout"] == "tt"]
+    records = [r for r in records if tuple(r[name] for name in ("m", "n", "k", "threads")) in layouts]  # the shapes measured in all layouts
+    if not records:
         return "No CPU results yet: `make bench-cpu`."
-    records = json.loads(paths[0].read_text())
     libraries = sorted({r["library"] for r in records} - {"tessera"})
-    lines = ["| M, N, K (mean of four layouts) | threads | Tessera | " + " | ".join(libraries) + " | of the best |",
+    lines = ["| M, N, K (mean of four layouts) | threads | Tessera | " + " | ".join(NAMES.get(name, name) for name in libraries) + " | of the best |",
              "| --- " * (len(libraries) + 4) + "|"]
     for shape in dict.fromkeys((r["m"], r["n"], r["k"], r["threads"]) for r in records):
         rows = [r for r in records if (r["m"], r["n"], r["k"], r["threads"]) == shape]
@@ -125,7 +137,7 @@ def loss_difference(result, run, steps):
 
 def gpt2():
     """README.md: the training run in one sentence."""
-    result = load("gpt2-h200.json")
+    result = load_training("gpt2-h200.json")
     if not result:
         return "No training results yet: `make bench-pytorch`."
     torch32, ours = result["runs"][0], result["runs"][-1]
@@ -137,7 +149,7 @@ def gpt2():
 
 def pytorch():
     """docs/pytorch.md: the training run, host time, the reference problems and nn.Linear through the package."""
-    gpt2, records = load("gpt2-h200.json"), load("torch-h200.json")
+    gpt2, records = load_training("gpt2-h200.json"), load("torch-h200.json")
     if not gpt2 or not records:
         return "No results yet: `make bench-pytorch`."
     steps = len(gpt2["runs"][0]["loss"])

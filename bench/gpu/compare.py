@@ -91,13 +91,15 @@ def main():
     parser.add_argument("--only", choices=("reference", "squares"), help="only these problems")
     parser.add_argument("--seconds", type=float, default=0.4, help="time to spend on each measurement (default 0.4)")
     parser.add_argument("--no-host", dest="host", action="store_false", help="leave out the host time per call")
-    parser.add_argument("--save", metavar="FILE", help="write the records there as JSON")
+    parser.add_argument("--save", metavar="FILE", nargs="?", const="", help="write the records there as JSON; without FILE to bench/results/MACHINE.json")
     options = parser.parse_args()
+    here = machine()
+    save = results.default_path("", here["gpu"]) if options.save == "" else options.save
 
     def measure(job):
         return measure_product(options.seconds, *job[1:]) if job[0] == "product" else measure_host_time(*job[1:])
 
-    jobs, run = jobs_of(options), results.Run(options.save, machine(), options.seconds)
+    jobs, run = jobs_of(options), results.Run(save, here, options.seconds)
     records = run.measure(jobs, lambda job: options.seconds if job[0] == "product" else 0.1, measure)
     summary(records)
     run.finish(records)

@@ -1,0 +1,287 @@
+"""Charts as SVG text. Colours and dashes are classes (`s-NAME`), which the page's style sheet sets for light and dark; every mark carries its
+numbers in a <title>, which a browser shows on hover by itself and page.js shows sooner.
+
+A chart is drawn for a width in pixels: once wide, with its series named beside them, and once narrow, for a phone, under a legend.
+"""
+
+import html
+import math
+
+# Of each series: its colour in light and in dark, and the shape of its marks, for eyes and printers that see no colours.
+SERIES = {
+    "tessera": ("#5a43e0", "#a596ff", "disc"), "tessera fp32": ("#5a43e0", "#a596ff", "disc"),
+    "tessera ieee": ("#0f74c4", "#5fb4f5", "disc"), "tessera tf32": ("#0b8a72", "#3fcfae", "disc"),
+    "torch float32": ("#6d7280", "#a3a9b8", "square"), "torch TF32": ("#b46a00", "#e8a33d", "square"),
+    "Triton ieee": ("#b8407f", "#f08cc0", "triangle"), "Triton tf32x3": ("#c8402c", "#ff8a75", "triangle"),
+    "CuPy": ("#6b7a12", "#bccb4e", "diamond"), "JAX highest": ("#8a5a36", "#d8a27b", "diamond"),
+    "openblas": ("#b46a00", "#e8a33d", "square"), "blis": ("#b8407f", "#f08cc0", "triangle"),
+    "onednn": ("#6d7280", "#a3a9b8", "diamond"), "mkl": ("#0b8a72", "#3fcfae", "square"),
+}
+OTHER = ("#6d7280", "#a3a9b8", "square")
+SHOWN = {"openblas": "OpenBLAS", "blis": "BLIS", "onednn": "oneDNN", "mkl": "MKL"}
+
+CHARACTER, BOLD = 6.6, 7.5  # pixels of one in a label, about
+LABEL_HEIGHT = 15
+
+
+def class_of(series):
+    return "s-" + "".join(c if c.isalnum() else "-" for c in series.lower())
+
+
+def shown(series):
+    """A series' name as people read it."""
+    return SHOWN.get(series, series.replace("tessera", "Tessera"))
+
+
+def style_sheet():
+    """The colours as variables, for light and for dark."""
+    def variables(column):
+        return "".join(f"--{class_of(name)}:{colours[column]};" for name, colours in SERIES.items())
+
+    return (f":root{{{variables(0)}}}@media(prefers-color-scheme:dark){{:root{{{variables(1)}}}}}"
+            + "".join(f".{class_of(name)}{{--colour:var(--{class_of(name)})}}" for name in SERIES))
+
+
+def number(x):
+    return f"{x:.1f}".rstrip("0").rstrip(".")
+
+
+def short(value):
+    """A number as an axis has it."""
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)) + 1e-9)
+    if exponent < -2 or exponent > 5:
+        mantissa = value / 10**exponent
+        return (f"{mantissa:.0f}" if abs(mantissa - round(mantissa)) < 1e-6 else f"{mantissa:.1f}") + f"e{exponent}"
+    return f"{value:g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+class Axis:
+    """From values to pixels, linear or logarithmic, with the places where it is marked."""
+
+    def __init__(self, label, values, base=None, zero=False, ticks=None, text=short, room=1.0):
+        """base: of the logarithm, or None; room: the most a logarithmic axis is stretched beyond the values."""
+        self.label, self.base, self.text = label, base, text
+        low, high = min(values), max(values)
+        if base:
+            self.low, self.high = low / room, high * room
+            if self.low == self.high:
+                self.low, self.high = low / 2, high * 2
+            self.ticks = ticks or self.powers()
+        else:
+            self.low, self.high = (0.0 if zero else low), high * 1.06 or 1.0
+            step = 10 ** math.floor(math.log10((self.high - self.low) / 3))
+            step *= next(factor for factor in (1, 2, 2.5, 5, 10) if (self.high - self.low) / (step * factor) <= 6)
+            first = math.ceil(self.low / step - 1e-9)
+            self.ticks = ticks or [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def powers(self):
+        low, high = math.log(self.low, self.base), math.log(self.high, self.base)
+        exponents = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+        found = [self.base**e for e in exponents]
+        for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+            if self.base == 10 and len(found) < 3:
+                found = [m * 10**e for e in range(math.floor(low), math.floor(high) + 1) for m in mantissas if self.low <= m * 10**e <= self.high]
+        return found
+
+    def place(self, value, begin, end):
+        if self.base:
+            part = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            part = (value - self.low) / (self.high - self.low)
+        return begin + part * (end - begin)
+
+
+class Series:
+    def __init__(self, name, points):
+        """points: (x, y, what to say of it), in the order of x."""
+        self.name, self.points = name, [point for point in points if point[1] is not None]
+
+
+def text(x, y, words, kind="", anchor="start", extra=""):
+    return f'<text x="{number(x)}" y="{number(y)}" class="{kind}" text-anchor="{anchor}"{extra}>{html.escape(words)}</text>'
+
+
+def mark(x, y, series, words, size=4.0):
+    """A point that can be pointed at."""
+    x, y = round(x, 1), round(y, 1)
+    shape = SERIES.get(series, OTHER)[2]
+    if shape == "disc":
+        drawn = f'<circle cx="{x}" cy="{y}" r="{size}"/>'
+    elif shape == "square":
+        drawn = f'<rect x="{number(x - size + 0.5)}" y="{number(y - size + 0.5)}" width="{2 * size - 1}" height="{2 * size - 1}"/>'
+    elif shape == "diamond":
+        s = size + 0.8
+        drawn = f'<path d="M{number(x)} {number(y - s)}l{s} {s}l{-s} {s}l{-s} {-s}z"/>'
+    else:
+        s = size + 0.5
+        drawn = f'<path d="M{number(x)} {number(y - s)}l{s} {1.8 * s}h{-2 * s}z"/>'
+    return (f'<g class="mark {class_of(series)}" tabindex="0"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
+            f"<title>{html.escape(words)}</title></g>")
+
+
+def svg(width, height, parts, label):
+    return (f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{html.escape(label)}">'
+            + "".join(parts) + "</svg>")
+
+
+def legend(names):
+    keys = []
+    for name in names:
+        swatch = mark(11, 6, name, name).replace("mark ", "swatch ").replace(' tabindex="0"', "")
+        keys.append(f'<span class="key {class_of(name)}"><svg width="22" height="12" aria-hidden="true"><path class="line" d="M0 6h22"/>{swatch}</svg>'
+                    f"{html.escape(shown(name))}</span>")
+    return '<div class="legend">' + "".join(keys) + "</div>"
+
+
+def spread_apart(places, least, low, high):
+    """Heights moved as little as needed for labels not to overlap; in the order given."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved, bottom = list(places), low
+    for i in order:
+        moved[i] = bottom = max(moved[i], bottom)
+        bottom += least
+    top = high
+    for i in reversed(order):
+        moved[i] = top = min(moved[i], top)
+        top -= least
+    return moved
+
+
+class Frame:
+    """The part of a chart that holds the marks, with its axes."""
+
+    def __init__(self, width, height, x, y, right=14):
+        self.width, self.height, self.x, self.y = width, height, x, y
+        self.left = 14 + CHARACTER * max(len(y.text(tick)) for tick in y.ticks)
+        self.right, self.top, self.bottom = width - right, 24, height - 40
+
+    def at(self, x, y):
+        return self.x.place(x, self.left, self.right), self.y.place(y, self.bottom, self.top)
+
+    def axes(self):
+        parts = [text(0, 11, self.y.label, "axis")]
+        for tick in self.y.ticks:
+            height = self.y.place(tick, self.bottom, self.top)
+            parts.append(f'<path class="grid" d="M{number(self.left)} {number(height)}H{number(self.right)}"/>')
+            parts.append(text(self.left - 6, height + 4, self.y.text(tick), "tick", "end"))
+        end = -1e9
+        for tick in self.x.ticks:
+            across, words = self.x.place(tick, self.left, self.right), self.x.text(tick)
+            half = len(words) * CHARACTER / 2
+            parts.append(f'<path class="grid" d="M{number(across)} {number(self.bottom)}v4"/>')
+            if across - half > end + 6:
+                parts.append(text(min(across, self.width - half), self.bottom + 17, words, "tick", "middle"))
+                end = across + half
+        parts.append(f'<path class="base" d="M{number(self.left)} {number(self.bottom)}H{number(self.right)}"/>')
+        parts.append(text(self.right, self.height - 6, self.x.label, "axis", "end"))
+        return parts
+
+
+def lines(series, x, y, width, height=None, named=None, rules=(), label="", joined=True):
+    """Lines through points, or where not `joined` the points alone. rules: (name, [(x, y), ...]) drawn thin and named where they end: bounds and ceilings."""
+    named = width > 600 if named is None else named
+    height = height or (360 if named else 280)
+    longest = max((len(shown(s.name)) for s in series), default=0)
+    frame = Frame(width, height, x, y, right=(18 + CHARACTER * longest) if named else 14)
+    parts = frame.axes()
+    for name, points in rules:
+        places = [frame.at(px, py) for px, py in points]
+        parts.append('<path class="rule" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>')
+        anchor = places[-1] if name else None
+        if anchor:
+            parts.append(text(anchor[0] - 4, max(anchor[1] - 6, 22), name, "rulename", "end"))
+    drawn = sorted((s for s in series if s.points), key=lambda s: s.name.startswith("tessera"))
+    for s in drawn:
+        places = [frame.at(px, py) for px, py, _ in s.points]
+        if joined:
+            parts.append(f'<path class="line {class_of(s.name)}" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>')
+        parts += [mark(px, py, s.name, said) for (px, py), (_, _, said) in zip(places, s.points)]
+    if named:
+        ends = [frame.at(*s.points[-1][:2]) for s in drawn]
+        heights = spread_apart([py for _, py in ends], LABEL_HEIGHT, frame.top, frame.bottom)
+        for s, (px, _), py in zip(drawn, ends, heights):
+            parts.append(text(max(px, frame.right - 1) + 9, py + 4, shown(s.name), f"name {class_of(s.name)}"))
+    return svg(width, height, parts, label)
+
+
+def bars(groups, width, unit, label="", baseline=None, high=None):
+    """Horizontal bars in groups: (group's name, [(series, value, what stands behind the bar, what to say of it), ...])."""
+    narrow = width <= 600
+    bar, gap, between = 20, 4, 18
+    names = {s for _, rows in groups for s, *_ in rows}
+    left = 0 if narrow else 14 + BOLD * max([len(group) for group, _ in groups] + [0])
+    longest = max(len(words) for _, rows in groups for _, _, words, _ in rows)
+    inner = 0 if len(names) == 1 else CHARACTER * max(len(shown(name)) for name in names) + 10
+    begin = left + inner
+    right = width - 12 - BOLD * longest
+    high = high or max(value for _, rows in groups for _, value, _, _ in rows)
+    parts, y = [], 4
+    for group, rows in groups:
+        if narrow and group:
+            parts.append(text(0, y + 12, group, "group"))
+            y += 20
+        elif group:
+            parts.append(text(0, y + len(rows) * (bar + gap) / 2 + 3, group, "group"))
+        for series, value, words, said in rows:
+            length = max(2.0, (right - begin) * value / high)
+            parts.append(f'<g class="mark bar {class_of(series)}" tabindex="0"><rect x="{number(begin)}" y="{y}" width="{number(length)}" '
+                         f'height="{bar}" rx="2"/><title>{html.escape(said)}</title></g>')
+            if inner:
+                parts.append(text(begin - 8, y + 14, shown(series), "name", "end"))
+            parts.append(text(begin + length + 7, y + 14, words, "value" + (" ours" if series.startswith("tessera") else "")))
+            y += bar + gap
+        y += between
+    height = y - between + 20
+    if baseline:
+        across = begin + (right - begin) * baseline / high
+        parts.insert(0, f'<path class="rule" d="M{number(across)} 0V{height - 16}"/>')
+    parts.append(text(begin, height - 2, unit, "axis"))
+    return svg(width, height, parts, label)
+
+
+def dots(rows, x, width, label=""):
+    """A line for each row with its marks along it: (row's name, [(series, value, what stands above the mark, what to say of it), ...])."""
+    narrow = width <= 600
+    height_of_row, top = (48 if narrow else 34), 8
+    left = 4 if narrow else 14 + BOLD * max(len(name) for name, _ in rows)
+    right, bottom = width - 20, top + height_of_row * len(rows)
+    parts = []
+    for tick in x.ticks:
+        across = x.place(tick, left, right)
+        parts.append(f'<path class="{"rule" if tick == 1 else "grid"}" d="M{number(across)} {top}V{bottom}"/>')
+        parts.append(text(across, bottom + 16, x.text(tick), "tick", "middle"))
+    for i, (name, marks) in enumerate(rows):
+        y = top + height_of_row * (i + 1) - 10
+        parts.append(text(0, y - 20 if narrow else y + 4, name, "group"))
+        parts.append(f'<path class="grid" d="M{number(left)} {y}H{right}"/>')
+        free = -1e9
+        for series, value, words, said in sorted(marks, key=lambda m: m[1]):
+            across = x.place(value, left, right)
+            free = max(across, free + 19)
+            parts.append(mark(across, y, series, said, 5.0))
+            parts.append(text(free, y - 8, words, "tick", "middle"))
+    parts.append(text(right, bottom + 32, x.label, "axis", "end"))
+    return svg(width, bottom + 38, parts, label)
+
+
+def scatter(points, x, y, width, frontier=(), label=""):
+    """points: (series, x, y, what to say of it, whether it is named there). frontier: places to join."""
+    height = 420 if width > 600 else 380
+    frame = Frame(width, height, x, y, right=24)
+    parts = frame.axes()
+    if frontier:
+        places = [frame.at(px, py) for px, py in frontier]
+        parts.append('<path class="frontier" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>')
+    taken = []
+    for series, px, py, said, is_named in points:
+        across, up = frame.at(px, py)
+        parts.append(mark(across, up, series, said, 6.0 if is_named else 3.0).replace('class="mark', 'class="mark faint' if not is_named else 'class="mark'))
+        if is_named:
+            taken.append((series, across, up))
+    for series, across, up in taken:  # beside its mark, on the side that is free
+        long = len(shown(series)) * CHARACTER
+        before = across + 12 + long > width or any(o is not series and 0 < ox - across < long + 20 and abs(oy - up) < 12 for o, ox, oy in taken)
+        parts.append(text(across - 11 if before else across + 11, up + 4, shown(series), f"name {class_of(series)}", "end" if before else "start"))
+    return svg(width, height, parts, label)
