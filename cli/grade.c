@@ -125,19 +125,19 @@ static int multiply(const grading *g, const stored_product *x) {
 /* ---- Judging ----------------------------------------------------------------------------------------------------- */
 
 static void describe_failure(char text[400], const problem *p, const judgement *j, bool outside, bool repeated) {
-    int length = snprintf(text, 400, "%lld x %lld x %lld %s: C(%lld, %lld) is %.9g, exactly %.9g; ", (long long)p->m,
-                          (long long)p->n, (long long)p->k, problem_layout(p), (long long)j->row, (long long)j->col,
-                          j->got, j->expected);
+    int length = snprintf(text, 400, "%lld x %lld x %lld %s: ", (long long)p->m, (long long)p->n, (long long)p->k,
+                          problem_layout(p));
+    size_t left = (size_t)(400 - length);
     if (outside)
-        snprintf(text, 400, "%lld x %lld x %lld %s: memory between the rows of C was written", (long long)p->m,
-                 (long long)p->n, (long long)p->k, problem_layout(p));
+        snprintf(text + length, left, "memory between the rows of C was written");
     else if (!repeated)
-        snprintf(text, 400, "%lld x %lld x %lld %s: other bits when computed again", (long long)p->m, (long long)p->n,
-                 (long long)p->k, problem_layout(p));
+        snprintf(text + length, left, "other bits when computed again");
     else
-        snprintf(text + length, (size_t)(400 - length),
-                 "%.3g units of %.0f, relative error %.2e, %lld inexact, %lld NaN or Inf misplaced", j->worst, j->bound,
-                 j->relative, (long long)j->inexact, (long long)j->misplaced);
+        snprintf(text + length, left,
+                 "C(%lld, %lld) is %.9g, exactly %.9g; %.3g units of %.0f, relative error %.2e, %lld inexact, %lld NaN "
+                 "or Inf misplaced",
+                 (long long)j->row, (long long)j->col, j->got, j->expected, j->worst, j->bound, j->relative,
+                 (long long)j->inexact, (long long)j->misplaced);
 }
 
 static bool gaps_unchanged(const material *x, shape s) {

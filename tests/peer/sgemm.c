@@ -13,6 +13,7 @@ enum fault {
     ROUNDS_OPERANDS,   /* to 11 bits, as TF32 does */
     FORGETS_THE_SMALL, /* elements of A far below their row's largest */
     FLUSHES_SUBNORMALS,
+    ROUNDS_UP,         /* results, to the next number, exact ones too: within the bound, but wrong for integers */
     CHANGES_ITS_ORDER, /* from call to call */
     CRASHES,
     EXITS
@@ -59,6 +60,7 @@ static void multiply(int transpose_a, int transpose_b, long m, long n, long k, f
             }
             float scaled = alpha == 0 && FAULT != READS_A_AND_B ? 0 : alpha * sum;
             *result = flushed(beta == 0 && FAULT != READS_C ? scaled : scaled + beta * *result);
+            if (FAULT == ROUNDS_UP && isfinite(*result)) *result = nextafterf(*result, INFINITY);
         }
     }
     if (FAULT == WRITES_OUTSIDE && ldc > m) c[m] = 0;
