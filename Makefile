@@ -50,10 +50,11 @@ bench-gpu: build ## milliseconds beside torch.matmul, then every library of this
 	bench/gpu/run $(BUILD) --survey
 
 bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE (default: BASE's name in bench/results)
-	python3 bench/regressions.py $(or $(BASE),$(error BASE= names the result to compare with, as in BASE=HEAD~1:bench/results/h200.json)) $(NEW)
+	python3 bench/regressions.py "$(BASE)" $(NEW)
 
+# It calls plain make: what has $(MAKE) in it would measure even under -n.
 report: ## docs/results.md and a page for each machine in bench/results; measures this one first where it has none
-	python3 bench/report --needs-this-machine || { $(MAKE) build && bench/run $(BUILD); }
+	python3 bench/report --needs-this-machine || { make build && bench/run $(BUILD); }
 	python3 bench/report
 	python3 bench/table.py
 
