@@ -112,6 +112,8 @@ def main():
     parser.add_argument("new", nargs="?", help="the same; default: bench/results/ and BASE's name")
     parser.add_argument("--margin", type=float, default=5.0, metavar="PERCENT", help="what counts as noise (default 5)")
     options = parser.parse_args()
+    if not options.base:
+        raise results.BadResults("BASE= must name the result to compare with, as in BASE=HEAD~1:bench/results/h200.json")
     new = options.new or str(ROOT / "bench/results" / pathlib.Path(options.base.split(":")[-1]).name)
     if pathlib.Path(new).resolve() == pathlib.Path(options.base).resolve():
         raise results.BadResults(f"{options.base} is both BASE and NEW: name the other with NEW=, or an older BASE as HEAD~1:bench/results/"
@@ -124,7 +126,7 @@ def main():
     worse, better, common = compare(*records, options.margin / 100)
     if not common:
         raise results.BadResults(f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")
-    print("\n".join(worse))
+    print(*worse, sep="\n", end="\n" if worse else "")
     print(f"{common} measurements compared, by ratio to the peers; beyond {options.margin:g} % ({HOST_TIMES * options.margin:g} % for host times): "
           f"{len(worse)} worse, {better} better")
     sys.exit(1 if worse else 0)

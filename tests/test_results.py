@@ -1,0 +1,305 @@
+"""The measuring harness of bench/, saved results, what became worse between two of them, and the report made from them."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import browser
+import debian
+from toolchain import BUILD, ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+from harness import data, errors, machine, results, timing  # noqa: E402
+
+RESULTS, PAGES = ROOT / "bench/results", sorted((ROOT / "docs").glob("results-*.html"))
+ABOUT = {"gpu": "NVIDIA Test", "driver": "1", "torch": "2", "commit": "abc", "date": "2026-01-02"}
+
+
+def product(**changed):
+    """A record of Tessera beside torch, as bench/gpu/compare.py writes it."""
+    return {"what": "product", "problem": "square", "m": 4096, "n": 4096, "k": 4096, "layout": "nn", "data": "rand", "precision": "fp32", "packed": False,
+            "peer": "torch-fp32", "tessera_ms": 0.5, "peer_ms": 2.0, "speedup": 4.0, "tflops": 270.0, "error": 2e-7, "peer_error": 8e-7, **ABOUT, **changed}
+
+
+def cpu_rate(library, gflops, **changed):
+    return {"what": "library", "library": library, "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "threads": 1, "gflops_best": gflops, "gflops_median": gflops,
+            "samples": 3, "machine": "Test CPU", "commit": "abc", "date": "2026-01-02", **changed}
+
+
+def program(*words, cwd=ROOT):
+    ran = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, cwd=cwd)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran
+
+
+# ---- The harness --------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_taken_as_asked():
+    taken = []
+    timings = timing.interleaved(lambda halfway: taken.append(halfway) or [1.0 + len(taken) % 2, 5.0], seconds=0, least=4)
+    assert len(taken) == 4 and sum(taken) == 1, "four rounds, one of them marked as the middle"
+    assert [t.median for t in timings] == [1.5, 5.0] and [t.best for t in timings] == [1.0, 5.0]
+    assert timings[1].spread == 0 and timings[0].spread > 0
+    taken.clear()
+    timing.interleaved(lambda halfway: taken.append(halfway) or [1.0], seconds=60, most=3)
+    assert len(taken) == 3 and sum(taken) == 1
+
+
+@pytest.mark.parametrize("family", data.FAMILIES)
+def test_errors_are_those_that_were_made(family):
+    a, b = (np.float32(data.matrix(data.NumpySource(1), family, 30, 30)) for _ in range(2))
+    exact = np.float64(a) @ np.float64(b)
+    off = exact.copy()
+    magnitude = (np.abs(np.float64(a)) @ np.abs(np.float64(b)))[3, 4]
+    off[3, 4] += 7 * errors.UNIT * magnitude
+    (none, none_worst), (error, worst) = errors.measure([exact, off], a, b, rows=7)
+    assert none < 1e-14 and none_worst < 1e-6
+    assert worst == pytest.approx(7, rel=1e-3) and error == pytest.approx(7 * errors.UNIT * magnitude / np.linalg.norm(exact), rel=1e-3)
+
+
+def test_wide_exponents_are_wide():
+    made = np.abs(data.matrix(data.NumpySource(1), "wide", 100, 100))
+    assert made.min() < 2.0**-58 and made.max() > 2.0**58
+
+
+def test_the_machine_is_described():
+    about = machine.cpu()
+    assert about["cores"] == len(os.sched_getaffinity(0)) and re.fullmatch(r"\d{4}-\d\d-\d\d", about["date"])
+    assert machine.slug("NVIDIA H200") == "h200" and machine.slug("Intel(R) Xeon(R) Gold 6") == "intel-xeon-gold-6"
+
+
+def run_jobs(path, jobs, asked="x", stop_at=None):
+    """Measures jobs that are their own result; returns which were measured anew and all records."""
+    measured = []
+
+    def measure(job):
+        if job == stop_at:
+            raise KeyboardInterrupt
+        measured.append(job)
+        return [product(m=job)], f"job {job}"
+
+    run = results.Run(path, {"gpu": "g", "commit": "c", "date": "d"}, asked)
+    records = run.measure(jobs, lambda job: 1.0, measure)
+    run.finish(records)
+    return measured, records
+
+
+def test_an_interrupted_run_goes_on(tmp_path, capsys):
+    path = tmp_path / "r.json"
+    with pytest.raises(SystemExit, match="goes on from there"):
+        run_jobs(path, [1, 2, 3, 4], stop_at=3)
+    assert not path.exists(), "a file is whole or not there"
+    with open(f"{path}.partial", "a") as file:
+        file.write('{"job": "3", "rec')  # as a machine that lost its power leaves it
+    measured, records = run_jobs(path, [1, 2, 3, 4])
+    assert measured == [3, 4] and [r["m"] for r in records] == [1, 2, 3, 4]
+    assert results.load(path) == records and not pathlib.Path(f"{path}.partial").exists()
+    assert "left]" in capsys.readouterr().out
+
+
+def test_another_run_does_not_go_on(tmp_path):
+    with pytest.raises(SystemExit):
+        run_jobs(tmp_path / "r.json", [1, 2], stop_at=2)
+    assert run_jobs(tmp_path / "r.json", [1, 2], asked="y")[0] == [1, 2]
+
+
+def test_the_cpu_benchmark(tmp_path):
+    """Measured, interrupted, resumed, and shown as a page."""
+    save = tmp_path / "cpu-here.json"
+    command = [ROOT / "bench/cpu/run", BUILD, "--quick", "--seconds", "0.02", "--shape", "96,96,96", "--layout", "nn", "--layout", "tt",
+               "--threads", "1", "--threads", "2", "--save", save]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "96    96    96" not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    os.killpg(process.pid, signal.SIGINT)
+    assert "goes on from there" in process.communicate()[1] and not save.exists()
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0 and "the rest follows" in ran.stdout, ran.stdout + ran.stderr
+    records = results.load(save)
+    rates = [r for r in records if r["what"] == "library" and r["library"] == "tessera"]
+    assert {(r["m"], r["layout"], r["threads"]) for r in rates} == {(96, layout, t) for layout in ("nn", "tt") for t in (1, 2)}
+    assert all(0 < r["gflops_median"] <= r["gflops_best"] < 1e5 for r in rates)
+    assert {"openblas", "blis", "onednn", "mkl"} <= {r["library"] for r in records}, "those that are not here are named"
+    made = program("bench/report", "--results", tmp_path, "--docs", tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "Threads of the CPU engine" in (tmp_path / "results-here.html").read_text()
+
+
+def test_an_unknown_peer_is_refused():
+    ran = program("bench/cpu/compare.py", BUILD, "--peer", "nosuch")
+    assert ran.returncode and "no peer called nosuch; those known are openblas" in ran.stderr
+
+
+# ---- Saved results ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith("gpt2")), ids=lambda path: path.name)
+def test_saved_results_fit_the_schema(path):
+    results.load(path)
+
+
+WHOLE = json.dumps([product(), product(m=1)])
+BAD = {
+    "truncated": (WHOLE[:-40], "ends in the middle"), "not JSON": ('[{"what": nonsense}]', "is not JSON"), "no list": ('{"a": 1}', "no list of records"),
+    "empty": ("[]", "has no records"), "an older schema": (json.dumps([{"m": 1}]), "another version"),
+    "a newer schema": (json.dumps([{"what": "hologram"}]), "does not know"), "a missing field": (json.dumps([{**product(), "what": "accuracy"}]), 'no "library"'),
+    "a wrong type": (json.dumps([product(m="many")]), 'as its "m"'), "another machine": (json.dumps([product(gpu="NVIDIA Other")]), "another machine"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_results_are_refused_in_a_sentence(kind, tmp_path):
+    text, words = BAD[kind]
+    (tmp_path / "test.json").write_text(WHOLE)
+    (tmp_path / "peers-test.json").write_text(text)
+    ran = program("bench/report", "--results", tmp_path, "--docs", tmp_path / "docs")
+    assert ran.returncode == 1 and words in ran.stderr and len(ran.stderr.splitlines()) == 1 and "peers-test.json" in ran.stderr
+    assert not (tmp_path / "docs").exists(), "nothing is written from results that are not whole"
+
+
+def test_no_results_yet(tmp_path):
+    ran = program("bench/report", "--results", tmp_path, "--docs", tmp_path)
+    assert ran.returncode == 1 and "`make bench-cpu` or `make bench-gpu`" in ran.stderr
+    assert program("bench/report", "--results", tmp_path, "--needs-this-machine").returncode == 3
+
+
+# ---- What became worse --------------------------------------------------------------------------------------------------
+
+
+def compare(tmp_path, base, new, *options):
+    for name, records in (("base", base), ("new", new)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(records))
+    return program("bench/regressions.py", tmp_path / "base.json", tmp_path / "new.json", *options)
+
+
+def test_nothing_worse(tmp_path):
+    """A slower machine slows both sides: the ratio to the peer is what counts."""
+    ran = compare(tmp_path, [product()], [product(tessera_ms=0.55, peer_ms=2.2, speedup=3.9, error=2.05e-7)])
+    assert ran.returncode == 0 and "2 measurements compared" in ran.stdout and "0 worse" in ran.stdout
+
+
+@pytest.mark.parametrize("change, words", [({"speedup": 3.7}, "slower: square 4096"), ({"error": 2.3e-7}, "less accurate: square 4096")])
+def test_what_became_worse_is_named(tmp_path, change, words):
+    ran = compare(tmp_path, [product()], [product(**change)])
+    assert ran.returncode == 1 and words in ran.stdout and "1 worse" in ran.stdout
+    assert compare(tmp_path, [product()], [product(**change)], "--margin", "20").returncode == 0
+
+
+def test_libraries_are_compared_by_the_peers_both_have(tmp_path):
+    base = [cpu_rate("tessera", 100), cpu_rate("openblas", 100), cpu_rate("blis", 50)]
+    assert compare(tmp_path, base, [cpu_rate("tessera", 50), cpu_rate("openblas", 50)]).returncode == 0
+    assert compare(tmp_path, base, [cpu_rate("tessera", 92), cpu_rate("openblas", 100)]).returncode == 1
+
+
+@pytest.mark.parametrize("new, words", [([product(gpu="NVIDIA Other")], "only results of one machine"), ([product(m=7)], "no measurement in common")])
+def test_what_cannot_be_compared(tmp_path, new, words):
+    ran = compare(tmp_path, [product()], new)
+    assert ran.returncode == 2 and words in ran.stderr
+
+
+@pytest.mark.parametrize("arguments, words", [([""], "BASE= must name"), (["no.json"], "there is no no.json"), (["HEAD:no.json"], "git has no"),
+                                              (["bench/results/h200.json"], "both BASE and NEW")])
+def test_bases_that_are_none(arguments, words):
+    ran = program("bench/regressions.py", *arguments)
+    assert ran.returncode == 2 and words in ran.stderr
+
+
+# ---- The report ---------------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_what_the_results_make():
+    ran = program("bench/report", "--check")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_check_sees_a_change(tmp_path):
+    shutil.copytree(RESULTS, tmp_path / "results")
+    assert program("bench/report", "--results", tmp_path / "results", "--docs", tmp_path).returncode == 0
+    check = ["bench/report", "--check", "--results", tmp_path / "results", "--docs", tmp_path]
+    assert program(*check).returncode == 0
+    page = tmp_path / PAGES[0].name
+    page.write_text(page.read_text().replace("Tessera on", "Tessera near", 1))
+    ran = program(*check)
+    assert ran.returncode == 1 and "make report" in ran.stderr
+
+
+# What is wrong with the charts of a page, as a list of sentences.
+FAULTS = """
+[...document.querySelectorAll("figure")].flatMap((figure) => {
+    const charts = [...figure.querySelectorAll(".panels svg")].filter((chart) => chart.getBoundingClientRect().width > 0);
+    const faults = charts.length ? [] : [figure.id + " shows no chart"];
+    if (figure.querySelectorAll("tbody td").length < 2) faults.push(figure.id + " has no table");
+    for (const chart of charts) {
+        const box = chart.getBoundingClientRect(), marks = [...chart.querySelectorAll(".mark")];
+        if (marks.length < 2) faults.push(figure.id + " is empty");
+        if (/NaN|undefined|Infinity/.test(chart.outerHTML)) faults.push(figure.id + " has marks that are nowhere");
+        for (const mark of marks) {
+            const at = mark.getBoundingClientRect();
+            if (at.left < box.left - 14 || at.right > box.right + 14 || at.top < box.top - 14 || at.bottom > box.bottom + 14)
+                faults.push(figure.id + " has a mark outside: " + mark.textContent);
+        }
+        for (const text of chart.querySelectorAll("text"))
+            if (text.getBoundingClientRect().right > document.documentElement.clientWidth + 1) faults.push(figure.id + " has text beyond the window: " + text.textContent);
+    }
+    return faults;
+}).concat(document.querySelectorAll("figure").length ? [] : ["no figures"])
+  .concat(document.documentElement.scrollWidth > document.documentElement.clientWidth ? ["the page is wider than the window"] : [])
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if not browser.path():
+        debian.need_packages("chromium")
+    opened = browser.Browser(browser.path())
+    yield opened
+    opened.close()
+
+
+def faults(chromium, page, width, dark):
+    chromium.open(page, width, dark)
+    return chromium.evaluate(FAULTS) + chromium.said
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_a_browser_shows_every_chart(chromium, page, width, dark):
+    assert faults(chromium, page, width, dark) == []
+    colours = chromium.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color].map((c) => c.match(/[0-9]+/g).map(Number))")
+    paper, ink = (sum(colour) for colour in colours)
+    assert (paper < ink) == dark, "dark paper in the dark, and only there"
+    hover = "(() => { const mark = [...document.querySelectorAll('.mark')].find((m) => m.getBoundingClientRect().width > 0);" \
+            "mark.dispatchEvent(new PointerEvent('pointerover', {bubbles: true})); const tip = document.getElementById('tip');" \
+            "return tip.hidden ? '' : tip.textContent; })()"
+    assert re.search(r"\d", chromium.evaluate(hover)), "numbers on hover"
+
+
+@pytest.mark.parametrize("breaks, words", [
+    (lambda text: text.replace("</script>", "\nnosuch.thing();</script>"), "nosuch"),
+    (lambda text: text.replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'), "network"),
+    (lambda text: re.sub(r'<g class="mark.*?</g>', "", text), "is empty"),
+    (lambda text: re.sub(r'(<g class="mark[^>]*><circle class="reach" cx=")[\d.]+', r"\g<1>-400", text), "a mark outside"),
+    (lambda text: text.replace(".wide { display: none }", ".wide { min-width: 900px }"), "wider than the window"),
+], ids=["script error", "network", "no marks", "marks outside", "too wide"])
+def test_the_browser_sees_what_is_broken(chromium, tmp_path, breaks, words):
+    page, text = tmp_path / "page.html", PAGES[0].read_text()
+    page.write_text(breaks(text))
+    assert page.read_text() != text
+    assert any(words in fault for fault in faults(chromium, page, 390, False))
+
+
+def test_the_picture_of_the_readme(chromium):
+    for picture in (ROOT / "docs").glob("results-*.svg"):
+        chromium.open(picture, 1280)
+        assert chromium.evaluate("document.querySelectorAll('rect').length") > 3 and not chromium.said
+        assert picture.name in (ROOT / "README.md").read_text() or picture.name != "results-h200.svg"
