@@ -139,6 +139,13 @@ def test_an_unknown_peer_is_refused():
     assert ran.returncode and "no peer called nosuch; those known are openblas" in ran.stderr
 
 
+def test_the_gpu_benchmark_needs_a_gpu():
+    if machine.first_gpu():
+        pytest.skip("this machine has a GPU")
+    ran = subprocess.run([ROOT / "bench/gpu/run", BUILD], capture_output=True, text=True)
+    assert ran.returncode == 1 and "needs a python3 with torch and a GPU" in ran.stderr
+
+
 # ---- Saved results ------------------------------------------------------------------------------------------------------
 
 

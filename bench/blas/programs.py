@@ -5,8 +5,6 @@ runs of both taking turns.
 """
 
 import argparse
-import datetime
-import json
 import os
 import re
 import shutil
@@ -15,6 +13,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from harness import machine, results  # noqa: E402
 
 OCTAVE = "a = single(rand({n})); b = single(rand({n})); t = 1e9; for i = 1:{repeats} tic; c = a * b; t = min(t, toc); end; printf('%.6f\\n', t)"
 NUMPY = """
@@ -61,12 +61,9 @@ def main():
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--output", type=Path, default=ROOT / "bench/results/blas-programs.json")
     options = parser.parse_args()
-    if os.uname().machine == "x86_64" and "avx512f" in Path("/proc/cpuinfo").read_text():
+    if " avx512f " in machine.read("/proc/cpuinfo"):
         os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"  # which Debian's OpenBLAS does not choose by itself on newer chips
-    machine = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()).group(1)
-    commit = os.environ.get("TESSERA_COMMIT") or subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True,
-                                                                text=True).stdout.strip()
-    about = {"machine": f"{machine}, {os.cpu_count()} cores", "commit": commit, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    about = {"machine": f"{machine.processor()}, {machine.cores()} cores", "commit": machine.commit(), "date": machine.date(),
              "own_blas": str(Path("/usr/lib/x86_64-linux-gnu/libblas.so.3").resolve())}
     records = []
     for name, own, tessera in programs(options.build.resolve(), options.size, options.repeats):
@@ -75,7 +72,7 @@ def main():
             times["own"], times["tessera"] = min(times["own"], seconds(*own)), min(times["tessera"], seconds(*tessera))
         print(f"{name:8} own BLAS {times['own']:.4f} s, Tessera {times['tessera']:.4f} s")
         records.append({"what": "program", "program": name, "n": options.size, "seconds_own": times["own"], "seconds_tessera": times["tessera"], **about})
-    options.output.write_text("[\n" + ",\n".join("  " + json.dumps(record) for record in records) + "\n]\n")
+    results.save(options.output, records)
 
 
 if __name__ == "__main__":
