@@ -116,11 +116,14 @@ class Language:
 class Run:
     """One way to train: its own model and optimizer, and the setting its steps run under."""
 
+    RISE = 20  # steps until the learning rate is what it stays: at once would throw the loss about
+
     def __init__(self, name, config, device, options, tf32=False, precision=None):
         torch.manual_seed(0)
         self.name, self.device, self.tf32, self.precision = name, device, tf32, precision
         self.model = (transformers_gpt if options.transformers else Gpt)(config).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, weight_decay=0.1, fused=device == "cuda")
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / self.RISE))
         self.losses, self.seconds, self.always = [], [], options.tiny
 
     def step(self, tokens):
@@ -129,6 +132,7 @@ class Run:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        self.schedule.step()
         return loss.detach()
 
     def turn(self, batches, timed):
