@@ -250,22 +250,25 @@ def accuracy_figures(records, edge_note):
 
 
 def accuracy_sentence(by, families, depths, names):
-    peers = [name for name in ("torch float32", "openblas", "onednn") if name in names]
+    """Between which factors the first peer's error lies above Tessera's, family by family."""
+    peer = next((name for name in ("torch float32", "openblas", "onednn", "mkl", "blis") if name in names), None)
     ours = "tessera fp32" if "tessera fp32" in names else "tessera"
-    if not peers or ours not in names:
+    if not peer or ours not in names:
         return "Against float64."
     parts = []
     for family in families:
-        ratios = [by[peers[0], family, k]["error"] / by[ours, family, k]["error"] for k in depths if (ours, family, k) in by and (peers[0], family, k) in by]
+        ratios = [by[peer, family, k]["error"] / by[ours, family, k]["error"] for k in depths if (ours, family, k) in by and (peer, family, k) in by]
         if ratios:
-            parts.append(f"{min(ratios):.1f} to {max(ratios):.1f} on {family} data")
-    return f"{shown(peers[0])}'s error over Tessera's{' fp32' if 'fp32' in ours else ''}: " + ", ".join(parts) + "."
+            parts.append(f"{min(ratios):.1f} to {max(ratios):.1f} times on {'wide exponents' if family == 'wide' else family + ' data'}")
+    return f"The error of {shown(peer)} is that of {shown(ours)} {', '.join(parts)}."
 
 
 def bound_sentence(found):
     broken = sorted({r["library"] for r in found if r["worst_units"] > r["k"] + 2})
     kept = [name for name in ordered(r["library"] for r in found) if name not in broken]
-    return f"Float32's bound is kept by {', '.join(map(shown, kept))}" + (f"; broken by {', '.join(map(shown, broken))}." if broken else ".")
+    promised = [name for name in broken if "tf32" not in name.lower() or "x3" in name]
+    return (f"Float32's bound is kept by {', '.join(map(shown, kept))}" + (f"; broken by {', '.join(map(shown, broken))}" if broken else "")
+            + (", which do not promise it." if broken and not promised else "."))
 
 
 def overhead_figure(records, unit_note, says):
@@ -315,7 +318,7 @@ def threads_figure(records):
 
     def draw(width):
         x = Axis("threads", threads, base=2, text=size, ticks=threads)
-        y = Axis("GFLOP/s", [*by.values(), *(ceiling[t] for t in threads if t in ceiling)], zero=True)
+        y = Axis("GFLOP/s, logarithmic", [*by.values(), *(ceiling[t] for t in threads if t in ceiling)], base=10, room=1.2)
         rules = [("multiply-adds at most", [(t, ceiling[t]) for t in threads if t in ceiling])] if len(ceiling) > 1 else []
         return charts.lines(series, x, y, width, label="scaling with threads", rules=rules)
 
@@ -324,6 +327,26 @@ def threads_figure(records):
                   (["threads", *(f"{shown(name)}, GFLOP/s" for name in names)],
                    [[str(t), *(f"{by[name, t]:.0f}" if (name, t) in by else "" for name in names)] for t in threads]),
                   f"M = N = K = {edge}, best of several interleaved samples. {rates[0].get('machine', '')}, {rates[0].get('cores', '')} cores.", names)
+
+
+def modules_figure(records):
+    modules = of(records, "module")
+    if not modules:
+        return None
+    by = {(r["problem"], r["precision"]): r for r in modules}
+    numbers = list(dict.fromkeys(r["problem"] for r in modules))
+    groups = [(f"{number} {by[number, 'fp32']['name'].replace('_', ' ')}",
+               [("tessera " + precision, by[number, precision]["speedup"], ratio(by[number, precision]["speedup"]),
+                 f"module {number}, {precision}: {by[number, precision]['ms']:.3g} ms, torch {by[number, precision]['torch_ms']:.3g} ms")
+                for precision in ("fp32", "ieee") if (number, precision) in by]) for number in numbers if (number, "fp32") in by]
+    five = [by[number, "fp32"]["speedup"] for number in (1, 2, 8, 16, 18) if (number, "fp32") in by]
+    return Figure("modules", "The modules, as KernelBench measures them",
+                  f"{mean(five):.2f} times eager torch on problems 1, 2, 8, 16 and 18." if len(five) == 5 else "Beside eager torch.",
+                  [("", lambda width: charts.bars(groups, width, "times as fast as eager torch, which is the line", "modules", baseline=1.0))],
+                  (["problem", "precision", "ms", "torch, ms", "times as fast", "error", "torch's error"],
+                   [[f"{r['problem']} {r['name']}", r["precision"], f"{r['ms']:.3g}", f"{r['torch_ms']:.3g}", ratio(r["speedup"]), f"{r['error']:.1e}",
+                     f"{r['torch_error']:.1e}"] for r in modules]),
+                  f"KernelBench at {modules[0].get('kernelbench_commit', 'unknown')}: its own timing, the L2 cache flushed before each call, through Python.")
 
 
 def gpu_losses(records):
@@ -340,7 +363,7 @@ def gpu_losses(records):
         if r["speedup"] < 1:
             lose(f"{ours} is slower than {peer}", f"{where} ({ratio(r['speedup'])})")
         if r["error"] > r["peer_error"]:
-            lose(f"{ours} is less accurate than {peer}", f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.1e}, {r['peer_error']:.1e})")
+            lose(f"{ours} is less accurate than {peer}", f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})")
     for r in of(records, "call"):
         peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
@@ -352,7 +375,7 @@ def gpu_figures(records):
     return [figure for figure in [
         frontier_figure(records), reference_figure(records), size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
         roofline_figure(records), overhead_figure(records, "Host time to queue one product, through ctypes for Tessera.", gpu_overhead_sentence),
-        threads_figure(records)] if figure]
+        modules_figure(records), threads_figure(records)] if figure]
 
 
 def gpu_headlines(records, training):
