@@ -102,6 +102,19 @@ def test_workspace_is_torch_s():
     assert torch.cuda.memory_allocated() - before == product.numel() * 4
 
 
+def test_panels_are_torch_s():
+    """Packed matrices are kept in torch's memory, which they give back."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this GPU packs nothing")
+    x, weight = torch.randn(1024, 2048, device="cuda"), torch.randn(2048, 2048, device="cuda")
+    packed = tessera.pack(weight)
+    before = torch.cuda.memory_allocated()
+    product = tessera.linear(x, packed)
+    assert torch.cuda.memory_allocated() - before >= (product.numel() + weight.numel()) * 4
+    del packed
+    assert torch.cuda.memory_allocated() - before == product.numel() * 4
+
+
 def test_other_device():
     if torch.cuda.device_count() < 2:
         pytest.skip("only one GPU")
