@@ -96,7 +96,8 @@ static void subjects_close(subjects *s) {
     free(s->gradings);
 }
 
-/* The one engine that is chosen; a certificate is for all there are, unless one is chosen. */
+/* The one engine that is chosen; a certificate is for all there are, unless one is chosen. GPUs that cannot be used are
+ * left out: `auto` then takes the CPU, which is there already. */
 static int open_engines(subjects *s, const options *chosen) {
     bool every = (chosen->report || chosen->json) && chosen->device == CHOOSE_AUTO && !chosen->kernel;
     int total = every ? 1 + device_gpu_count() : 1, status = EXIT_OK;
@@ -105,10 +106,15 @@ static int open_engines(subjects *s, const options *chosen) {
     for (int i = 0; i < total && !status; i++) {
         options one = *chosen;
         if (every) {
-            one.device = i ? CHOOSE_CUDA : CHOOSE_CPU;
+            one.device = i ? CHOOSE_AUTO : CHOOSE_CPU;
             one.device_index = i - 1;
         }
-        if (!(status = device_open(&s->devices[i], &one, INFINITY, 0))) s->device_count++;
+        device *d = &s->devices[s->device_count];
+        if ((status = device_open(d, &one, INFINITY, 0))) break;
+        if (every && i && d->made_from.device != TSR_DEVICE_CUDA)
+            device_close(d);
+        else
+            s->device_count++;
     }
     return status;
 }

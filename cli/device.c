@@ -210,13 +210,17 @@ int device_use_precision(device *d, tsr_precision precision) {
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
+/* Other devices may have been opened since. */
+static int make_current(const device *d) { return driver.set_current(d->primary); }
+
 int device_output(device *d, float **data, float *host, size_t bytes) {
     *data = host;
     if (!on_cuda(d)) return EXIT_OK;
     *data = NULL;
     if (!bytes) return EXIT_OK;
     uint64_t address;
-    int error = driver.memory_allocate(&address, bytes);
+    int error = make_current(d);
+    if (!error) error = driver.memory_allocate(&address, bytes);
     if (error) return fail("no GPU memory for %.1f MiB: %s", (double)bytes / (1 << 20), driver_error(error));
     *data = (float *)(uintptr_t)address;
     return EXIT_OK;
@@ -224,7 +228,8 @@ int device_output(device *d, float **data, float *host, size_t bytes) {
 
 int device_send(device *d, float *data, const float *host, size_t bytes) {
     if (!on_cuda(d) || !bytes) return EXIT_OK;
-    int error = driver.copy_to_device((uint64_t)(uintptr_t)data, host, bytes);
+    int error = make_current(d);
+    if (!error) error = driver.copy_to_device((uint64_t)(uintptr_t)data, host, bytes);
     return error ? fail_driver("cannot copy to the GPU", error) : EXIT_OK;
 }
 
@@ -239,13 +244,14 @@ int device_input(device *d, const float **data, const float *host, size_t bytes)
 
 int device_fetch(device *d, float *host, const float *data, size_t bytes) {
     if (!on_cuda(d) || !bytes) return EXIT_OK;
-    int error = driver.stream_synchronize(d->stream);
+    int error = make_current(d);
+    if (!error) error = driver.stream_synchronize(d->stream);
     if (!error) error = driver.copy_to_host(host, (uint64_t)(uintptr_t)data, bytes);
     return error ? fail_driver("cannot copy from the GPU", error) : EXIT_OK;
 }
 
 void device_release(device *d, const float *data) {
-    if (on_cuda(d) && data) driver.memory_free((uint64_t)(uintptr_t)data);
+    if (on_cuda(d) && data && make_current(d) == 0) driver.memory_free((uint64_t)(uintptr_t)data);
 }
 
 int device_multiply(device *d, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,

@@ -83,6 +83,17 @@ def test_certificate_to_read():
     assert re.sub("date .*|seed .*", "", check(*command.replace("--seed 1", "--seed 2").split())[0]) != re.sub("date .*|seed .*", "", text)
 
 
+@pytest.mark.skipif(not binding.lib.tsr_has_cuda(), reason="the library was built without the CUDA engine")
+@pytest.mark.parametrize("capability, engines", [("90", ["cpu", "cuda:0", "cuda:1"]), ("61", ["cpu"])])
+def test_certificate_of_several_gpus(capability, engines):
+    """On the driver of tests/fake_cuda: each GPU has its own grades, and one that is too old none."""
+    out, _ = check("--json", "--precision", "fp32", env={**os.environ, "LD_LIBRARY_PATH": str(BUILD / "tests" / "fake_cuda"),
+                                                         "FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_CAPABILITY": capability})
+    report = json.loads(out)
+    assert [grading["engine"] for grading in report["gradings"]] == engines
+    assert_whole(report)
+
+
 @pytest.mark.parametrize("json_too", [False, True])
 def test_certificate_in_a_file(tmp_path, json_too):
     (tmp_path / "certificate").write_text("an older one")
