@@ -11,11 +11,11 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "bench"))
-from harness import results  # noqa: E402
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench/report")]
+from charts import shown  # noqa: E402
+from harness import data, results  # noqa: E402
 
-NAMES = {"openblas": "OpenBLAS", "blis": "BLIS", "onednn": "oneDNN", "mkl": "MKL"}
-REFERENCE = ["square", "standard", "irregular", "transposed A", "transposed both"]
+REFERENCE = [problem[0] for problem in data.REFERENCE]
 
 
 def load(name):
@@ -65,7 +65,7 @@ def cpu():
     if not records:
         return "No CPU results yet: `make bench-cpu`."
     libraries = sorted({r["library"] for r in records} - {"tessera"})
-    lines = ["| M, N, K (mean of four layouts) | threads | Tessera | " + " | ".join(NAMES.get(name, name) for name in libraries) + " | of the best |",
+    lines = ["| M, N, K (mean of four layouts) | threads | Tessera | " + " | ".join(map(shown, libraries)) + " | of the best |",
              "| --- " * (len(libraries) + 4) + "|"]
     for shape in dict.fromkeys((r["m"], r["n"], r["k"], r["threads"]) for r in records):
         rows = [r for r in records if (r["m"], r["n"], r["k"], r["threads"]) == shape]

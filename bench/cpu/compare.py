@@ -24,8 +24,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import data, errors, machine, results, timing  # noqa: E402
 
-REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"), ("irregular", 8205, 5921, 2949, "nn"),
-             ("transposed A", 2048, 4096, 8192, "tn"), ("transposed both", 2048, 4096, 8192, "tt")]
 STANDING = [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (2048, 4096, 8192)]  # in all layouts
 SQUARES = (64, 128, 256, 512, 1024, 2048)
 LAYOUTS = ("nn", "tn", "nt", "tt")
@@ -234,7 +232,7 @@ def rate_jobs(options):
         else:
             jobs.append(["rates", "squares", 2048, 2048, 2048, "nn", threads])
         if threads == max(counts):
-            jobs += [["rates", *problem, threads] for problem in REFERENCE]
+            jobs += [["rates", *problem, threads] for problem in data.REFERENCE]
     if options.quick:
         jobs = [job for job in jobs if 2.0 * job[2] * job[3] * job[4] <= QUICK_FLOPS]
     return without_repeats(jobs)

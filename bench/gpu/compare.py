@@ -15,8 +15,9 @@ import statistics
 import torch
 
 from peers import PRECISIONS, Tessera, binding, context, torch_float32, torch_tf32
-from products import REFERENCE, about as machine, host_microseconds, interleaved, make
+from products import about as machine, host_microseconds, interleaved, make
 from harness import errors, results
+from harness.data import REFERENCE
 
 SQUARES = {"ieee": [*range(512, 8193, 512), 1000, 3000, 5000, 7001],
            "fp32": [256, 512, 1024, 2048, 4096, 8192, 16384, 1000, 3000, 5000, 7001],

@@ -9,10 +9,8 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from harness import machine, timing  # noqa: E402
+from harness.data import REFERENCE  # noqa: E402, F401  (bench/pytorch/compare.py multiplies them, too)
 
-REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"),
-             ("irregular", 8205, 5921, 2949, "nn"), ("transposed A", 2048, 4096, 8192, "tn"),
-             ("transposed both", 2048, 4096, 8192, "tt")]
 HOST_CLOCK_SECONDS = 0.02  # a sample of what is timed by the host's clock lasts this long
 SPACER_CYCLES = 100000  # about 50 us
 

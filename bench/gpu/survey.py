@@ -13,7 +13,7 @@ import time
 import torch
 
 from peers import LIBRARIES, present, triton
-from products import REFERENCE, about, host_microseconds, interleaved, latency_microseconds, make
+from products import about, host_microseconds, interleaved, latency_microseconds, make
 from harness import data, errors, results
 
 import peers
@@ -53,7 +53,7 @@ def rates(libraries, seconds):
         line = "  ".join(f"{r['library']} {r['gflops_median'] / 1e3:.1f}" for r in records)
         return records, f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout}  TF: {line}"
 
-    jobs = [list(problem) for problem in REFERENCE] + [["squares", size, size, size, "nn"] for size in SQUARES]
+    jobs = [list(problem) for problem in data.REFERENCE] + [["squares", size, size, size, "nn"] for size in SQUARES]
     return jobs, measure
 
 

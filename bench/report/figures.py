@@ -8,9 +8,9 @@ import statistics
 
 import charts
 from charts import Axis, Series, shown
-from harness.data import FAMILIES
+from harness.data import FAMILIES, REFERENCE as PROBLEMS
 
-REFERENCE = ["square", "standard", "irregular", "transposed A", "transposed both"]
+REFERENCE = [problem[0] for problem in PROBLEMS]
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
 FLOAT32_ACCURATE = 3e-6  # relative error at most, on uniform data of the reference problems: float32 sums give 1e-7 to 1.2e-6, TF32 5e-5
