@@ -1,6 +1,7 @@
 """The fenced blocks of the documentation, and what the lines around them say. CONTRIBUTING.md has the rules."""
 
 import re
+import textwrap
 from collections import namedtuple
 
 from toolchain import ROOT
@@ -16,16 +17,17 @@ def blocks(path):
     lines = path.read_text().splitlines()
     found, start = [], None
     for number, line in enumerate(lines):
-        if not line.startswith("```"):
+        if not line.lstrip().startswith("```"):
             continue
         if start is None:
             start = number
             continue
-        marks = re.fullmatch(r"<!-- (needs|tested): (.+) -->", lines[start - 1]) if start else None
+        marks = re.fullmatch(r"\s*<!-- (needs|tested): (.+) -->", lines[start - 1]) if start else None
         before = [line for line in lines[:start - 1 if marks else start] if line.strip()]
         named = re.match(r"`([\w.-]+)`.*:$", before[-1]) if before else None
         kind, words = marks.groups() if marks else (None, "")
-        found.append(Block(path, start + 1, lines[start][3:], "\n".join(lines[start + 1:number]) + "\n", named and named[1],
+        text = textwrap.dedent("\n".join(lines[start + 1:number]) + "\n")
+        found.append(Block(path, start + 1, lines[start].strip()[3:], text, named and named[1],
                            words.split(", ") if kind == "needs" else [], words if kind == "tested" else None))
         start = None
     assert start is None, f"{path.name}: the block of line {start + 1} does not end"
