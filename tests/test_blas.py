@@ -104,12 +104,14 @@ def multiply(rng, m, n, k, layout=COLUMN, ta=NO, tb=NO, alpha=1.0, beta=0.0, rou
 
 # ---- Products ---------------------------------------------------------------------------------------------------------
 
-# What straddles the tiles (6 and 12 rows, 8 to 32 columns), the blocks (240 and 336 rows, 384 and 640 of depth, 4096 columns) and
-# the limits of the short way (128 each way, 2^20 multiply-adds, 4096 elements copied) of the kernels.
+# What straddles the tiles (4, 6 and 12 rows, 8 to 64 columns), the blocks (240 and 336 rows, 384 and 640 of depth, 4096 columns) and
+# the limits of the short way (128 each way, 2^20 multiply-adds, 8192 elements copied of 64 columns) of the kernels.
 SIZES = [*itertools.product((1, 5, 6, 7, 11, 12, 13), (1, 7, 8, 9, 15, 16, 17, 31, 32, 33), (1, 2, 5)),
+         *itertools.product((1, 3, 4, 6), (33, 47, 48, 49, 63, 64, 65, 97), (1, 3, 4, 5, 11)),
          *itertools.product((63, 64, 65), repeat=3), (127, 128, 63), (128, 129, 65), (129, 128, 64), (128, 128, 64), (128, 128, 65),
-         (12, 64, 64), (12, 64, 65), (12, 65, 64), (239, 33, 383), (240, 32, 384), (241, 31, 385), (335, 17, 639), (336, 16, 640),
-         (337, 15, 641), (13, 4095, 9), (7, 4096, 9), (13, 4097, 9), (4097, 13, 9), (25, 33, 1281), (300, 400, 500)]
+         (12, 64, 64), (12, 64, 65), (12, 65, 64), (7, 64, 127), (7, 65, 128), (7, 64, 129), (5, 8, 1024), (5, 9, 1024), (5, 8, 1025),
+         (239, 33, 383), (240, 32, 384), (241, 31, 385), (335, 17, 639), (336, 16, 640), (337, 15, 641), (13, 4095, 9), (7, 4096, 9),
+         (13, 4097, 9), (4097, 13, 9), (25, 33, 1281), (300, 400, 500)]
 
 
 @pytest.mark.parametrize("layout", [ROW, COLUMN])

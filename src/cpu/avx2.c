@@ -101,4 +101,4 @@ static void multiply(const struct cpu_tile *t) {
     }
 }
 
-const struct cpu_kernel cpu_kernel_avx2 = {"avx2", CPU_AVX2 | CPU_FMA, MR, NR, MC, NC, KC, multiply};
+const struct cpu_kernel cpu_kernel_avx2 = {"avx2", CPU_AVX2 | CPU_FMA, MR, NR, MC, NC, KC, multiply, NULL};

@@ -14,6 +14,7 @@
 #define TESSERA_CPU_KERNEL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct cpu_tile {
@@ -33,6 +34,10 @@ struct cpu_tile {
 /* The most that a tile may hold. */
 enum { CPU_TILE_FLOATS = 512 };
 
+/* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed: the most columns of
+ * one, and the floats that k rows of them are, their length a multiple of 8. */
+enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
+
 /* Bits of struct cpu_kernel.needs. */
 enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4, CPU_AVX512VL = 8 };
 
@@ -42,6 +47,10 @@ struct cpu_kernel {
     int mr, nr;         /* the tile */
     int64_t mc, nc, kc; /* the most a cache block holds: rows of A, columns of B, depth of both */
     void (*multiply)(const struct cpu_tile *tile);
+    /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along a
+     * row; either that or b_step is 1, and where b_col is not, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
+     * does it by calls of multiply. */
+    void (*multiply_whole)(struct cpu_tile *product, int64_t b_col);
 };
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;

@@ -46,4 +46,4 @@ static void multiply(const struct cpu_tile *t) {
         }
 }
 
-const struct cpu_kernel cpu_kernel_portable = {"portable", 0, MR, NR, MC, NC, KC, multiply};
+const struct cpu_kernel cpu_kernel_portable = {"portable", 0, MR, NR, MC, NC, KC, multiply, NULL};

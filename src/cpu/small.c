@@ -15,10 +15,7 @@
 /* Multiply-adds; more are worth packing for, and another thread. */
 enum { MOST_WORK = 1 << 20 };
 
-/* Of B on the stack. */
-enum { MOST_COPIED = 4096 };
-
-static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+static int least(int x, int y) { return x < y ? x : y; }
 
 /* Where a matrix ends: behind its last element. In unsigned numbers, which may be nonsense where it is not plain. */
 static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
@@ -29,6 +26,11 @@ static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, in
 /* A matrix with elements in front of its first, or of which ranges cannot be told without care, is not plain. */
 static inline bool is_plain(const float *data, int64_t row_stride, int64_t col_stride) {
     return ((uint64_t)row_stride | (uint64_t)col_stride) < 1u << 31 && data && (uintptr_t)data % sizeof *data == 0;
+}
+
+/* Of B, copied: see kernel.h. */
+static inline uint64_t strip_floats(uint64_t n, uint64_t k) {
+    return (n < CPU_STRIP_COLUMNS ? (n + 7) / 8 * 8 : CPU_STRIP_COLUMNS) * k;
 }
 
 /* For a product with C row-major whose matrices are in order beyond doubt. */
@@ -44,18 +46,20 @@ static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *
            is_plain(a->data, a->row_stride, a->col_stride) && is_plain(b->data, b->row_stride, b->col_stride) &&
            is_plain(c->data, c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
            (c_end <= (uintptr_t)a->data || a_end <= (uintptr_t)c->data) &&
-           (c_end <= (uintptr_t)b->data || b_end <= (uintptr_t)c->data) && (b->col_stride == 1 || k * n <= MOST_COPIED);
+           (c_end <= (uintptr_t)b->data || b_end <= (uintptr_t)c->data) &&
+           (b->col_stride == 1 || n == 1 || strip_floats(n, k) <= CPU_STRIP_FLOATS);
 }
 
-/* B is small enough to stay in the nearest cache for all rows. */
-static void multiply(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t m, int64_t n) {
+/* For a kernel that leaves this to us. B is small enough to stay in the nearest cache for all rows. */
+static void multiply_tiles(const struct cpu_kernel *kernel, struct cpu_tile *tile) {
+    const int m = tile->m, n = tile->n;
     const float *const a = tile->a, *const b = tile->b;
     float *const c = tile->c;
-    for (int64_t i = 0; i < m; i += kernel->mr) {
-        tile->m = (int)least(kernel->mr, m - i);
+    for (int i = 0; i < m; i += kernel->mr) {
+        tile->m = least(kernel->mr, m - i);
         tile->a = a + i * tile->a_row;
-        for (int64_t j = 0; j < n; j += kernel->nr) {
-            tile->n = (int)least(kernel->nr, n - j);
+        for (int j = 0; j < n; j += kernel->nr) {
+            tile->n = least(kernel->nr, n - j);
             tile->b = b + j;
             tile->s = tile->c = c + i * tile->c_row + j;
             kernel->multiply(tile);
@@ -63,25 +67,38 @@ static void multiply(const struct cpu_kernel *kernel, struct cpu_tile *tile, int
     }
 }
 
-static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile *tile, const tsr_operand *b,
-                                int64_t m) {
-    float copy[MOST_COPIED];
-    cpu_pack_panels(copy, b->data, b->cols, b->rows, b->col_stride, b->row_stride, (int)b->cols);
-    tile->b = copy;
-    tile->b_step = b->cols;
-    multiply(kernel, tile, m, b->cols);
+static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
+    float copy[CPU_STRIP_FLOATS];
+    const int m = tile->m, n = tile->n;
+    const float *const a = tile->a, *const b = tile->b;
+    float *const c = tile->c;
+    const int64_t b_step = tile->b_step;
+    for (int j = 0; j < n; j += kernel->nr) {
+        const int columns = least(kernel->nr, n - j);
+        cpu_pack_panels(copy, b + j * b_col, columns, tile->k, b_col, b_step, columns);
+        tile->m = m;
+        tile->n = columns;
+        tile->a = a;
+        tile->b = copy;
+        tile->b_step = columns;
+        tile->c = c + j;
+        multiply_tiles(kernel, tile);
+    }
 }
 
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     if (!kernel || alpha == 0 || !is_small(kernel, a, b, c)) return false;
-    struct cpu_tile tile = {.k = a->cols,
+    struct cpu_tile tile = {.m = (int)a->rows,
+                            .n = (int)b->cols,
+                            .k = a->cols,
                             .a = a->data,
                             .a_row = a->row_stride,
                             .a_step = a->col_stride,
                             .b = b->data,
                             .b_step = b->row_stride,
+                            .s = c->data,
                             .s_row = c->row_stride,
                             .c = c->data,
                             .c_row = c->row_stride,
@@ -93,10 +110,13 @@ bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_opera
     const unsigned int mode = _mm_getcsr();
     if ((mode & ~(unsigned)FLAGS) != DEFAULT) _mm_setcsr(DEFAULT);
 #endif
-    if (b->col_stride != 1 && b->cols != 1)
-        multiply_transposed(kernel, &tile, b, a->rows);
+    const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
+    if (kernel->multiply_whole && (b_col == 1 || b->row_stride == 1))
+        kernel->multiply_whole(&tile, b_col);
+    else if (b_col != 1)
+        multiply_transposed(kernel, &tile, b_col);
     else
-        multiply(kernel, &tile, a->rows, b->cols);
+        multiply_tiles(kernel, &tile);
 #ifdef __SSE__
     if ((mode & ~(unsigned)FLAGS) != DEFAULT) _mm_setcsr(mode);
 #endif
