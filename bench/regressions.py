@@ -121,8 +121,9 @@ def main():
     records = [read(options.base), read(new)]
     machines = [{results.machine_of(r) for r in of_one if results.machine_of(r)} for of_one in records]
     if not machines[0] & machines[1]:
-        raise results.BadResults(f"{options.base} is of {', '.join(sorted(machines[0])) or 'no machine'}, {new} of {', '.join(sorted(machines[1])) or 'no machine'}: "
-                                 "only results of one machine can be compared; measure BASE and NEW on the same one")
+        first, second = (", ".join(sorted(names)) or "no machine" for names in machines)
+        raise results.BadResults(f"{options.base} is of {first}, {new} of {second}: only results of one machine can be compared; "
+                                 "measure BASE and NEW on the same one")
     worse, better, common = compare(*records, options.margin / 100)
     if not common:
         raise results.BadResults(f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")

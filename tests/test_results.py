@@ -30,8 +30,8 @@ def product(**changed):
 
 
 def cpu_rate(library, gflops, **changed):
-    return {"what": "library", "library": library, "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "threads": 1, "gflops_best": gflops, "gflops_median": gflops,
-            "samples": 3, "machine": "Test CPU", "commit": "abc", "date": "2026-01-02", **changed}
+    return {"what": "library", "library": library, "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "threads": 1, "gflops_best": gflops,
+            "gflops_median": gflops, "samples": 3, "machine": "Test CPU", "commit": "abc", "date": "2026-01-02", **changed}
 
 
 def program(*words, cwd=ROOT):
@@ -158,7 +158,8 @@ WHOLE = json.dumps([product(), product(m=1)])
 BAD = {
     "truncated": (WHOLE[:-40], "ends in the middle"), "not JSON": ('[{"what": nonsense}]', "is not JSON"), "no list": ('{"a": 1}', "no list of records"),
     "empty": ("[]", "has no records"), "an older schema": (json.dumps([{"m": 1}]), "another version"),
-    "a newer schema": (json.dumps([{"what": "hologram"}]), "does not know"), "a missing field": (json.dumps([{**product(), "what": "accuracy"}]), 'no "library"'),
+    "a newer schema": (json.dumps([{"what": "hologram"}]), "does not know"),
+    "a missing field": (json.dumps([{**product(), "what": "accuracy"}]), 'no "library"'),
     "a wrong type": (json.dumps([product(m="many")]), 'as its "m"'), "another machine": (json.dumps([product(gpu="NVIDIA Other")]), "another machine"),
 }
 
@@ -255,7 +256,8 @@ FAULTS = """
                 faults.push(figure.id + " has a mark outside: " + mark.textContent);
         }
         for (const text of chart.querySelectorAll("text"))
-            if (text.getBoundingClientRect().right > document.documentElement.clientWidth + 1) faults.push(figure.id + " has text beyond the window: " + text.textContent);
+            if (text.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+                faults.push(figure.id + " has text beyond the window: " + text.textContent);
     }
     return faults;
 }).concat(document.querySelectorAll("figure").length ? [] : ["no figures"])
@@ -282,7 +284,7 @@ def faults(chromium, page, width, dark):
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_a_browser_shows_every_chart(chromium, page, width, dark):
     assert faults(chromium, page, width, dark) == []
-    colours = chromium.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color].map((c) => c.match(/[0-9]+/g).map(Number))")
+    colours = chromium.evaluate("(({backgroundColor, color}) => [backgroundColor, color].map((c) => c.match(/[0-9]+/g).map(Number)))(getComputedStyle(document.body))")
     paper, ink = (sum(colour) for colour in colours)
     assert (paper < ink) == dark, "dark paper in the dark, and only there"
     hover = "(() => { const mark = [...document.querySelectorAll('.mark')].find((m) => m.getBoundingClientRect().width > 0);" \

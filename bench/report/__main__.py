@@ -13,7 +13,9 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+import cpu  # noqa: E402
 import figures  # noqa: E402
+import gpu  # noqa: E402
 import page  # noqa: E402
 from harness import machine as this_machine, results  # noqa: E402
 
@@ -35,18 +37,14 @@ class Machine:
         dates = sorted({r["date"][:10] for r in self.records if "date" in r})
         when = f"{dates[0]} to {dates[-1]}" if len(dates) > 1 else dates[0]
         what = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+        kind = gpu if self.of_gpu else cpu
         if self.of_gpu:
             self.description = f"driver {about.get('driver', 'unknown')}, torch {about.get('torch', 'unknown')}; {when}, {what}"
-            self.figures, self.losses = figures.gpu_figures(self.records), figures.gpu_losses(self.records)
-            self.headlines, self.verdict = figures.gpu_headlines(self.records, training), figures.gpu_verdict(self.records)
-            self.method = "times are medians of CUDA events, inputs lie on the GPU, and nothing is left out (packing, scales, fallback)."
         else:
-            quick = ", a quick run" if about.get("effort") == "quick" else ""
-            self.description = f"{about.get('cores', '')} cores, {about.get('compiler', 'unknown compiler')}; {when}, {what}{quick}".removeprefix(" cores, ")
-            self.figures, self.losses = figures.cpu_figures(self.records), figures.cpu_losses(self.records)
-            self.headlines, self.verdict = figures.cpu_headlines(self.records), figures.cpu_verdict(self.records)
-            self.method = ("each library has a process of its own, stopped while others run, and goes round matrices that together are twice the last cache; "
-                           "rates are those of the best sample.")
+            self.description = (f"{about.get('cores', 'unknown number of')} cores, {about.get('compiler', 'unknown compiler')}; {when}, {what}"
+                                + (", a quick run" if about.get("effort") == "quick" else ""))
+        self.figures, self.losses = kind.figures(self.records), kind.losses(self.records)
+        self.headlines, self.verdict, self.method = kind.headlines(self.records, training), kind.verdict(self.records), kind.METHOD
 
     def named(self, files):
         """The machine's name, which all its files must agree on."""
@@ -117,8 +115,8 @@ def markdown(machines):
 def picture_of(machine):
     if not machine.of_gpu:
         return None
-    means = figures.library_means(figures.library_points(machine.records))
-    rows = sorted(((name, speed, error, error < figures.FLOAT32_ACCURATE) for name, (speed, error) in means.items()), key=lambda row: (not row[3], row[1]))
+    means = gpu.library_means(gpu.library_points(machine.records))
+    rows = sorted(((name, speed, error, error < gpu.FLOAT32_ACCURATE) for name, (speed, error) in means.items()), key=lambda row: (not row[3], row[1]))
     if not rows:
         return None
     dates = sorted({r["date"][:10] for r in machine.records if "date" in r})
@@ -164,8 +162,8 @@ def documents(folder, docs):
 
 def has_this_machine(folder):
     """Whether there are results of this machine's GPU or of its CPU."""
-    gpu = this_machine.first_gpu()
-    names = [gpu.description()["gpu"]] if gpu else []
+    here = this_machine.first_gpu()
+    names = [here.description()["gpu"]] if here else []
     return any(this_machine.slug(name) in grouped(folder) for name in [*names, this_machine.processor()])
 
 

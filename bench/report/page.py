@@ -66,7 +66,7 @@ Every number is in <code>bench/results/</code> as JSON, with the commit it was m
 PICTURE_STYLE = """
 svg { color-scheme: light dark }
 .paper { fill: #ffffff } text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1c1d26 }
-.title { font-size: 17px; font-weight: 700 } .quiet { fill: #5d6072 } .ours { font-weight: 700 }
+.bar { fill: var(--colour) } .title { font-size: 17px; font-weight: 700 } .quiet { fill: #5d6072 } .ours { font-weight: 700 }
 @media (prefers-color-scheme: dark) { .paper { fill: #14151c } text { fill: #e9e9f2 } .quiet { fill: #a0a3b5 } }
 """
 
@@ -87,11 +87,11 @@ def picture(title, rows, note):
         length = (width - left - right) * speed / high
         ours = " ours" if series.startswith("tessera") else ""
         parts.append(charts.text(left - 10, y + 18, charts.shown(series), ours, "end"))
-        parts.append(f'<rect class="{charts.class_of(series)}" style="fill:var(--colour)" x="{left}" y="{y}" width="{charts.number(length)}" height="{bar}" rx="3"/>')
+        parts.append(f'<rect class="bar {charts.class_of(series)}" x="{left}" y="{y}" width="{charts.number(length)}" height="{bar}" rx="3"/>')
         parts.append(charts.text(left + length + 9, y + 18, f"{speed:.0f} TFLOP/s", ours))
         parts.append(charts.text(width - 110, y + 18, f"{error:.1e}", ours))
         y += bar + gap
     height = y + 34
     parts.append(charts.text(24, height - 16, note, "quiet"))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{html.escape(title)}">'
-            f"<style>{charts.style_sheet()}{PICTURE_STYLE}</style>" + "".join(parts) + "</svg>\n")
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+            f'aria-label="{html.escape(title)}"><style>' f"{charts.style_sheet()}{PICTURE_STYLE}</style>" + "".join(parts) + "</svg>\n")

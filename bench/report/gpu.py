@@ -1,0 +1,248 @@
+"""What the results of a GPU come to."""
+
+import charts
+from charts import Axis, Series, shown
+from figures import (REFERENCE, Figure, accuracy_figures, frontier_of, intensity, mean, of, ordered, overhead_figure, ratio, shape, size,
+                     threads_figure)
+
+PRECISIONS = ("fp32", "ieee", "tf32")
+PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
+FLOAT32_ACCURATE = 3e-6  # relative error at most, on uniform data of the reference problems: float32 sums give 1e-7 to 1.2e-6, TF32 5e-5
+METHOD = "times are medians of CUDA events, inputs lie on the GPU, and nothing is left out (packing, scales, fallback)."
+
+
+def reference_products(records, precision, packed=False, data="rand"):
+    found = {r["problem"]: r for r in of(records, "product", precision=precision, packed=packed, data=data) if r["problem"] in REFERENCE}
+    return [found[problem] for problem in REFERENCE if problem in found]
+
+
+def reference_figure(records):
+    rows = {(precision, packed): {r["problem"]: r for r in reference_products(records, precision, packed)}
+            for precision, packed in (("fp32", False), ("fp32", True), ("ieee", False), ("tf32", False))}
+    fp32 = rows["fp32", False]
+    if not fp32:
+        return None
+    groups, table = [], []
+    for problem, r in fp32.items():
+        bars, ieee, tf32, packed = [], rows["ieee", False].get(problem), rows["tf32", False].get(problem), rows["fp32", True].get(problem)
+        for name, record in (("tessera fp32", r), ("tessera ieee", ieee), ("tessera tf32", tf32)):
+            if record:
+                peer = PEER_NAMES.get(record["peer"], record["peer"])
+                said = (f"{problem}, {shown(name)}: {record['tessera_ms']:.3f} ms, {record['tflops']:.0f} TFLOP/s, {ratio(record['speedup'])} {peer} "
+                        f"({record['peer_ms']:.3f} ms); error {record['error']:.1e}, {peer}'s {record['peer_error']:.1e}")
+                bars.append((name, record["speedup"], ratio(record["speedup"]), said))
+        groups.append((problem, bars))
+        table.append([problem, shape(r), f"{r['peer_ms']:.3f}", f"{r['tessera_ms']:.3f}", ratio(r["speedup"]),
+                      ratio(packed["speedup"]) if packed else "", ratio(ieee["speedup"]) if ieee else "", ratio(tf32["speedup"]) if tf32 else "",
+                      f"{r['peer_error']:.1e}", f"{r['error']:.1e}"])
+    least, most = min(r["speedup"] for r in fp32.values()), max(r["speedup"] for r in fp32.values())
+    return Figure("reference", "Five reference problems", f"At float32 accuracy {least:.1f} to {most:.1f} times as fast as torch.matmul's float32.",
+                  [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line", "speed-up on the reference problems",
+                                                  baseline=1.0))],
+                  (["problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee", "tf32 beside TF32", "torch's error",
+                    "fp32's error"], table),
+                  "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 and ieee beside torch's float32, "
+                  "tf32 beside its TF32.")
+
+
+def size_figure(records):
+    products = [r for r in of(records, "product", data="rand", packed=False, layout="nn") if r["m"] == r["n"] == r["k"]]
+    rates = {}
+    for r in products:
+        rates.setdefault("tessera " + r["precision"], {})[r["m"]] = r["tflops"]
+        # torch is measured beside each precision: beside fp32 where there is a choice.
+        theirs = rates.setdefault(PEER_NAMES.get(r["peer"], r["peer"]), {})
+        if r["precision"] != "ieee" or r["m"] not in theirs:
+            theirs[r["m"]] = 2e-9 * r["m"]**3 / r["peer_ms"]
+    for r in of(records, "library", problem="squares"):
+        if r["library"].startswith("Triton") or r["library"] in ("CuPy", "JAX highest"):
+            rates.setdefault(r["library"], {})[r["m"]] = r["gflops_median"] / 1e3
+    if not rates:
+        return None
+    names, sizes = ordered(rates), sorted({m for values in rates.values() for m in values})
+    series = [Series(name, [(m, tflops, f"{shown(name)}, {m} x {m} x {m}: {tflops:.1f} TFLOP/s") for m, tflops in sorted(rates[name].items())]) for name in names]
+
+    def draw(width):
+        x = Axis("M = N = K", sizes, base=2, text=size)
+        y = Axis("TFLOP/s, logarithmic", [v for values in rates.values() for v in values.values()], base=10, room=1.15)
+        return charts.lines(series, x, y, width, label="rate by size")
+
+    crossing = [r["m"] for r in sorted(products, key=lambda r: r["m"]) if r["precision"] == "fp32" and r["speedup"] >= 1]
+    says = f"fp32 is ahead of torch's float32 from {crossing[0]} on." if crossing else "fp32 is behind torch's float32 at all sizes."
+    return Figure("sizes", "Speed by size", says, [("", draw)],
+                  (["M = N = K", *(f"{shown(name)}, TFLOP/s" for name in names)],
+                   [[str(m), *(f"{rates[name][m]:.1f}" if m in rates[name] else "" for name in names)] for m in sizes]),
+                  "Square matrices, uniform data. Products under about 10 GFLOP are timed from a CUDA graph, so that the GPU and not the host is seen.", names)
+
+
+def library_points(records):
+    """(library, problem, rate in TFLOP/s, error): from the survey of all libraries, else from what was measured beside torch."""
+    surveyed = [r for r in of(records, "library") if r.get("problem") in REFERENCE and "error" in r]
+    if surveyed:
+        return [(r["library"], r["problem"], r["gflops_median"] / 1e3, r["error"]) for r in surveyed]
+    points = {}
+    for precision in PRECISIONS:
+        for r in reference_products(records, precision):
+            points["tessera " + precision, r["problem"]] = (r["tflops"], r["error"])
+            points[PEER_NAMES.get(r["peer"], r["peer"]), r["problem"]] = (2e-9 * r["m"] * r["n"] * r["k"] / r["peer_ms"], r["peer_error"])
+    return [(library, problem, *values) for (library, problem), values in points.items()]
+
+
+def library_means(points):
+    """Of each library over the problems: (rate, error), the geometric means."""
+    return {name: (mean([p[2] for p in points if p[0] == name]), mean([p[3] for p in points if p[0] == name])) for name in ordered(p[0] for p in points)}
+
+
+def frontier_figure(records):
+    points = library_points(records)
+    if not points:
+        return None
+    means = library_means(points)
+    best = frontier_of(means)
+
+    def draw(width):
+        x = Axis("relative error, smaller to the left", [p[3] for p in points], base=10, room=1.6)
+        y = Axis("TFLOP/s, logarithmic", [p[2] for p in points], base=10, room=1.25)
+        marks = [(name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} TFLOP/s, error {error:.1e}", False) for name, problem, speed, error in points]
+        marks += [(name, error, speed, f"{shown(name)}, mean of the five: {speed:.1f} TFLOP/s, error {error:.1e}", True)
+                  for name, (speed, error) in means.items()]
+        return charts.scatter(marks, x, y, width, [(error, speed) for error, speed, _ in best], label="speed against accuracy")
+
+    names = [name for _, _, name in best]
+    ours = [name for name in names if name.startswith("tessera")]
+    if ours == names:
+        says = "Up and to the left is better: everything on the frontier is Tessera."
+    else:
+        says = "Up and to the left is better. On the frontier: " + ", ".join(map(shown, names)) + "."
+    return Figure("frontier", "Speed against accuracy", says, [("", draw)],
+                  (["library", "TFLOP/s", "relative error", "on the frontier"],
+                   [[shown(name), f"{speed:.1f}", f"{error:.1e}", "yes" if name in names else ""] for name, (speed, error) in means.items()]),
+                  "Large marks are geometric means over the five reference problems, small ones the problems; the line joins those that nobody beats in both.")
+
+
+def roofline_figure(records):
+    ceilings = {r["name"]: r for r in of(records, "ceiling")}
+    products = [r for r in of(records, "product", data="rand", packed=False) if r["m"] * r["n"] * r["k"] >= 512**3]
+    if not {"copy", "fp16 tensor cores"} <= set(ceilings) or not products:
+        return None
+    copy, fp16 = ceilings["copy"]["value"], ceilings["fp16 tensor cores"]["value"]
+    flat = {"fp16 tensor cores": fp16, "three fp16 products": fp16 / 3}
+    if "float32 units" in ceilings:
+        flat["float32 units"] = ceilings["float32 units"]["value"]
+
+    names = ["tessera " + p for p in PRECISIONS if any(r["precision"] == p for r in products)]
+    series = {name: sorted((intensity(r), r["tflops"], r) for r in products if "tessera " + r["precision"] == name) for name in names}
+
+    def draw(width):
+        every = [i for points in series.values() for i, _, _ in points]
+        x = Axis("flop for each byte of A, B and C", [min(every) / 2, max(every) * 1.5], base=10)
+        y = Axis("TFLOP/s, logarithmic", [min(t for points in series.values() for _, t, _ in points), fp16], base=10, room=1.3)
+        begin = max(x.low, y.low / copy)
+        rules = [("", [(begin, begin * copy), (fp16 / copy, fp16)] if fp16 / copy > begin else [])]
+        rules = [rule for rule in rules if rule[1]]
+        rules += [(f"{name} {value:.0f}", [(max(x.low, value / copy), value), (x.high, value)]) for name, value in flat.items()]
+        marks = [Series(name, [(i, t, f"{shown(name)}, {shape(r)}: {t:.1f} TFLOP/s at {i:.0f} flop a byte") for i, t, r in points])
+                 for name, points in series.items()]
+        return charts.lines(marks, x, y, width, label="roofline", rules=rules, joined=False)
+
+    table = [[r["name"], f"{r['value']:g} {r['unit']}", r["origin"]] for r in ceilings.values()]
+    best = {name: max(t for _, t, _ in points) for name, points in series.items()}
+    parts = []
+    if "tessera fp32" in best:
+        parts.append(f"fp32 reaches {100 * best['tessera fp32'] / flat['three fp16 products']:.0f} % of what three fp16 products allow")
+    if "tessera ieee" in best and "float32 units" in flat:
+        parts.append(f"ieee {100 * best['tessera ieee'] / flat['float32 units']:.0f} % of the float32 units")
+    if "tessera tf32" in best:
+        parts.append(f"tf32 {100 * best['tessera tf32'] / fp16:.0f} % of one fp16 product")
+    return Figure("roofline", "Roofline", "At best " + ", ".join(parts) + ", packing included.", [("", draw)],
+                  (["ceiling", "height", "how it was measured"], table),
+                  f"The slope is memory, {copy:g} TB/s. fp32 does three fp16 products for each float32 one.", names)
+
+
+def overhead_sentence(by, names, sizes):
+    if ("torch float32", sizes[0]) not in by or ("tessera fp32", sizes[-1]) not in by:
+        return "Small products."
+    (small, torch_small), (large, torch_large) = ([by[name, m]["host_us"] for name in ("tessera fp32", "torch float32")] for m in (sizes[0], sizes[-1]))
+    return (f"At {sizes[0]} Tessera's fp32 takes {small:.0f} us of host time, torch {torch_small:.0f}; at {sizes[-1]}, where fp32 is several launches, "
+            f"{large:.0f} and {torch_large:.0f}.")
+
+
+def modules_figure(records):
+    modules = of(records, "module")
+    if not modules:
+        return None
+    by = {(r["problem"], r["precision"]): r for r in modules}
+    numbers = list(dict.fromkeys(r["problem"] for r in modules))
+    groups = [(f"{number} {by[number, 'fp32']['name'].replace('_', ' ')}",
+               [("tessera " + precision, by[number, precision]["speedup"], ratio(by[number, precision]["speedup"]),
+                 f"module {number}, {precision}: {by[number, precision]['ms']:.3g} ms, torch {by[number, precision]['torch_ms']:.3g} ms")
+                for precision in ("fp32", "ieee") if (number, precision) in by]) for number in numbers if (number, "fp32") in by]
+    five = [by[number, "fp32"]["speedup"] for number in (1, 2, 8, 16, 18) if (number, "fp32") in by]
+    return Figure("modules", "The modules, as KernelBench measures them",
+                  f"{mean(five):.2f} times eager torch on problems 1, 2, 8, 16 and 18." if len(five) == 5 else "Beside eager torch.",
+                  [("", lambda width: charts.bars(groups, width, "times as fast as eager torch, which is the line", "modules", baseline=1.0))],
+                  (["problem", "precision", "ms", "torch, ms", "times as fast", "error", "torch's error"],
+                   [[f"{r['problem']} {r['name']}", r["precision"], f"{r['ms']:.3g}", f"{r['torch_ms']:.3g}", ratio(r["speedup"]), f"{r['error']:.1e}",
+                     f"{r['torch_error']:.1e}"] for r in modules]),
+                  f"KernelBench at {modules[0].get('kernelbench_commit', 'unknown')}: its own timing, the L2 cache flushed before each call, through Python.")
+
+
+def losses(records):
+    """Everything in the results where a peer is ahead: (in what, [where, ...])."""
+    said = {}
+
+    def lose(what, where):
+        said.setdefault(what, []).append(where)
+
+    for r in of(records, "product"):
+        peer, ours = PEER_NAMES.get(r["peer"], r["peer"]), r["precision"] + (" with B packed" if r["packed"] else "")
+        where = f"{r['m']} x {r['n']} x {r['k']}" if len({r["m"], r["n"], r["k"]}) > 1 else str(r["m"])
+        where += f" {r['layout']}" if r["layout"] != "nn" else ""
+        if r["speedup"] < 1:
+            lose(f"{ours} is slower than {peer}", f"{where} ({ratio(r['speedup'])})")
+        if r["error"] > r["peer_error"]:
+            lose(f"{ours} is less accurate than {peer}", f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})")
+    for r in of(records, "call"):
+        peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
+        if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
+            lose(f"{r['library'].split()[1]} takes more host time than torch float32", f"{r['m']} ({r['host_us']:.1f} us, {peers[0]['host_us']:.1f})")
+    return said
+
+
+def figures(records):
+    return [figure for figure in [
+        frontier_figure(records), reference_figure(records), size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
+        roofline_figure(records), overhead_figure(records, "Host time to queue one product, through ctypes for Tessera.", overhead_sentence),
+        modules_figure(records), threads_figure(records)] if figure]
+
+
+def headlines(records, training):
+    """(figure, what it is)."""
+    tiles, fp32, tf32 = [], reference_products(records, "fp32"), reference_products(records, "tf32")
+    if fp32:
+        tiles.append((f"{mean([r['speedup'] for r in fp32]):.2f} x", "as fast as torch.matmul in float32, at float32 accuracy"))
+        less = mean([r["peer_error"] / r["error"] for r in fp32])
+        tiles.append((f"{less:.1f} x", "smaller error than torch's float32, against float64") if less >= 1 else
+                     (f"{1 / less:.1f} x", "torch's float32 error, against float64"))
+    means = library_means(library_points(records))
+    peers = {name: speed for name, (speed, error) in means.items() if not name.startswith(("tessera", "torch")) and error < FLOAT32_ACCURATE}
+    if peers and "tessera fp32" in means:
+        best = max(peers, key=peers.get)
+        tiles.append((f"{means['tessera fp32'][0] / peers[best]:.1f} x", f"as fast as the best other float32-accurate library here, {shown(best)}"))
+    if tf32:
+        tiles.append((f"{mean([r['speedup'] for r in tf32]):.2f} x", "as fast as torch's TF32, where TF32 is enough"))
+    if training:
+        tiles.append((f"{training['runs'][-1]['speedup']:.2f} x", "as fast training a GPT-2 in float32, with one line changed"))
+    return tiles
+
+
+def verdict(records):
+    fp32 = reference_products(records, "fp32")
+    if not fp32:
+        return "What was measured of Tessera on this machine."
+    speed, error = mean([r["speedup"] for r in fp32]), mean([r["error"] / r["peer_error"] for r in fp32])
+    squares = of(records, "product", precision="fp32", packed=False, data="rand", problem="squares")
+    behind = max((r["m"] for r in squares if r["speedup"] < 1), default=0)
+    return (f"Tessera multiplies large float32 matrices {speed:.1f} times as fast as torch.matmul on this GPU"
+            + (", and its results are nearer to the exact ones" if error < 1 else "") + ". It uses the tensor cores without giving up float32's error bound."
+            + (f" On squares up to {behind} torch is quicker." if behind else ""))
