@@ -117,7 +117,7 @@ def mark(x, y, series, words, size=4.0):
     else:
         s = size + 0.5
         drawn = f'<path d="M{number(x)} {number(y - s)}l{s} {1.8 * s}h{-2 * s}z"/>'
-    return (f'<g class="mark {class_of(series)}" tabindex="0"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
+    return (f'<g class="mark {class_of(series)}"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
             f"<title>{html.escape(words)}</title></g>")
 
 
@@ -129,7 +129,7 @@ def svg(width, height, parts, label):
 def legend(names):
     keys = []
     for name in names:
-        swatch = mark(11, 6, name, name).replace("mark ", "swatch ").replace(' tabindex="0"', "")
+        swatch = mark(11, 6, name, name).replace("mark ", "swatch ")
         keys.append(f'<span class="key {class_of(name)}"><svg width="22" height="12" aria-hidden="true"><path class="line" d="M0 6h22"/>{swatch}</svg>'
                     f"{html.escape(shown(name))}</span>")
     return '<div class="legend">' + "".join(keys) + "</div>"
@@ -226,7 +226,7 @@ def bars(groups, width, unit, label="", baseline=None, high=None):
             parts.append(text(0, y + len(rows) * (bar + gap) / 2 + 3, group, "group"))
         for series, value, words, said in rows:
             length = max(2.0, (right - begin) * value / high)
-            parts.append(f'<g class="mark bar {class_of(series)}" tabindex="0"><rect x="{number(begin)}" y="{y}" width="{number(length)}" '
+            parts.append(f'<g class="mark bar {class_of(series)}"><rect x="{number(begin)}" y="{y}" width="{number(length)}" '
                          f'height="{bar}" rx="2"/><title>{html.escape(said)}</title></g>')
             if inner:
                 parts.append(text(begin - 8, y + 14, shown(series), "name", "end"))

@@ -12,11 +12,9 @@ function show(mark) {
     tip.style.top = (at.top - own.height - 6 < 4 ? at.bottom + 6 : at.top - own.height - 6) + "px";
 }
 
-for (const [event, hides] of [["pointerover", false], ["focusin", false], ["pointerout", true], ["focusout", true]]) {
-    document.addEventListener(event, (e) => {
-        const mark = e.target.closest && e.target.closest(".mark");
-        if (hides) tip.hidden = true;
-        else if (mark) show(mark);
-    });
-}
+document.addEventListener("pointerover", (event) => {
+    const mark = event.target.closest && event.target.closest(".mark");
+    if (mark) show(mark);
+});
+document.addEventListener("pointerout", () => { tip.hidden = true; });
 addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
