@@ -461,8 +461,8 @@ way ieee_way(const cuda_device *device, const tsr_problem *p) {
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;
-    size_t exponents, suspects, marks; /* panels begin at 0 */
-    size_t bytes;                      /* in all, a multiple of 256 */
+    size_t exponents, overflows, suspects, marks, deep; /* panels begin at 0 */
+    size_t bytes;                                       /* in all, a multiple of 256 */
 } panels_layout;
 
 /* From src/cuda/plan.c. */
@@ -472,9 +472,13 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     panels_layout l = {.k_blocks = divide_up(k, SPLIT_K), .exponents_stride = rows, .marks_stride = panels};
     l.panels_stride = round_up(rows, 8) * l.k_blocks * pieces * SPLIT_ROW_BYTES;
     l.exponents = (size_t)round_up(batch * l.panels_stride, align);
-    l.suspects = l.exponents + (size_t)round_up(batch * rows * (int64_t)sizeof(int32_t), align);
-    l.marks = l.suspects + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
-    l.bytes = l.marks + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
+    const size_t of_rows = (size_t)round_up(batch * rows * 4, align); /* what has 4 bytes for each row, each panel */
+    const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
+    l.overflows = l.exponents + of_rows;
+    l.suspects = l.overflows + of_rows;
+    l.marks = l.suspects + of_panels;
+    l.deep = l.marks + of_panels;
+    l.bytes = l.deep + of_panels;
     return l;
 }
 
@@ -674,6 +678,13 @@ static float mark_limit(int64_t k, int pieces) {
     return (terms - terms / 32 - 76) / (16.1f + terms / 800);
 }
 
+/* How large a sum, before it is scaled back, must be for each deep element behind it, to be good although its tile's
+ * marks exceed mark_limit (docs/numerics.md); infinite where no sum is. */
+static float least_per_deep(int64_t k) {
+    const float terms = (float)k, lost = 94 + terms / 24;
+    return k < 1 << 24 && terms + 2 > lost ? 4.2f * lost / (terms + 2 - lost) : INFINITY;
+}
+
 /* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
 typedef struct split_source {
     const float *data;
@@ -692,6 +703,7 @@ static split_operand panels_of(const split_source *s) {
         .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
         .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
         .marks = (float *)(s->memory + l.marks) + first_panel,
+        .deep = (uint32_t *)(s->memory + l.deep) + first_panel,
         .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
         .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
         .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
@@ -710,11 +722,12 @@ static pack_args pack_args_of(const split_source *s) {
         .batch = (int32_t)s->batch,
         .k_blocks = (int32_t)l.k_blocks,
         .pieces = s->pieces,
-        .mark_limit = mark_limit(s->k, s->pieces),
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l.exponents),
+        .overflows = (float *)(s->memory + l.overflows),
         .suspects = (float *)(s->memory + l.suspects),
         .marks = (float *)(s->memory + l.marks),
+        .deep = (uint32_t *)(s->memory + l.deep),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
         .marks_batch_stride = l.marks_stride,
@@ -729,38 +742,38 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     if (second) pair.operand[1] = pack_args_of(second);
     const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
     const cuda_kernel *rescale = &cuda_kernels[PACK_RESCALE];
-    int64_t samples = 0, splits = 0, rescales = 0; /* blocks */
+    int64_t samples = 0, splits = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
         samples += o->batch * divide_up(o->rows, sample->tile_m);
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
-        rescales += o->batch * divide_up(o->rows, rescale->tile_m);
     }
     splits = least(splits,
                    (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
+    if (!status) status = launch(q, rescale, (grid){splits, 1, 1}, &pair);
     return status;
 }
 
-/* Computes as TSR_IEEE the tiles of C that the split kernels left, by their marks. */
-static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_operand *a,
-                                   const split_operand *b) {
+/* Computes as TSR_IEEE what of C the split kernel left. */
+static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_args *split) {
     const cuda_kernel *kernel = &cuda_kernels[IEEE_TILE_128X128];
     ieee_args args = ieee_args_of(p, kernel);
-    args.marks_a = a->marks;
-    args.marks_b = b->marks;
-    args.mark_limit = mark_limit(p->k, plan->multiply->pieces);
-    args.marks_a_batch_stride = a->marks_batch_stride;
-    args.marks_b_batch_stride = b->marks_batch_stride;
+    args.marks_a = split->a.marks;
+    args.marks_b = split->b.marks;
+    args.mark_limit = split->mark_limit;
+    args.marks_a_batch_stride = split->a.marks_batch_stride;
+    args.marks_b_batch_stride = split->b.marks_batch_stride;
+    args.doubts = split->doubts;
+    args.doubts_batch_stride = split->doubts_batch_stride;
     args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
     const int64_t blocks = least(args.full_tiles, (int64_t)plan->device->multiprocessors * kernel->blocks);
     return launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
 }
 
 static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_source *source_a,
-                                 const split_source *source_b, char *partial) {
+                                 const split_source *source_b, char *workspace) {
     const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[SPLIT_REDUCE];
     split_args args = {
         .a = panels_of(source_a),
@@ -774,6 +787,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .alpha = p->alpha,
         .beta = p->beta,
         .mark_limit = mark_limit(p->k, kernel->pieces),
+        .least_per_deep = least_per_deep(p->k),
         .tiles_m = (int32_t)divide_up(p->m, kernel->tile_m),
         .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
         .slices = 1,
@@ -782,14 +796,15 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
     if (plan->slices > 1) {
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)divide_up(args.k_blocks, args.k_blocks_per_slice);
-        args.partial = (float *)partial;
-    }
+        args.partial = (float *)workspace;
+    } else if (kernel->pieces == 2 && args.mark_limit >= 1) /* else all is recomputed */
+        args.doubts = (uint8_t *)workspace, args.doubts_batch_stride = doubts_in(p->m, p->n);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
         status = launch(q, reduce, (grid){divide_up(p->m * p->n, reduce->threads), p->batch, 1}, &args);
-    return status ? status : recompute_marked(q, plan, p, &args.a, &args.b);
+    return status ? status : recompute_marked(q, plan, p, &args);
 }
 
 /* An operand with k along its rows (B transposed), to be packed at `memory`. */
@@ -821,7 +836,7 @@ void execute(const tsr_problem *p, bool ieee, int ordinal, cudaStream_t stream, 
 #if TESSERA_SPLIT
     split_source a = source_of(p->a, p->m, p->k, p->a.row_stride, p->a.col_stride, p->batch, nullptr);
     split_source b = source_of(p->b, p->n, p->k, p->b.col_stride, p->b.row_stride, p->batch, nullptr);
-    if (plan.split) bytes += COUNTERS_ROOM + panels_bytes(a) + panels_bytes(b);
+    if (plan.split) bytes += COUNTERS_ROOM + panels_bytes(a) + panels_bytes(b) + p->batch * doubts_in(p->m, p->n);
 #endif
     const at::Tensor workspace = at::empty({(int64_t)bytes}, options.dtype(at::kByte));
     char *memory = (char *)workspace.data_ptr();
@@ -930,6 +945,14 @@ enum {
     SPLIT_TF32_MMA_SM80_SHARED = 73728
 };
 
+/* Blocks of C that a split kernel writes, or leaves to be recomputed, as a whole. */
+enum { DOUBT_ROWS = 16, DOUBT_COLS = 32 };
+
+/* How many of them an m x n matrix has. */
+static inline int64_t doubts_in(int64_t m, int64_t n) {
+    return (m + DOUBT_ROWS - 1) / DOUBT_ROWS * ((n + DOUBT_COLS - 1) / DOUBT_COLS);
+}
+
 /* A matrix in place. Strides count floats. */
 typedef struct matrix_in {
     const float *data;
@@ -951,7 +974,8 @@ typedef struct matrix_out {
  * alpha and beta.
  *
  * marks: NULL, or one number per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile
- * is computed only where the product of its two marks exceeds mark_limit. A batch stride of 0 of the marks shares them
+ * is computed only where the product of its two marks exceeds mark_limit; where that is finite and there are `doubts`,
+ * only those blocks of it that have a nonzero byte there (split_args). A batch stride of 0 of the marks shares them
  * between products. */
 enum { IEEE_RUN = 32 };
 
@@ -968,6 +992,8 @@ typedef struct ieee_args {
     const float *marks_a, *marks_b;
     float mark_limit;
     int64_t marks_a_batch_stride, marks_b_batch_stride;
+    const uint8_t *doubts;
+    int64_t doubts_batch_stride;
     unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
 } ieee_args;
 
@@ -992,9 +1018,11 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *   its lo tile at     + stored_rows(p) * 128
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
- * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). The split
- * kernels compute a tile where the marks of A and B multiply to at most mark_limit, which depends on k
- * (docs/numerics.md); the rest is ieee's.
+ * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
+ * counts the elements below. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
+ * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
+ * tiles with an infinite mark, are ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
@@ -1002,14 +1030,18 @@ typedef struct split_operand {
     const uint8_t *panels;
     const int32_t *exponents;    /* [rows] */
     const float *marks;          /* [panels] */
+    const uint32_t *deep;        /* [panels] */
     int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
     int64_t exponents_batch_stride;
     int64_t marks_batch_stride;
 } split_operand;
 
-/* C = alpha*A*B + beta*S from split operands (split_*.cu; `source` is S, as in ieee_args), but for tiles whose marks multiply to more than mark_limit.
+/* C = alpha*A*B + beta*S from split operands (split_*.cu; `source` is S, as in ieee_args), but for tiles whose marks
+ * multiply to more than mark_limit. Of those whose marks are finite, with `doubts`, blocks of DOUBT_ROWS x DOUBT_COLS
+ * are computed all the same if no sum in them, before it is scaled back, is below least_per_deep times the number of
+ * deep elements there may be behind it; doubts[batch][block row][block column] is 0 for these and 1 for the others.
  * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
- * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
+ * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. There are no doubts then. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in source;
@@ -1017,25 +1049,28 @@ typedef struct split_args {
     int32_t m, n, batch;
     int32_t k_blocks;
     float alpha, beta;
-    float mark_limit;
+    float mark_limit, least_per_deep;
+    uint8_t *doubts; /* may be NULL */
+    int64_t doubts_batch_stride;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
     int32_t slices, k_blocks_per_slice;
     float *partial;
 } split_args;
 
-/* Splits one operand into panels (pack.cu). A first sweep scales each row by a sample of it and notes each panel's depth
- * in `suspects`; a second scales the rows of panels that came out too deep by their largest elements, and splits them
- * again. What depth a panel has in the end is its mark. */
+/* Splits one operand into panels (pack.cu). A first sweep scales each row by a sample of it, and notes each panel's depth
+ * in `suspects` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
+ * which something did not fit by these, and splits them again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
     int32_t rows, k, batch;
     int32_t k_blocks;
-    int32_t pieces;   /* 2: hi and lo; 1: hi */
-    float mark_limit; /* of the products to come */
+    int32_t pieces; /* 2: hi and lo; 1: hi */
     uint8_t *panels;
     int32_t *exponents;
-    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good; both set to 1 by pack_sample */
+    float *overflows;        /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good */
+    uint32_t *deep;          /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 
@@ -1356,6 +1391,20 @@ static __device__ __forceinline__ bool any_mark(const ieee_args &args, const flo
     return __syncthreads_or(seen);
 }
 
+/* Whether a block of C (args.h) is to be recomputed. */
+static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
+}
+
+/* Whether any of the panels' blocks is, whose first element this is. All threads of the block call it. */
+static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    constexpr int ACROSS = PANEL_ROWS / DOUBT_COLS, BLOCKS = PANEL_ROWS / DOUBT_ROWS * ACROSS;
+    row += threadIdx.x / ACROSS * DOUBT_ROWS;
+    col += threadIdx.x % ACROSS * DOUBT_COLS;
+    const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
+    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
+}
+
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
 /* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
@@ -1474,7 +1523,8 @@ struct ieee_tile {
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
-                                                   const extent &cols, const place &my, float *shared) {
+                                                   const extent &cols, const place &my, float *shared,
+                                                   const uint8_t *doubts) {
         const int64_t batch = blockIdx.z;
         const int a_lines = args.m - rows.first, b_lines = args.n - cols.first;
         const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
@@ -1538,7 +1588,7 @@ struct ieee_tile {
             multiply<READ_ANY, READ_ANY>(sum, my, shared, a, b, part, slabs);
         wait_for_copy_groups<0>();
         __syncthreads();
-        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH));
+        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), doubts);
     }
 
     /* Stores a segment's sums. They go through shared memory, LANES_M rows of the warp's part at a time, so that a warp
@@ -1546,7 +1596,7 @@ struct ieee_tile {
      * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
     static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
                                                  const segment &piece, const extent &rows, const extent &cols,
-                                                 const place &my, float *staging) {
+                                                 const place &my, float *staging, const uint8_t *doubts) {
         const int lane = threadIdx.x % 32;
         /* Of the warp's part: the rows and columns that are this tile's own, and where the matrix ends. */
         const int rows_own = rows.own - rows.first - my.warp_m, cols_own = cols.own - cols.first - my.warp_n;
@@ -1567,8 +1617,8 @@ struct ieee_tile {
         const matrix_in &s = args.source;
         const float *source = s.data + blockIdx.z * s.batch_stride + (rows.first + my.warp_m) * s.row_stride +
                               (cols.first + my.warp_n) * s.col_stride;
-        const bool vectors = col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 && cols_own % 4 == 0 &&
-                             (uintptr_t)out % 16 == 0;
+        const bool vectors = !doubts && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
+                             cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
         const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
 
 #pragma unroll
@@ -1603,6 +1653,9 @@ struct ieee_tile {
                 for (int i = lane; i < LANES_M * WARP_N; i += 32) {
                     const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
                     if (out_row < rows_own || out_row >= rows_end || col < cols_own || col >= cols_end) continue;
+                    if (doubts &&
+                        !is_doubted(args, doubts, rows.first + my.warp_m + out_row, cols.first + my.warp_n + col))
+                        continue;
                     float *at = out + out_row * row_stride + col * col_stride;
                     const float value = staging[line * RESULT_PITCH + (col ^ 1)];
                     *at = beta == 0.0f ? alpha * value
@@ -1627,12 +1680,17 @@ struct ieee_tile {
                 int tile_row, tile_col;
                 find_tile(args, piece.tile, &tile_row, &tile_col);
                 const extent rows(tile_row * TILE_M, TILE_M, args.m), cols(tile_col * TILE_N, TILE_N, args.n);
+                const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
                 if (marks_a) {
                     const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
                     if (mark <= args.mark_limit) continue;
+                    if (mark < INFINITY && args.doubts) {
+                        doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
+                        if (!any_doubt(args, doubts, rows.own, cols.own)) continue;
+                    }
                     if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
                 }
-                compute(args, piece, rows, cols, my, shared);
+                compute(args, piece, rows, cols, my, shared, doubts);
                 __syncthreads(); /* the next segment's slabs take the place of these results */
             }
         }
@@ -1841,11 +1899,16 @@ __device__ inline destination destination_of(const split_args &g, const work &w)
     return d;
 }
 
-/* Whether C is ours to write here: whether the pieces carry this panel of A times this one of B. */
-__device__ inline bool is_ours(const split_args &g, int batch, int row, int col) {
-    return g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
-               g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS] <=
-           g.mark_limit;
+/* How large a sum (before it is scaled back) of this panel of A times this one of B must be to be ours to write: any is
+ * (0) where the pieces carry all products, none (negative) where they cannot be known to. */
+__device__ inline float least_sum(const split_args &g, int batch, int row, int col) {
+    const int64_t panel_a = batch * g.a.marks_batch_stride + row / PANEL_ROWS;
+    const int64_t panel_b = batch * g.b.marks_batch_stride + col / PANEL_ROWS;
+    const float mark = g.a.marks[panel_a] * g.b.marks[panel_b];
+    if (mark <= g.mark_limit) return 0;
+    if (!g.doubts || mark == INFINITY) return -1;
+    const uint32_t k = (uint32_t)g.k_blocks * SPLIT_K; /* no row has more deep elements than that */
+    return g.least_per_deep * (float)(min(g.a.deep[panel_a], k) + min(g.b.deep[panel_b], k));
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -1853,9 +1916,27 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
+/* Whether one of a block's sums is below `least`, v being as in write_out; notes it in the block's doubt. */
+__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v, float least) {
+    const int lane = threadIdx.x % 32;
+    bool small = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < DOUBT_COLS / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                small |= row0 + lane / 4 + 8 * h < g.m && col0 + 8 * j + lane % 4 * 2 + i < g.n &&
+                         !(fabsf(v[4 * j + 2 * h + i]) >= least);
+    small = __any_sync(0xffffffffu, small);
+    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
+    if (lane == 0) g.doubts[batch * g.doubts_batch_stride + block] = small;
+    return small;
+}
+
 /* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
  * floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
-constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_STRIDE = 40;
+constexpr int OUT_ROWS = DOUBT_ROWS, OUT_COLS = DOUBT_COLS, OUT_STRIDE = 40;
 typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 
 /* Scales back and writes 16 rows of 32 columns of C, from (row0, col0) on. v[4j + 2h + i] is row lane/4 + 8h, column
@@ -1902,12 +1983,12 @@ namespace pack {
  * twice. So:
  *
  *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
- *   pack_split     splits with that e, and notes how deep below fp16's normal numbers, or how far above them, the
- *                  elements of each panel lie: panels that go too far are suspects
- *   pack_rescale   for suspects alone takes e from the row's true largest element and splits again; the depths that
+ *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie,
+ *                  and how many; and what does not fit above them
+ *   pack_rescale   where something did not fit takes e from the row's largest element and splits again; the depths that
  *                  remain (infinite for Inf and NaN) are the panels' marks, by which tiles of C are left to ieee
  *
- * Without suspects the operand is read once and pack_rescale returns at once.
+ * Where all fits the operand is read once and pack_rescale returns at once.
  *
  * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
  * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
@@ -1935,7 +2016,6 @@ constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^1
 constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
-constexpr float SUSPECT_SHARE = 0.25f; /* of mark_limit: what is deeper deserves a better scale */
 
 static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
 static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
@@ -1976,6 +2056,9 @@ __device__ float warp_max(float x) {
     for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
+
+/* Raises a number that is not negative, and returns what it was: the bits of such floats are ordered as they are. */
+__device__ float raise(float *number, float to) { return __int_as_float(atomicMax((int *)number, __float_as_int(to))); }
 
 /* An element's depth (args.h), scaled being x*2^e; where the scaling sends x to zero it is infinite. */
 __device__ float depth_of(float x, float scaled) {
@@ -2065,8 +2148,13 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
     copy_16(to.vector(line, vector), from, floats * 4);
 }
 
-/* Starts copying a unit, and its rows' exponents. */
-__device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
+/* What a row that did not fit is scaled by; the others stay as they were. */
+__device__ int exponent_again(const pack_args &o, int64_t row) {
+    return o.overflows[row] > 0 ? exponent_for(o.overflows[row], LARGEST_EXPONENT) : o.exponents[row];
+}
+
+/* Starts copying a unit, and its rows' exponents; AGAIN: finds new ones, and keeps them. */
+template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
     const pack_args &o = pair.operand[u.operand];
     const unit_view view(o, u);
     if (view.step == 1 && view.aligned() && view.lines == LINE && view.length == LINE) { /* as nearly all are */
@@ -2094,19 +2182,29 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
                    there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
-    if (threadIdx.x < UNIT_ROWS) {
-        const bool there = u.row0 + threadIdx.x < o.rows;
-        const int32_t *exponents = o.exponents + u.batch * o.exponents_batch_stride;
-        copy_4(&to.exponents[threadIdx.x], there ? exponents + u.row0 + threadIdx.x : exponents, there);
-    }
+    if (threadIdx.x >= UNIT_ROWS) return;
+    const bool there = u.row0 + threadIdx.x < o.rows;
+    const int64_t row = u.batch * o.exponents_batch_stride + (there ? u.row0 + threadIdx.x : 0);
+    if (AGAIN) {
+        const int e = there ? exponent_again(o, row) : 0;
+        to.exponents[threadIdx.x] = e;
+        if (there && u.kb == 0) o.exponents[row] = e; /* what others see, before or after, gives them the same */
+    } else
+        copy_4(&to.exponents[threadIdx.x], o.exponents + row, there);
 }
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory, and returns their depth.
- * Without branches where they are not deep, so that the quads' loads and arithmetic overlap. */
+/* What a thread found in its part of a unit. */
+struct finding {
+    float depth; /* the greatest */
+    int deep;    /* elements that fit, but are deeper than 1 */
+};
+
+/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory. Without branches where
+ * they are not deep, so that the quads' loads and arithmetic overlap. */
 template <int PIECES, typename READ>
-__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
+__device__ finding split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
@@ -2130,19 +2228,26 @@ __device__ float split_quads(const pack_args &o, const place &u, const stage &fr
             if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
         }
     }
-    if (shallow) return 1;
-    float depth = 1;
+    finding found = {1, 0};
+    if (shallow) return found;
 #pragma unroll 1
     for (int row = row0; row < UNIT_ROWS; row += THREADS / QUADS_PER_ROW) {
+        const float up = power_of_two(from.exponents[row]);
         float x[QUAD];
         read(row, quad, x);
-        for (int k = 0; k < QUAD; k++) depth = fmaxf(depth, depth_of(x[k], x[k] * power_of_two(from.exponents[row])));
+        for (int k = 0; k < QUAD; k++) {
+            const float depth = depth_of(x[k], x[k] * up);
+            found.depth = fmaxf(found.depth, depth);
+            found.deep += depth > 1 && depth < INFINITY;
+            if (!(fabsf(x[k] * up) < HALF_OVERFLOW))
+                raise(&o.overflows[u.batch * o.exponents_batch_stride + u.row0 + row], fabsf(x[k]));
+        }
     }
-    return depth;
+    return found;
 }
 
-/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
-template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
+/* Splits a unit that has landed into its panel. Every thread of the block calls it. */
+template <int PIECES> __device__ finding split(const pack_args &o, const place &u, const stage &from) {
     const unit_view view(o, u);
     if (o.row_stride == 1) {
         int shifts[QUAD]; /* of the four lines that hold this thread's quads */
@@ -2184,27 +2289,27 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, finding) is called by each
  * thread that found a depth above 1. Copies run two units ahead. */
-template <typename NEXT, typename DEEP>
+template <bool AGAIN, typename NEXT, typename DEEP>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
     place now, ahead, further;
     bool has_now = next(&now);
-    if (has_now) fetch(pair, now, stages[0]);
+    if (has_now) fetch<AGAIN>(pair, now, stages[0]);
     close_copies();
     bool has_ahead = has_now && next(&ahead);
-    if (has_ahead) fetch(pair, ahead, stages[1]);
+    if (has_ahead) fetch<AGAIN>(pair, ahead, stages[1]);
     close_copies();
     for (int at = 0; has_now; at = (at + 1) % STAGES) {
         wait_copies<1>();
         __syncthreads(); /* this unit has landed for all, and all have left the one before it */
         const bool has_further = has_ahead && next(&further);
-        if (has_further) fetch(pair, further, stages[(at + 2) % STAGES]);
+        if (has_further) fetch<AGAIN>(pair, further, stages[(at + 2) % STAGES]);
         close_copies();
         const pack_args &o = pair.operand[now.operand];
-        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
-        if (depth > 1) deep(now, depth);
+        finding found = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (o.pieces == 1 && __syncthreads_or(found.depth > 1)) found.depth = column_depth(o, now, stages[at]);
+        if (found.depth > 1) deep(now, found);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -2264,21 +2369,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     if (threadIdx.x < rows) {
         float most = 0;
         for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
-        o.exponents[at.batch * o.exponents_batch_stride + row0 + threadIdx.x] = exponent_for(most, SAMPLE_EXPONENT);
+        const int64_t row = at.batch * o.exponents_batch_stride + row0 + threadIdx.x;
+        o.exponents[row] = most == 0 ? EXPONENT_LIMIT : exponent_for(most, SAMPLE_EXPONENT); /* 0: we know nothing */
+        o.overflows[row] = 0;
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
         o.suspects[panel] = 1;
         o.marks[panel] = 1;
+        o.deep[panel] = 0;
     }
 }
 
 __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
     return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
 }
-
-/* Raises a depth and returns what it was: floats of one sign are ordered as their bits are. */
-__device__ float raise(float *depth, float to) { return __int_as_float(atomicMax((int *)depth, __float_as_int(to))); }
 
 /* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
@@ -2290,50 +2395,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
-    split_units(pair, stages, next, [&](const place &u, float depth) {
-        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
+    split_units<false>(pair, stages, next, [&](const place &u, const finding &found) {
+        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], found.depth);
+        if (found.deep) atomicAdd(&pair.operand[u.operand].deep[panel_of(pair, u)], found.deep);
     });
     let_next_kernel_come();
 }
 
-/* Grid: for each operand batch * ceil(rows / UNIT_ROWS) blocks. */
+/* The panels' marks where all fitted; true if something did not, in any panel. All blocks look at all panels, and share
+ * out the marks. */
+__device__ bool any_overflow(const pack_pair_args &pair) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const pack_args &o = pair.operand[i];
+        const int64_t panels = o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
+        for (int64_t panel = threadIdx.x; panel < panels; panel += THREADS) {
+            const float by_sample = o.suspects[panel];
+            if (by_sample == INFINITY)
+                any = true;
+            else if (panel / THREADS % gridDim.x == blockIdx.x)
+                o.marks[panel] = by_sample;
+        }
+    }
+    return __syncthreads_or(any);
+}
+
+/* Grid: any; the units of panels in which something did not fit are shared out. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
     wait_for_previous_kernel();
     let_next_kernel_come();
-    place at;
-    if (!place_at(pair, blockIdx.x, UNIT_ROWS, false, &at)) return;
-    const pack_args &o = pair.operand[at.operand];
-    const float by_sample = o.suspects[panel_of(pair, at)];
-    if (by_sample <= fmaxf(1, SUSPECT_SHARE * o.mark_limit)) {
-        if (threadIdx.x == 0) raise(&o.marks[panel_of(pair, at)], by_sample);
-        return;
-    }
-
-    /* Two threads a row, each every other k: a rare path, kept plain. */
-    float *largest = stages[0].lines[0];
-    const int rows = min(UNIT_ROWS, o.rows - at.row0), row = threadIdx.x % UNIT_ROWS;
-    float most = 0;
-    if (row < rows) {
-        const float *source = o.data + at.batch * o.batch_stride + (at.row0 + row) * o.row_stride;
-        for (int k = threadIdx.x / UNIT_ROWS; k < o.k; k += THREADS / UNIT_ROWS)
-            most = fmaxf(most, fabsf(source[k * o.k_stride]));
-    }
-    largest[threadIdx.x] = most;
-    __syncthreads();
-    if (threadIdx.x < rows)
-        o.exponents[at.batch * o.exponents_batch_stride + at.row0 + threadIdx.x] = exponent_for(
-            fmaxf(largest[threadIdx.x], largest[threadIdx.x + UNIT_ROWS]), LARGEST_EXPONENT);
-    __syncthreads();
-
-    int kb = 0;
+    if (!any_overflow(pair)) return;
+    int index = blockIdx.x;
     auto next = [&](place *u) {
-        *u = {at.operand, at.batch, at.row0, kb};
-        return kb++ < o.k_blocks;
+        for (; place_at(pair, index, UNIT_ROWS, true, u); index += gridDim.x)
+            if (pair.operand[u->operand].suspects[panel_of(pair, *u)] == INFINITY) {
+                index += gridDim.x;
+                return true;
+            }
+        return false;
     };
-    split_units(pair, stages, next, [&](const place &u, float depth) {
-        const float before = raise(&o.marks[panel_of(pair, u)], depth);
-        if (before <= o.mark_limit && depth > o.mark_limit) atomicAdd(pair.marked_panels, 1ull);
+    split_units<true>(pair, stages, next, [&](const place &u, const finding &found) {
+        const pack_args &o = pair.operand[u.operand];
+        const float before = raise(&o.marks[panel_of(pair, u)], found.depth);
+        if (before < INFINITY && found.depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
+        if (found.deep) atomicAdd(&o.deep[panel_of(pair, u)], found.deep);
     });
 }
 } // namespace pack
@@ -2355,7 +2462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_
     const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
     if (index >= size) return;
     const int row = (int)(index / g.n), col = (int)(index % g.n);
-    if (!is_ours(g, batch, row, col)) return;
+    if (least_sum(g, batch, row, col) < 0) return;
     const float *part = g.partial + batch * g.slices * size + index;
     float sum = 0;
     for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
@@ -2598,7 +2705,7 @@ __device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uin
 template <int TILE_N> struct output {
     int row0;
     int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    bool ours[TILE_N / PANEL_ROWS];                /* to write, in each panel of B */
+    float least[TILE_N / PANEL_ROWS];              /* of sums to write, in each panel of B */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -2610,16 +2717,20 @@ template <int TILE_N> struct output {
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
-            ours[i] = col < g.n && is_ours(g, w.batch, w.m0, col);
+            least[i] = col < g.n ? least_sum(g, w.batch, w.m0, col) : -1;
         }
     }
 
     __device__ void store(const split_args &g, const work &w, const float (&v)[TILE_N / 2], out_buffer &out) const {
         const destination d = destination_of(g, w);
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++)
-            if (ours[i * OUT_COLS / PANEL_ROWS])
-                write_out(g, d, row0, w.n0 + i * OUT_COLS, v + i * OUT_COLS / 2, exponent_a, exponent_b[i], out);
+        for (int i = 0; i < TILE_N / OUT_COLS; i++) {
+            const int col0 = w.n0 + i * OUT_COLS;
+            const float *sums = v + i * OUT_COLS / 2, must_be = least[i * OUT_COLS / PANEL_ROWS];
+            if (must_be < 0 || row0 >= g.m || col0 >= g.n) continue;
+            if (must_be > 0 && in_doubt(g, w.batch, row0, col0, sums, must_be)) continue;
+            write_out(g, d, row0, col0, sums, exponent_a, exponent_b[i], out);
+        }
     }
 };
 
@@ -2919,7 +3030,9 @@ template <typename STAGE> struct fragment_reader {
 template <int N>
 __device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
-    if (row0 >= g.m || col0 >= g.n || !is_ours(g, w.batch, row0, col0)) return;
+    if (row0 >= g.m || col0 >= g.n) return;
+    const float must_be = least_sum(g, w.batch, row0, col0);
+    if (must_be < 0) return;
     const int lane = threadIdx.x % 32;
     const destination d = destination_of(g, w);
 #pragma unroll
@@ -2927,9 +3040,11 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, co
         const int exponent_b = exponent_of(g.b, w.batch, col0 + j * FRAGMENT_N + lane, g.n);
 #pragma unroll
         for (int i = 0; i < FRAGMENTS_M; i++) {
-            const int row = row0 + i * FRAGMENT_M;
+            const int row = row0 + i * FRAGMENT_M, col = col0 + j * FRAGMENT_N;
+            if (row >= g.m || col >= g.n) continue;
+            if (must_be > 0 && in_doubt(g, w.batch, row, col, &v[i][j][0], must_be)) continue;
             const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
-            write_out(g, d, row, col0 + j * FRAGMENT_N, &v[i][j][0], exponent_a, exponent_b, out);
+            write_out(g, d, row, col, &v[i][j][0], exponent_a, exponent_b, out);
         }
     }
 }

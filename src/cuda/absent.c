@@ -55,4 +55,6 @@ tsr_status cuda_trim(tsr_context *context) {
     return absent();
 }
 
-void cuda_info_print(tsr_text *text) { tsr_text_add(text, "cuda: not in this build (TESSERA_CUDA off, or no nvcc when it was built)\n"); }
+void cuda_info_print(tsr_text *text) {
+    tsr_text_add(text, "cuda: not in this build (TESSERA_CUDA off, or no nvcc when it was built)\n");
+}

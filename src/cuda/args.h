@@ -22,6 +22,14 @@ enum {
     SPLIT_TF32_MMA_SM80_SHARED = 73728
 };
 
+/* Blocks of C that a split kernel writes, or leaves to be recomputed, as a whole. */
+enum { DOUBT_ROWS = 16, DOUBT_COLS = 32 };
+
+/* How many of them an m x n matrix has. */
+static inline int64_t doubts_in(int64_t m, int64_t n) {
+    return (m + DOUBT_ROWS - 1) / DOUBT_ROWS * ((n + DOUBT_COLS - 1) / DOUBT_COLS);
+}
+
 /* A matrix in place. Strides count floats. */
 typedef struct matrix_in {
     const float *data;
@@ -43,7 +51,8 @@ typedef struct matrix_out {
  * alpha and beta.
  *
  * marks: NULL, or one number per panel of A (marks_a[batch*marks_a_batch_stride + i]) and of B; a tile
- * is computed only where the product of its two marks exceeds mark_limit. A batch stride of 0 of the marks shares them
+ * is computed only where the product of its two marks exceeds mark_limit; where that is finite and there are `doubts`,
+ * only those blocks of it that have a nonzero byte there (split_args). A batch stride of 0 of the marks shares them
  * between products. */
 enum { IEEE_RUN = 32 };
 
@@ -60,6 +69,8 @@ typedef struct ieee_args {
     const float *marks_a, *marks_b;
     float mark_limit;
     int64_t marks_a_batch_stride, marks_b_batch_stride;
+    const uint8_t *doubts;
+    int64_t doubts_batch_stride;
     unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
 } ieee_args;
 
@@ -84,9 +95,11 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *   its lo tile at     + stored_rows(p) * 128
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
- * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). The split
- * kernels compute a tile where the marks of A and B multiply to at most mark_limit, which depends on k
- * (docs/numerics.md); the rest is ieee's.
+ * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
+ * counts the elements below. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
+ * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
+ * tiles with an infinite mark, are ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
@@ -94,14 +107,18 @@ typedef struct split_operand {
     const uint8_t *panels;
     const int32_t *exponents;    /* [rows] */
     const float *marks;          /* [panels] */
+    const uint32_t *deep;        /* [panels] */
     int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
     int64_t exponents_batch_stride;
     int64_t marks_batch_stride;
 } split_operand;
 
-/* C = alpha*A*B + beta*S from split operands (split_*.cu; `source` is S, as in ieee_args), but for tiles whose marks multiply to more than mark_limit.
+/* C = alpha*A*B + beta*S from split operands (split_*.cu; `source` is S, as in ieee_args), but for tiles whose marks
+ * multiply to more than mark_limit. Of those whose marks are finite, with `doubts`, blocks of DOUBT_ROWS x DOUBT_COLS
+ * are computed all the same if no sum in them, before it is scaled back, is below least_per_deep times the number of
+ * deep elements there may be behind it; doubts[batch][block row][block column] is 0 for these and 1 for the others.
  * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
- * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. */
+ * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. There are no doubts then. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in source;
@@ -109,25 +126,28 @@ typedef struct split_args {
     int32_t m, n, batch;
     int32_t k_blocks;
     float alpha, beta;
-    float mark_limit;
+    float mark_limit, least_per_deep;
+    uint8_t *doubts; /* may be NULL */
+    int64_t doubts_batch_stride;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
     int32_t slices, k_blocks_per_slice;
     float *partial;
 } split_args;
 
-/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it and notes each panel's depth
- * in `suspects`; a second scales the rows of panels that came out too deep by their largest elements, and splits them
- * again. What depth a panel has in the end is its mark. */
+/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it, and notes each panel's depth
+ * in `suspects` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
+ * which something did not fit by these, and splits them again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
     int32_t rows, k, batch;
     int32_t k_blocks;
-    int32_t pieces;   /* 2: hi and lo; 1: hi */
-    float mark_limit; /* of the products to come */
+    int32_t pieces; /* 2: hi and lo; 1: hi */
     uint8_t *panels;
     int32_t *exponents;
-    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good; both set to 1 by pack_sample */
+    float *overflows;        /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good */
+    uint32_t *deep;          /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 

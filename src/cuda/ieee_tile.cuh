@@ -227,6 +227,20 @@ static __device__ __forceinline__ bool any_mark(const ieee_args &args, const flo
     return __syncthreads_or(seen);
 }
 
+/* Whether a block of C (args.h) is to be recomputed. */
+static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
+}
+
+/* Whether any of the panels' blocks is, whose first element this is. All threads of the block call it. */
+static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    constexpr int ACROSS = PANEL_ROWS / DOUBT_COLS, BLOCKS = PANEL_ROWS / DOUBT_ROWS * ACROSS;
+    row += threadIdx.x / ACROSS * DOUBT_ROWS;
+    col += threadIdx.x % ACROSS * DOUBT_COLS;
+    const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
+    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
+}
+
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
 /* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
@@ -345,7 +359,8 @@ struct ieee_tile {
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
-                                                   const extent &cols, const place &my, float *shared) {
+                                                   const extent &cols, const place &my, float *shared,
+                                                   const uint8_t *doubts) {
         const int64_t batch = blockIdx.z;
         const int a_lines = args.m - rows.first, b_lines = args.n - cols.first;
         const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
@@ -409,7 +424,7 @@ struct ieee_tile {
             multiply<READ_ANY, READ_ANY>(sum, my, shared, a, b, part, slabs);
         wait_for_copy_groups<0>();
         __syncthreads();
-        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH));
+        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), doubts);
     }
 
     /* Stores a segment's sums. They go through shared memory, LANES_M rows of the warp's part at a time, so that a warp
@@ -417,7 +432,7 @@ struct ieee_tile {
      * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
     static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
                                                  const segment &piece, const extent &rows, const extent &cols,
-                                                 const place &my, float *staging) {
+                                                 const place &my, float *staging, const uint8_t *doubts) {
         const int lane = threadIdx.x % 32;
         /* Of the warp's part: the rows and columns that are this tile's own, and where the matrix ends. */
         const int rows_own = rows.own - rows.first - my.warp_m, cols_own = cols.own - cols.first - my.warp_n;
@@ -438,8 +453,8 @@ struct ieee_tile {
         const matrix_in &s = args.source;
         const float *source = s.data + blockIdx.z * s.batch_stride + (rows.first + my.warp_m) * s.row_stride +
                               (cols.first + my.warp_n) * s.col_stride;
-        const bool vectors = col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 && cols_own % 4 == 0 &&
-                             (uintptr_t)out % 16 == 0;
+        const bool vectors = !doubts && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
+                             cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
         const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
 
 #pragma unroll
@@ -474,6 +489,9 @@ struct ieee_tile {
                 for (int i = lane; i < LANES_M * WARP_N; i += 32) {
                     const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
                     if (out_row < rows_own || out_row >= rows_end || col < cols_own || col >= cols_end) continue;
+                    if (doubts &&
+                        !is_doubted(args, doubts, rows.first + my.warp_m + out_row, cols.first + my.warp_n + col))
+                        continue;
                     float *at = out + out_row * row_stride + col * col_stride;
                     const float value = staging[line * RESULT_PITCH + (col ^ 1)];
                     *at = beta == 0.0f ? alpha * value
@@ -498,12 +516,17 @@ struct ieee_tile {
                 int tile_row, tile_col;
                 find_tile(args, piece.tile, &tile_row, &tile_col);
                 const extent rows(tile_row * TILE_M, TILE_M, args.m), cols(tile_col * TILE_N, TILE_N, args.n);
+                const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
                 if (marks_a) {
                     const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
                     if (mark <= args.mark_limit) continue;
+                    if (mark < INFINITY && args.doubts) {
+                        doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
+                        if (!any_doubt(args, doubts, rows.own, cols.own)) continue;
+                    }
                     if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
                 }
-                compute(args, piece, rows, cols, my, shared);
+                compute(args, piece, rows, cols, my, shared, doubts);
                 __syncthreads(); /* the next segment's slabs take the place of these results */
             }
         }

@@ -4,6 +4,8 @@
  *   split   pack_sample, pack_split, pack_rescale, multiply, where k was cut split_reduce, and ieee_tile_128x128 for
  *           the tiles of marked panels, which returns at once where there are none
  */
+#include <math.h>
+
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
@@ -160,6 +162,13 @@ static float mark_limit(int64_t k, int pieces) {
     return (terms - terms / 32 - 76) / (16.1f + terms / 800);
 }
 
+/* How large a sum, before it is scaled back, must be for each deep element behind it, to be good although its tile's
+ * marks exceed mark_limit (docs/numerics.md); infinite where no sum is. */
+static float least_per_deep(int64_t k) {
+    const float terms = (float)k, lost = 94 + terms / 24;
+    return k < 1 << 24 && terms + 2 > lost ? 4.2f * lost / (terms + 2 - lost) : INFINITY;
+}
+
 /* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
 typedef struct split_source {
     const float *data;
@@ -178,6 +187,7 @@ static split_operand panels_of(const split_source *s) {
         .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
         .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
         .marks = (float *)(s->memory + l.marks) + first_panel,
+        .deep = (uint32_t *)(s->memory + l.deep) + first_panel,
         .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
         .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
         .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
@@ -196,11 +206,12 @@ static pack_args pack_args_of(const split_source *s) {
         .batch = (int32_t)s->batch,
         .k_blocks = (int32_t)l.k_blocks,
         .pieces = s->pieces,
-        .mark_limit = mark_limit(s->k, s->pieces),
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l.exponents),
+        .overflows = (float *)(s->memory + l.overflows),
         .suspects = (float *)(s->memory + l.suspects),
         .marks = (float *)(s->memory + l.marks),
+        .deep = (uint32_t *)(s->memory + l.deep),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
         .marks_batch_stride = l.marks_stride,
@@ -215,38 +226,38 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     if (second) pair.operand[1] = pack_args_of(second);
     const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
     const cuda_kernel *rescale = &cuda_kernels[PACK_RESCALE];
-    int64_t samples = 0, splits = 0, rescales = 0; /* blocks */
+    int64_t samples = 0, splits = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
         samples += o->batch * divide_up(o->rows, sample->tile_m);
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
-        rescales += o->batch * divide_up(o->rows, rescale->tile_m);
     }
     splits = least(splits,
                    (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
+    if (!status) status = launch(q, rescale, (grid){splits, 1, 1}, &pair);
     return status;
 }
 
-/* Computes as TSR_IEEE the tiles of C that the split kernels left, by their marks. */
-static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_operand *a,
-                                   const split_operand *b) {
+/* Computes as TSR_IEEE what of C the split kernel left. */
+static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_args *split) {
     const cuda_kernel *kernel = &cuda_kernels[IEEE_TILE_128X128];
     ieee_args args = ieee_args_of(p, kernel);
-    args.marks_a = a->marks;
-    args.marks_b = b->marks;
-    args.mark_limit = mark_limit(p->k, plan->multiply->pieces);
-    args.marks_a_batch_stride = a->marks_batch_stride;
-    args.marks_b_batch_stride = b->marks_batch_stride;
+    args.marks_a = split->a.marks;
+    args.marks_b = split->b.marks;
+    args.mark_limit = split->mark_limit;
+    args.marks_a_batch_stride = split->a.marks_batch_stride;
+    args.marks_b_batch_stride = split->b.marks_batch_stride;
+    args.doubts = split->doubts;
+    args.doubts_batch_stride = split->doubts_batch_stride;
     args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
     const int64_t blocks = least(args.full_tiles, (int64_t)plan->device->multiprocessors * kernel->blocks);
     return launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
 }
 
 static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_source *source_a,
-                                 const split_source *source_b, char *partial) {
+                                 const split_source *source_b, char *workspace) {
     const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[SPLIT_REDUCE];
     split_args args = {
         .a = panels_of(source_a),
@@ -260,6 +271,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .alpha = p->alpha,
         .beta = p->beta,
         .mark_limit = mark_limit(p->k, kernel->pieces),
+        .least_per_deep = least_per_deep(p->k),
         .tiles_m = (int32_t)divide_up(p->m, kernel->tile_m),
         .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
         .slices = 1,
@@ -268,14 +280,15 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
     if (plan->slices > 1) {
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)divide_up(args.k_blocks, args.k_blocks_per_slice);
-        args.partial = (float *)partial;
-    }
+        args.partial = (float *)workspace;
+    } else if (kernel->pieces == 2 && args.mark_limit >= 1) /* else all is recomputed */
+        args.doubts = (uint8_t *)workspace, args.doubts_batch_stride = doubts_in(p->m, p->n);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
         status = launch(q, reduce, (grid){divide_up(p->m * p->n, reduce->threads), p->batch, 1}, &args);
-    return status ? status : recompute_marked(q, plan, p, &args.a, &args.b);
+    return status ? status : recompute_marked(q, plan, p, &args);
 }
 
 /* ---- Chunks ------------------------------------------------------------------------------------------------------ */

@@ -9,12 +9,12 @@
  * twice. So:
  *
  *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
- *   pack_split     splits with that e, and notes how deep below fp16's normal numbers, or how far above them, the
- *                  elements of each panel lie: panels that go too far are suspects
- *   pack_rescale   for suspects alone takes e from the row's true largest element and splits again; the depths that
+ *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie,
+ *                  and how many; and what does not fit above them
+ *   pack_rescale   where something did not fit takes e from the row's largest element and splits again; the depths that
  *                  remain (infinite for Inf and NaN) are the panels' marks, by which tiles of C are left to ieee
  *
- * Without suspects the operand is read once and pack_rescale returns at once.
+ * Where all fits the operand is read once and pack_rescale returns at once.
  *
  * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
  * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
@@ -46,7 +46,6 @@ constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^1
 constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
-constexpr float SUSPECT_SHARE = 0.25f; /* of mark_limit: what is deeper deserves a better scale */
 
 static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
 static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
@@ -87,6 +86,9 @@ __device__ float warp_max(float x) {
     for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
+
+/* Raises a number that is not negative, and returns what it was: the bits of such floats are ordered as they are. */
+__device__ float raise(float *number, float to) { return __int_as_float(atomicMax((int *)number, __float_as_int(to))); }
 
 /* An element's depth (args.h), scaled being x*2^e; where the scaling sends x to zero it is infinite. */
 __device__ float depth_of(float x, float scaled) {
@@ -176,8 +178,13 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
     copy_16(to.vector(line, vector), from, floats * 4);
 }
 
-/* Starts copying a unit, and its rows' exponents. */
-__device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
+/* What a row that did not fit is scaled by; the others stay as they were. */
+__device__ int exponent_again(const pack_args &o, int64_t row) {
+    return o.overflows[row] > 0 ? exponent_for(o.overflows[row], LARGEST_EXPONENT) : o.exponents[row];
+}
+
+/* Starts copying a unit, and its rows' exponents; AGAIN: finds new ones, and keeps them. */
+template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
     const pack_args &o = pair.operand[u.operand];
     const unit_view view(o, u);
     if (view.step == 1 && view.aligned() && view.lines == LINE && view.length == LINE) { /* as nearly all are */
@@ -205,19 +212,29 @@ __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
                    there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
-    if (threadIdx.x < UNIT_ROWS) {
-        const bool there = u.row0 + threadIdx.x < o.rows;
-        const int32_t *exponents = o.exponents + u.batch * o.exponents_batch_stride;
-        copy_4(&to.exponents[threadIdx.x], there ? exponents + u.row0 + threadIdx.x : exponents, there);
-    }
+    if (threadIdx.x >= UNIT_ROWS) return;
+    const bool there = u.row0 + threadIdx.x < o.rows;
+    const int64_t row = u.batch * o.exponents_batch_stride + (there ? u.row0 + threadIdx.x : 0);
+    if (AGAIN) {
+        const int e = there ? exponent_again(o, row) : 0;
+        to.exponents[threadIdx.x] = e;
+        if (there && u.kb == 0) o.exponents[row] = e; /* what others see, before or after, gives them the same */
+    } else
+        copy_4(&to.exponents[threadIdx.x], o.exponents + row, there);
 }
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory, and returns their depth.
- * Without branches where they are not deep, so that the quads' loads and arithmetic overlap. */
+/* What a thread found in its part of a unit. */
+struct finding {
+    float depth; /* the greatest */
+    int deep;    /* elements that fit, but are deeper than 1 */
+};
+
+/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory. Without branches where
+ * they are not deep, so that the quads' loads and arithmetic overlap. */
 template <int PIECES, typename READ>
-__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
+__device__ finding split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
@@ -241,19 +258,26 @@ __device__ float split_quads(const pack_args &o, const place &u, const stage &fr
             if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
         }
     }
-    if (shallow) return 1;
-    float depth = 1;
+    finding found = {1, 0};
+    if (shallow) return found;
 #pragma unroll 1
     for (int row = row0; row < UNIT_ROWS; row += THREADS / QUADS_PER_ROW) {
+        const float up = power_of_two(from.exponents[row]);
         float x[QUAD];
         read(row, quad, x);
-        for (int k = 0; k < QUAD; k++) depth = fmaxf(depth, depth_of(x[k], x[k] * power_of_two(from.exponents[row])));
+        for (int k = 0; k < QUAD; k++) {
+            const float depth = depth_of(x[k], x[k] * up);
+            found.depth = fmaxf(found.depth, depth);
+            found.deep += depth > 1 && depth < INFINITY;
+            if (!(fabsf(x[k] * up) < HALF_OVERFLOW))
+                raise(&o.overflows[u.batch * o.exponents_batch_stride + u.row0 + row], fabsf(x[k]));
+        }
     }
-    return depth;
+    return found;
 }
 
-/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
-template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
+/* Splits a unit that has landed into its panel. Every thread of the block calls it. */
+template <int PIECES> __device__ finding split(const pack_args &o, const place &u, const stage &from) {
     const unit_view view(o, u);
     if (o.row_stride == 1) {
         int shifts[QUAD]; /* of the four lines that hold this thread's quads */
@@ -295,27 +319,27 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, finding) is called by each
  * thread that found a depth above 1. Copies run two units ahead. */
-template <typename NEXT, typename DEEP>
+template <bool AGAIN, typename NEXT, typename DEEP>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
     place now, ahead, further;
     bool has_now = next(&now);
-    if (has_now) fetch(pair, now, stages[0]);
+    if (has_now) fetch<AGAIN>(pair, now, stages[0]);
     close_copies();
     bool has_ahead = has_now && next(&ahead);
-    if (has_ahead) fetch(pair, ahead, stages[1]);
+    if (has_ahead) fetch<AGAIN>(pair, ahead, stages[1]);
     close_copies();
     for (int at = 0; has_now; at = (at + 1) % STAGES) {
         wait_copies<1>();
         __syncthreads(); /* this unit has landed for all, and all have left the one before it */
         const bool has_further = has_ahead && next(&further);
-        if (has_further) fetch(pair, further, stages[(at + 2) % STAGES]);
+        if (has_further) fetch<AGAIN>(pair, further, stages[(at + 2) % STAGES]);
         close_copies();
         const pack_args &o = pair.operand[now.operand];
-        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
-        if (depth > 1) deep(now, depth);
+        finding found = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (o.pieces == 1 && __syncthreads_or(found.depth > 1)) found.depth = column_depth(o, now, stages[at]);
+        if (found.depth > 1) deep(now, found);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -375,21 +399,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     if (threadIdx.x < rows) {
         float most = 0;
         for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
-        o.exponents[at.batch * o.exponents_batch_stride + row0 + threadIdx.x] = exponent_for(most, SAMPLE_EXPONENT);
+        const int64_t row = at.batch * o.exponents_batch_stride + row0 + threadIdx.x;
+        o.exponents[row] = most == 0 ? EXPONENT_LIMIT : exponent_for(most, SAMPLE_EXPONENT); /* 0: we know nothing */
+        o.overflows[row] = 0;
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
         o.suspects[panel] = 1;
         o.marks[panel] = 1;
+        o.deep[panel] = 0;
     }
 }
 
 __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
     return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
 }
-
-/* Raises a depth and returns what it was: floats of one sign are ordered as their bits are. */
-__device__ float raise(float *depth, float to) { return __int_as_float(atomicMax((int *)depth, __float_as_int(to))); }
 
 /* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
@@ -401,49 +425,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
-    split_units(pair, stages, next, [&](const place &u, float depth) {
-        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
+    split_units<false>(pair, stages, next, [&](const place &u, const finding &found) {
+        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], found.depth);
+        if (found.deep) atomicAdd(&pair.operand[u.operand].deep[panel_of(pair, u)], found.deep);
     });
     let_next_kernel_come();
 }
 
-/* Grid: for each operand batch * ceil(rows / UNIT_ROWS) blocks. */
+/* The panels' marks where all fitted; true if something did not, in any panel. All blocks look at all panels, and share
+ * out the marks. */
+__device__ bool any_overflow(const pack_pair_args &pair) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const pack_args &o = pair.operand[i];
+        const int64_t panels = o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
+        for (int64_t panel = threadIdx.x; panel < panels; panel += THREADS) {
+            const float by_sample = o.suspects[panel];
+            if (by_sample == INFINITY)
+                any = true;
+            else if (panel / THREADS % gridDim.x == blockIdx.x)
+                o.marks[panel] = by_sample;
+        }
+    }
+    return __syncthreads_or(any);
+}
+
+/* Grid: any; the units of panels in which something did not fit are shared out. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
     wait_for_previous_kernel();
     let_next_kernel_come();
-    place at;
-    if (!place_at(pair, blockIdx.x, UNIT_ROWS, false, &at)) return;
-    const pack_args &o = pair.operand[at.operand];
-    const float by_sample = o.suspects[panel_of(pair, at)];
-    if (by_sample <= fmaxf(1, SUSPECT_SHARE * o.mark_limit)) {
-        if (threadIdx.x == 0) raise(&o.marks[panel_of(pair, at)], by_sample);
-        return;
-    }
-
-    /* Two threads a row, each every other k: a rare path, kept plain. */
-    float *largest = stages[0].lines[0];
-    const int rows = min(UNIT_ROWS, o.rows - at.row0), row = threadIdx.x % UNIT_ROWS;
-    float most = 0;
-    if (row < rows) {
-        const float *source = o.data + at.batch * o.batch_stride + (at.row0 + row) * o.row_stride;
-        for (int k = threadIdx.x / UNIT_ROWS; k < o.k; k += THREADS / UNIT_ROWS)
-            most = fmaxf(most, fabsf(source[k * o.k_stride]));
-    }
-    largest[threadIdx.x] = most;
-    __syncthreads();
-    if (threadIdx.x < rows)
-        o.exponents[at.batch * o.exponents_batch_stride + at.row0 + threadIdx.x] = exponent_for(
-            fmaxf(largest[threadIdx.x], largest[threadIdx.x + UNIT_ROWS]), LARGEST_EXPONENT);
-    __syncthreads();
-
-    int kb = 0;
+    if (!any_overflow(pair)) return;
+    int index = blockIdx.x;
     auto next = [&](place *u) {
-        *u = {at.operand, at.batch, at.row0, kb};
-        return kb++ < o.k_blocks;
+        for (; place_at(pair, index, UNIT_ROWS, true, u); index += gridDim.x)
+            if (pair.operand[u->operand].suspects[panel_of(pair, *u)] == INFINITY) {
+                index += gridDim.x;
+                return true;
+            }
+        return false;
     };
-    split_units(pair, stages, next, [&](const place &u, float depth) {
-        const float before = raise(&o.marks[panel_of(pair, u)], depth);
-        if (before <= o.mark_limit && depth > o.mark_limit) atomicAdd(pair.marked_panels, 1ull);
+    split_units<true>(pair, stages, next, [&](const place &u, const finding &found) {
+        const pack_args &o = pair.operand[u.operand];
+        const float before = raise(&o.marks[panel_of(pair, u)], found.depth);
+        if (before < INFINITY && found.depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
+        if (found.deep) atomicAdd(&o.deep[panel_of(pair, u)], found.deep);
     });
 }

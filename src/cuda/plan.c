@@ -66,9 +66,13 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     panels_layout l = {.k_blocks = divide_up(k, SPLIT_K), .exponents_stride = rows, .marks_stride = panels};
     l.panels_stride = round_up(rows, 8) * l.k_blocks * pieces * SPLIT_ROW_BYTES;
     l.exponents = (size_t)round_up(batch * l.panels_stride, align);
-    l.suspects = l.exponents + (size_t)round_up(batch * rows * (int64_t)sizeof(int32_t), align);
-    l.marks = l.suspects + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
-    l.bytes = l.marks + (size_t)round_up(batch * panels * (int64_t)sizeof(float), align);
+    const size_t of_rows = (size_t)round_up(batch * rows * 4, align); /* what has 4 bytes for each row, each panel */
+    const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
+    l.overflows = l.exponents + of_rows;
+    l.suspects = l.overflows + of_rows;
+    l.marks = l.suspects + of_panels;
+    l.deep = l.marks + of_panels;
+    l.bytes = l.deep + of_panels;
     return l;
 }
 
@@ -226,7 +230,10 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
     for (;;) {
         size_t a = panels_bytes(plan, p, &p->a, plan->chunk_m, pieces);
         size_t b = panels_bytes(plan, p, &p->b, plan->chunk_n, pieces);
-        plan->workspace = a + b + partial_bytes;
+        const int64_t doubts = plan->slices == 1 && pieces == 2
+                                   ? plan->chunk_batch * doubts_in(plan->chunk_m, plan->chunk_n)
+                                   : 0;
+        plan->workspace = a + b + partial_bytes + (size_t)doubts;
         if (!max_workspace || plan->workspace <= max_workspace) return true;
         if (plan->slices > 1) { /* partial sums are for small products: the caller's limit forbids these first */
             plan->slices = 1;

@@ -78,11 +78,16 @@ __device__ inline destination destination_of(const split_args &g, const work &w)
     return d;
 }
 
-/* Whether C is ours to write here: whether the pieces carry this panel of A times this one of B. */
-__device__ inline bool is_ours(const split_args &g, int batch, int row, int col) {
-    return g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
-               g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS] <=
-           g.mark_limit;
+/* How large a sum (before it is scaled back) of this panel of A times this one of B must be to be ours to write: any is
+ * (0) where the pieces carry all products, none (negative) where they cannot be known to. */
+__device__ inline float least_sum(const split_args &g, int batch, int row, int col) {
+    const int64_t panel_a = batch * g.a.marks_batch_stride + row / PANEL_ROWS;
+    const int64_t panel_b = batch * g.b.marks_batch_stride + col / PANEL_ROWS;
+    const float mark = g.a.marks[panel_a] * g.b.marks[panel_b];
+    if (mark <= g.mark_limit) return 0;
+    if (!g.doubts || mark == INFINITY) return -1;
+    const uint32_t k = (uint32_t)g.k_blocks * SPLIT_K; /* no row has more deep elements than that */
+    return g.least_per_deep * (float)(min(g.a.deep[panel_a], k) + min(g.b.deep[panel_b], k));
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -90,9 +95,27 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
+/* Whether one of a block's sums is below `least`, v being as in write_out; notes it in the block's doubt. */
+__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v, float least) {
+    const int lane = threadIdx.x % 32;
+    bool small = false;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < DOUBT_COLS / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                small |= row0 + lane / 4 + 8 * h < g.m && col0 + 8 * j + lane % 4 * 2 + i < g.n &&
+                         !(fabsf(v[4 * j + 2 * h + i]) >= least);
+    small = __any_sync(0xffffffffu, small);
+    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
+    if (lane == 0) g.doubts[batch * g.doubts_batch_stride + block] = small;
+    return small;
+}
+
 /* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
  * floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
-constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_STRIDE = 40;
+constexpr int OUT_ROWS = DOUBT_ROWS, OUT_COLS = DOUBT_COLS, OUT_STRIDE = 40;
 typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 
 /* Scales back and writes 16 rows of 32 columns of C, from (row0, col0) on. v[4j + 2h + i] is row lane/4 + 8h, column

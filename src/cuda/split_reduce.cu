@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_
     const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
     if (index >= size) return;
     const int row = (int)(index / g.n), col = (int)(index % g.n);
-    if (!is_ours(g, batch, row, col)) return;
+    if (least_sum(g, batch, row, col) < 0) return;
     const float *part = g.partial + batch * g.slices * size + index;
     float sum = 0;
     for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];

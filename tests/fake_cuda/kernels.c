@@ -65,20 +65,28 @@ static float *partial_at(const ieee_args *g, int64_t batch, int tail, int piece)
     return g->partial + ((batch * tails + tail) * g->pieces + piece) * g->tile_m * g->tile_n;
 }
 
+/* Where the doubt about an element's block is (args.h). */
+static int64_t doubt_at(int n, int row, int col) {
+    return (int64_t)(row / DOUBT_ROWS) * divide_up(n, DOUBT_COLS) + col / DOUBT_COLS;
+}
+
 /* Terms [k_begin, k_end) of a tile: all of them, or a piece of one in the tail. */
 static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin, int k_end) {
     const bool whole = k_begin == 0 && k_end == g->k;
     const int tail = tile - g->full_tiles, piece = whole ? 0 : pieces_before(g, tail, k_begin / IEEE_RUN);
     int row0, col0;
     find_tile(g, tile, &row0, &col0);
+    const uint8_t *doubts = NULL; /* of what to store; else the whole tile is */
     if (g->marks_a) {
         const float mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
                            g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
         if (mark <= g->mark_limit) return;
+        if (mark < INFINITY && g->doubts) doubts = g->doubts + batch * g->doubts_batch_stride;
         ++*g->fallback_tiles;
     }
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
         for (int col = col0; col < least(col0 + g->tile_n, g->n); col++) {
+            if (doubts && !doubts[doubt_at(g->n, row, col)]) continue;
             const float sum = dot(g, batch, row, col, k_begin, k_end);
             if (whole)
                 *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
@@ -190,7 +198,7 @@ static float depth_of(float x, float scaled) {
     return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits a row and returns the largest depth in it. tf32's rule looks at columns: here whatever fits is taken to be
+/* Splits a row, counts its deep elements and returns the largest depth in it. tf32's rule looks at columns: here whatever fits is taken to be
  * carried. */
 static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
@@ -203,7 +211,9 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
         if (o->pieces == 2)
             *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k,
                      1) = half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
-        depth = fmaxf(depth, depth_of(x, scaled));
+        const float of_x = depth_of(x, scaled);
+        depth = fmaxf(depth, of_x);
+        o->deep[batch * o->marks_batch_stride + row / PANEL_ROWS] += of_x > 1 && of_x < INFINITY;
     }
     return o->pieces == 2 || depth == INFINITY ? depth : 1;
 }
@@ -215,7 +225,7 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
     int64_t blocks = 0;
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair->operand[i];
-        blocks += (int64_t)o->batch * divide_up(o->rows, sample ? 32 : 64) * (split ? o->k_blocks : 1);
+        blocks += (int64_t)o->batch * divide_up(o->rows, sample ? 32 : 64) * (sample ? 1 : o->k_blocks);
         for (int64_t batch = 0; batch < o->batch; batch++)
             for (int row = 0; row < o->rows; row++) {
                 const int64_t panel = batch * o->marks_batch_stride + row / PANEL_ROWS;
@@ -225,15 +235,17 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                     const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
                     *exponent = e > 62 ? 62 : e < -62 ? -62 : e;
                     o->suspects[panel] = o->marks[panel] = 1;
+                    o->deep[panel] = 0;
+                    o->overflows[batch * o->exponents_batch_stride + row] = 0;
                 } else if (split) {
                     o->suspects[panel] = fmaxf(o->suspects[panel], split_row(o, batch, row));
                 } else if (row % PANEL_ROWS == 0) {
                     o->marks[panel] = o->suspects[panel];
-                    *pair->marked_panels += o->marks[panel] > fmaxf(1, o->mark_limit);
+                    *pair->marked_panels += o->marks[panel] == INFINITY;
                 }
             }
     }
-    if (split ? !l->grid[0] || l->grid[0] > blocks : l->grid[0] != blocks)
+    if (sample ? l->grid[0] != blocks : !l->grid[0] || l->grid[0] > blocks)
         return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;
     return true;
 }
@@ -254,10 +266,41 @@ static double *unpack(const split_operand *o, int rows, int k_blocks, int pieces
     return values;
 }
 
-static bool is_marked(const split_args *g, int64_t batch, int row, int col) {
-    return !(g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] *
-                 g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS] <=
-             g->mark_limit);
+/* The rows of both operands of one product, as unpack makes them. */
+typedef struct unpacked {
+    double *a, *b;
+    int k;
+} unpacked;
+
+static double sum_of(const unpacked *u, int row, int col, int k_begin, int k_end) {
+    double sum = 0;
+    for (int i = k_begin; i < k_end; i++) sum += u->a[(int64_t)row * u->k + i] * u->b[(int64_t)col * u->k + i];
+    return sum;
+}
+
+/* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is below `least`. */
+static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row0, int col0, double least_sum) {
+    for (int row = row0; row < least(g->m, row0 + DOUBT_ROWS); row++)
+        for (int col = col0; col < least(g->n, col0 + DOUBT_COLS); col++) {
+            const int e = g->a.exponents[batch * g->a.exponents_batch_stride + row] +
+                          g->b.exponents[batch * g->b.exponents_batch_stride + col];
+            if (fabs(ldexp(sum_of(u, row, col, 0, u->k), e)) < least_sum) return true;
+        }
+    return false;
+}
+
+/* Whether an element is left to ieee. Elements come row by row, so a block's first is asked about before its others. */
+static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
+    const int64_t panel_a = batch * g->a.marks_batch_stride + row / PANEL_ROWS;
+    const int64_t panel_b = batch * g->b.marks_batch_stride + col / PANEL_ROWS;
+    const float mark = g->a.marks[panel_a] * g->b.marks[panel_b];
+    if (mark <= g->mark_limit) return false;
+    if (!g->doubts || mark == INFINITY) return true;
+    uint8_t *doubt = &g->doubts[batch * g->doubts_batch_stride + doubt_at(g->n, row, col)];
+    if (row % DOUBT_ROWS == 0 && col % DOUBT_COLS == 0)
+        *doubt = has_small_sum(g, batch, u, row, col,
+                               (double)g->least_per_deep * ((double)g->a.deep[panel_a] + g->b.deep[panel_b]));
+    return *doubt;
 }
 
 static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int pieces, char *why,
@@ -269,23 +312,21 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
     const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
     for (int64_t batch = 0; batch < g->batch; batch++) {
-        double *a = unpack(&g->a, g->m, g->k_blocks, pieces, batch),
-               *b = unpack(&g->b, g->n, g->k_blocks, pieces, batch);
+        const unpacked u = {unpack(&g->a, g->m, g->k_blocks, pieces, batch),
+                            unpack(&g->b, g->n, g->k_blocks, pieces, batch), k};
         for (int slice = 0; slice < g->slices; slice++)
             for (int row = 0; row < g->m; row++)
                 for (int col = 0; col < g->n; col++) {
-                    if (is_marked(g, batch, row, col)) continue;
-                    double sum = 0;
-                    for (int i = slice * slice_k; i < least(k, (slice + 1) * slice_k); i++)
-                        sum += a[(int64_t)row * k + i] * b[(int64_t)col * k + i];
+                    if (is_left(g, batch, &u, row, col)) continue;
+                    const double sum = sum_of(&u, row, col, slice * slice_k, least(k, (slice + 1) * slice_k));
                     if (g->slices > 1)
                         g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = (float)sum;
                     else
                         *element(&g->c, batch, row, col) = scaled(g->alpha, (float)sum, g->beta, &g->source, batch, row,
                                                                   col);
                 }
-        free(a);
-        free(b);
+        free(u.a);
+        free(u.b);
     }
     return true;
 }
@@ -295,7 +336,7 @@ static void split_reduce(const fake_launch *l, const split_args *g) {
     for (int64_t batch = 0; batch < l->grid[1]; batch++)
         for (int64_t i = 0; i < area && i < (int64_t)l->grid[0] * l->threads; i++) {
             const int row = (int)(i / g->n), col = (int)(i % g->n);
-            if (is_marked(g, batch, row, col)) continue;
+            if (is_left(g, batch, NULL, row, col)) continue; /* there are no doubts */
             float sum = 0;
             for (int slice = 0; slice < g->slices; slice++) sum += g->partial[(batch * g->slices + slice) * area + i];
             *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
