@@ -288,7 +288,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 #if TESSERA_SPLIT
     {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
     {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
-    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 2, 1, 0, true, 0},
     {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, MODULE_SPLIT_REDUCE, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
 };
@@ -682,7 +682,7 @@ static float mark_limit(int64_t k, int pieces) {
  * marks exceed mark_limit (docs/numerics.md); infinite where no sum is. */
 static float least_per_deep(int64_t k) {
     const float terms = (float)k, lost = 94 + terms / 24;
-    return k < 1 << 24 && terms + 2 > lost ? 4.2f * lost / (terms + 2 - lost) : INFINITY;
+    return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
 
 /* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
@@ -752,7 +752,8 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
                    (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    if (!status) status = launch(q, rescale, (grid){splits, 1, 1}, &pair);
+    const int64_t rescales = least(splits, (int64_t)q->cuda->device.multiprocessors * rescale->blocks);
+    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
     return status;
 }
 
@@ -2524,6 +2525,11 @@ __device__ inline void copy_to_shared(void *to, const void *from, uint32_t bytes
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
+}
+
+/* Brings `bytes` (a multiple of 16) as near as L2. */
+__device__ inline void prefetch_to_l2(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */

@@ -279,7 +279,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 #if TESSERA_SPLIT
     {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
     {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
-    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
+    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 2, 1, 0, true, 0},
     {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, MODULE_SPLIT_REDUCE, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
 };
@@ -673,7 +673,7 @@ static float mark_limit(int64_t k, int pieces) {
  * marks exceed mark_limit (docs/numerics.md); infinite where no sum is. */
 static float least_per_deep(int64_t k) {
     const float terms = (float)k, lost = 94 + terms / 24;
-    return k < 1 << 24 && terms + 2 > lost ? 4.2f * lost / (terms + 2 - lost) : INFINITY;
+    return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
 
 /* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
@@ -743,7 +743,8 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
                    (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    if (!status) status = launch(q, rescale, (grid){splits, 1, 1}, &pair);
+    const int64_t rescales = least(splits, (int64_t)q->cuda->device.multiprocessors * rescale->blocks);
+    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
     return status;
 }
 
@@ -2517,6 +2518,11 @@ __device__ inline void copy_to_shared(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* Brings `bytes` (a multiple of 16) as near as L2. */
+__device__ inline void prefetch_to_l2(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /* ---- Clusters ---------------------------------------------------------------------------------------------------- */
 
 /* This block's number in its cluster. */
@@ -2833,15 +2839,19 @@ __device__ work work_of(const split_args &g, int index, int rank) {
 
 /* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp has one thread for
  * one. Issuing a copy takes long enough that products would wait for four in a row. The strips are hi and lo of our
- * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). */
+ * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). Two stages cannot
+ * cover the way from device memory, so what comes AHEAD blocks later is called to L2; the tiles that share a strip, as
+ * neighbours in a group do, call a part each. */
 struct strip_copier {
     static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;
+    static constexpr int AHEAD = 4, PARTS = GROUP_ROWS;
     ring<STAGES> at;
     int rank, piece;
     bool of_b;
     int index, blocks_left; /* piece of work, and blocks of k of it to copy; none: there is no more work */
     const uint8_t *from;
     uint32_t step, bytes, landing; /* landing: what comes to our own shared memory, from all blocks */
+    uint32_t ahead;                /* from `from` to what to call */
 
     __device__ strip_copier(const split_args &g, int rank, int warp) : rank(rank), piece(warp / 2), of_b(warp % 2) {
         begin(g, blockIdx.x / CLUSTER);
@@ -2864,6 +2874,7 @@ struct strip_copier {
         from = s.from + piece * s.piece_stride;
         step = 2 * s.piece_stride;
         bytes = s.bytes;
+        ahead = AHEAD * step + (of_b ? w.m0 / TILE_M : w.n0 / TILE_N) % PARTS * (bytes / PARTS);
     }
 
     __device__ void copy_next(const split_args &g, SHARED &s) {
@@ -2876,6 +2887,7 @@ struct strip_copier {
             copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
         else if (bytes)
             copy_to_shared(to.a[piece], from, bytes, full);
+        if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
         from += step;
         at.advance();
         if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);

@@ -163,7 +163,7 @@ static float depth_limit(int k) { return ((float)k - (float)k / 32 - 76) / (16.1
 /* How large a sum, before it is scaled back, must be for each deep element behind it where the depths are beyond that. */
 static float least_per_deep(int k) {
     const float lost = 94 + (float)k / 24, left = (float)k + 2 - lost;
-    return left > 0 ? 4.2f * lost / left : INFINITY;
+    return left > 0 ? 5 * lost / left : INFINITY;
 }
 
 static size_t padded(int k) { return (size_t)((k + SPLIT_K - 1) / SPLIT_K * SPLIT_K); }

@@ -166,7 +166,7 @@ static float mark_limit(int64_t k, int pieces) {
  * marks exceed mark_limit (docs/numerics.md); infinite where no sum is. */
 static float least_per_deep(int64_t k) {
     const float terms = (float)k, lost = 94 + terms / 24;
-    return k < 1 << 24 && terms + 2 > lost ? 4.2f * lost / (terms + 2 - lost) : INFINITY;
+    return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
 
 /* An operand as the split kernels see it: `rows` rows of length k, in panels somewhere. */
@@ -236,7 +236,8 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
                    (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    if (!status) status = launch(q, rescale, (grid){splits, 1, 1}, &pair);
+    const int64_t rescales = least(splits, (int64_t)q->cuda->device.multiprocessors * rescale->blocks);
+    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
     return status;
 }
 

@@ -275,15 +275,19 @@ __device__ work work_of(const split_args &g, int index, int rank) {
 
 /* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp has one thread for
  * one. Issuing a copy takes long enough that products would wait for four in a row. The strips are hi and lo of our
- * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). */
+ * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). Two stages cannot
+ * cover the way from device memory, so what comes AHEAD blocks later is called to L2; the tiles that share a strip, as
+ * neighbours in a group do, call a part each. */
 struct strip_copier {
     static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;
+    static constexpr int AHEAD = 4, PARTS = GROUP_ROWS;
     ring<STAGES> at;
     int rank, piece;
     bool of_b;
     int index, blocks_left; /* piece of work, and blocks of k of it to copy; none: there is no more work */
     const uint8_t *from;
     uint32_t step, bytes, landing; /* landing: what comes to our own shared memory, from all blocks */
+    uint32_t ahead;                /* from `from` to what to call */
 
     __device__ strip_copier(const split_args &g, int rank, int warp) : rank(rank), piece(warp / 2), of_b(warp % 2) {
         begin(g, blockIdx.x / CLUSTER);
@@ -306,6 +310,7 @@ struct strip_copier {
         from = s.from + piece * s.piece_stride;
         step = 2 * s.piece_stride;
         bytes = s.bytes;
+        ahead = AHEAD * step + (of_b ? w.m0 / TILE_M : w.n0 / TILE_N) % PARTS * (bytes / PARTS);
     }
 
     __device__ void copy_next(const split_args &g, SHARED &s) {
@@ -318,6 +323,7 @@ struct strip_copier {
             copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
         else if (bytes)
             copy_to_shared(to.a[piece], from, bytes, full);
+        if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
         from += step;
         at.advance();
         if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);

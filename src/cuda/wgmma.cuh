@@ -45,6 +45,11 @@ __device__ inline void copy_to_shared(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* Brings `bytes` (a multiple of 16) as near as L2. */
+__device__ inline void prefetch_to_l2(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /* ---- Clusters ---------------------------------------------------------------------------------------------------- */
 
 /* This block's number in its cluster. */
