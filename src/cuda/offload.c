@@ -42,7 +42,7 @@
 enum { PIECE_BYTES = 4 << 20, PIECE = PIECE_BYTES / (int)sizeof(float) }; /* what is copied at a time */
 enum { SPINS = 1000 };                            /* looks for something to copy before others may have the core */
 enum { MOST_THREADS = 32, LEAST_UNIT = 1 << 14 }; /* that copy; floats that one copies */
-enum { IN_PIECES = 8, OUT_PIECES = 16, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
+enum { IN_PIECES = 8, OUT_PIECES = 8, STAGING_BYTES = (IN_PIECES + OUT_PIECES) * PIECE_BYTES };
 enum { COPIES = 2 * (IN_PIECES + OUT_PIECES) }; /* posted at a time */
 enum { ORDERS = 4 * IN_PIECES };
 enum { ENOUGH_THREADS = 4 }; /* that copy: then the one that directs does nothing else */

@@ -78,13 +78,14 @@ def test_products(m, n, k, limit, beta):
     problem.check()
 
 
-@pytest.mark.parametrize("precision", [FP32, TF32])
-@pytest.mark.parametrize("m, n, k, limit", [(200, 300, 500, 4 * MIB), (700, 1100, 200, 0), (1100, 300, 200, 0)])
-def test_precisions(m, n, k, limit, precision):
+@pytest.mark.parametrize("precision, kernel", [(FP32, "split_fp32_sm90"), (TF32, "split_tf32_sm90")])
+@pytest.mark.parametrize("m, n, k, limit", [(200, 300, 500, 4 * MIB), (700, 1100, 130, 0), (1100, 300, 130, 0)])
+def test_splitting_kernels(m, n, k, limit, precision, kernel):
     """The second and third in panels that are packed once, for several blocks."""
-    problem = Problem(m, n, k, 3.0)
-    assert problem.run(Context(CUDA, precision, max_workspace=limit)) == (0, 1)
+    problem, context = Problem(m, n, k, 3.0), Context(CUDA, precision, kernel=kernel, max_workspace=limit)
+    assert problem.run(context) == (0, 1)
     problem.check()
+    assert context.stats().fallback_tiles == 0, "panels that were not packed are recomputed"
 
 
 @pytest.mark.parametrize("layout", [("row_major", "column_major", "column_major"), ("column_major", "column_major", "row_major"),
@@ -108,6 +109,12 @@ def test_many_pieces_both_ways(m, n, k):
     """With the library whose copiers stall, copies end in another order than they began."""
     problem = Problem(m, n, k, 1.0)
     assert problem.run(Context(CUDA, IEEE, threads=3, max_workspace=8 * MIB)) == (0, 1)
+    problem.check()
+
+
+def test_many_pieces_of_more_blocks_than_there_is_room_for():
+    problem = Problem(150, 160, 1, batch=100)
+    assert problem.run(Context(CUDA, IEEE, threads=3)) == (0, 1)
     problem.check()
 
 
