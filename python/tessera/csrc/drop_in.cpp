@@ -80,8 +80,8 @@ static bool expect_quicker(bool on_cpu, tsr_precision precision, double batch, d
     if (precision == TSR_IEEE) return std::min(m, n) >= 1024 && work >= 1e10;
     if (k >= 16384) return reuse >= 60;
     if (k >= 4096) return reuse >= 100;
-    if (k >= 1024) return reuse >= 250;
-    return k >= 256 && reuse >= 400 && work >= 1e9;
+    if (k >= 1024) return reuse >= 225;
+    return work >= 8e8 && (k >= 256 ? reuse >= 400 : k >= 128 && reuse >= 600);
 }
 
 /* Whether the sizes alone say that torch is quicker. Asked before anything else, and of nothing else: such products are
