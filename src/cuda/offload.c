@@ -2,7 +2,7 @@
  *
  * C is computed in blocks of bm x bn. Where A and B fit into the GPU's memory they stay there, in panels of bm rows and
  * bn columns, of the whole depth, each sent and packed once. Panels come in the order that completes blocks of C as
- * early as it can be: one of A and one of B in turns, and after each the blocks that it makes with all that are there.
+ * early as can be: one of A and one of B in turns, and after each the blocks that it makes with all that are there.
  * So C is on its way back almost as long as A and B are on theirs.
  *
  *         B0 B1 B2          the order in which panels come: A0 B0 B1 A1 B2 A2
@@ -430,10 +430,14 @@ static bool shrink(cut *c) {
 }
 
 static tsr_status choose_cut(cut *c, tsr_context *context, const tsr_problem *p, size_t limit) {
-    *c = (cut){
-        .keeps = true, .bm = panel_of(p->m, LEAST_BM, MOST_BM), .bn = panel_of(p->n, LEAST_BN, MOST_BN), .bk = p->k};
-    tsr_status status = measure(c, context, p);
-    if (!status && total_bytes(c) <= limit) return TSR_OK;
+    tsr_status status;
+    if (sizeof(float) * ((double)p->m + (double)p->n) * (double)p->k <= (double)limit) {
+        *c = (cut){.keeps = true,
+                   .bm = panel_of(p->m, LEAST_BM, MOST_BM),
+                   .bn = panel_of(p->n, LEAST_BN, MOST_BN),
+                   .bk = p->k};
+        if (!measure(c, context, p) && total_bytes(c) <= limit) return TSR_OK;
+    }
     *c = (cut){.bm = least(p->m, BLOCK), .bn = least(p->n, BLOCK), .bk = least(p->k, CHUNK)};
     for (;;) {
         status = measure(c, context, p); /* a kernel may have room with smaller blocks alone */
@@ -444,7 +448,7 @@ static tsr_status choose_cut(cut *c, tsr_context *context, const tsr_problem *p,
     }
 }
 
-/* The first block, or none yet. Where panels do not stay there is no point in taking turns: all of B counts as there. */
+/* In front of the first block. Where panels do not stay there is no point in taking turns: all of B counts as there. */
 static walk walk_begin(const cut *c) { return (walk){.a_panels = 1, .b_panels = c->keeps ? 1 : c->b_panels, .j = -1}; }
 
 /* To the next block, the first time to the first; false where there is none. */
