@@ -22,6 +22,7 @@ from harness.data import REFERENCE
 SQUARES = {"ieee": [*range(512, 8193, 512), 1000, 3000, 5000, 7001],
            "fp32": [256, 512, 1024, 2048, 4096, 8192, 16384, 1000, 3000, 5000, 7001],
            "tf32": [2048, 4096, 8192, 16384, 3000, 5000, 7001]}
+HOST_SIZES = (64, 1024)
 
 
 def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
@@ -82,7 +83,7 @@ def jobs_of(options):
         if options.only != "reference":
             jobs += [["product", "squares", size, size, size, "nn", "rand", precision, False] for size in SQUARES[precision]]
     if options.host:
-        jobs += [["host time", size, precision] for size in (64, 1024) for precision in ("ieee", "fp32")]
+        jobs += [["host time", size, precision] for size in HOST_SIZES for precision in ("ieee", "fp32")]
     return jobs
 
 

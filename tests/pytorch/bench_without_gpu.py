@@ -1,0 +1,71 @@
+"""The benchmarks of bench/gpu without a GPU: bench_without_gpu.py PROGRAM [its arguments]. Tensors lie in host memory, Tessera's CPU engine multiplies them,
+and torch.cuda's streams, events and graphs are stand-ins, so that everything but the times is real. Problems are a thirty-second of their size."""
+
+import contextlib
+import functools
+import pathlib
+import sys
+import time
+import types
+
+import torch
+
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+sys.path[:0] = [str(BENCH), str(BENCH / "gpu"), str(BENCH.parent / "tests")]
+WORKSPACE_ALIGNMENT = 256
+
+
+def in_host_memory(function):
+    @functools.wraps(function)
+    def wrapped(*arguments, **options):
+        if options.get("device") == "cuda":
+            options["device"] = "cpu"
+        made = function(*arguments, **options)
+        if getattr(made, "dtype", None) == torch.uint8:  # workspace, which torch aligns better on a GPU
+            made = function(made.numel() + WORKSPACE_ALIGNMENT, **options)
+            made = made[-made.data_ptr() % WORKSPACE_ALIGNMENT:][:arguments[0]]
+        return made
+
+    return wrapped
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.seconds - self.seconds)
+
+
+class Graph:
+    """Does not record; replaying does nothing, in almost no time."""
+
+    def replay(self):
+        time.sleep(1e-6)
+
+
+torch.set_num_threads(1)  # which two cores' worth of small products would only wait for
+for name in ("rand", "randn", "full", "empty", "Generator"):
+    setattr(torch, name, in_host_memory(getattr(torch, name)))
+torch.cuda.synchronize, torch.cuda._sleep = lambda: None, lambda cycles: None
+torch.cuda.current_stream = lambda: types.SimpleNamespace(cuda_stream=0)
+torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.graph = Event, Graph, lambda graph: contextlib.nullcontext()
+
+import binding  # noqa: E402
+from harness import data  # noqa: E402
+
+binding.CUDA = binding.CPU
+data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k, layout in data.REFERENCE]
+
+import compare  # noqa: E402
+import survey  # noqa: E402
+
+compare.SQUARES = {precision: [16, 48] for precision in compare.SQUARES}
+compare.HOST_SIZES = survey.SMALL = (16, 32)
+survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
+
+sys.argv = sys.argv[1:]
+{"compare": compare, "survey": survey}[sys.argv[0]].main()

@@ -1,0 +1,45 @@
+"""The benchmarks of bench/gpu, on stand-ins for torch.cuda: what they measure, check and save."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from harness import results  # noqa: E402
+
+
+def run(*words):
+    ran = subprocess.run([sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", *map(str, words)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def load(folder, topic):
+    (path,) = folder.glob(f"{topic}-*.json")
+    return results.load(path)
+
+
+def test_beside_torch(tmp_path):
+    said = run("compare", "--seconds", "0.001", "--save", tmp_path / "r.json")
+    assert "geometric mean" in said and "left]" in said
+    records = results.load(tmp_path / "r.json")
+    products = [r for r in records if r["what"] == "product"]
+    assert len(products) == 41 and len(records) == 45, "35 of the reference problems, 6 squares, 4 host times"
+    assert {r["layout"] for r in products} == {"nn", "tn", "tt"}
+    assert all(0 < r["error"] < 1e-6 and r["worst_units"] < r["k"] + 2 for r in products if r["m"] > 48), "all of it was multiplied, and rightly"
+
+
+def test_beside_every_library(tmp_path):
+    said = run("survey", "--seconds", "0.001", "--folder", tmp_path, "--topic", "peers", "--topic", "accuracy", "--topic", "overhead")
+    absent = {r["library"] for r in load(tmp_path, "peers") if r["what"] == "absent"}
+    assert "torch float32" not in absent and all(f"{name} is not here" in said for name in absent)
+    accuracy = [r for r in load(tmp_path, "accuracy") if r["what"] == "accuracy"]
+    assert {r["data"] for r in accuracy} == {"uniform", "normal", "wide"} and all(r["worst_units"] < r["k"] + 2 for r in accuracy)
+    assert {"tessera fp32", "torch TF32"} <= {r["library"] for r in load(tmp_path, "overhead")}
+
+
+def test_an_unknown_library_is_refused(tmp_path):
+    ran = subprocess.run([sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", "survey", "--peer", "nosuch", "--folder", str(tmp_path)],
+                         capture_output=True, text=True)
+    assert ran.returncode == 1 and "no library called 'nosuch' here; those known are: tessera fp32" in ran.stderr
