@@ -61,10 +61,12 @@ binding.CUDA = binding.CPU
 data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k, layout in data.REFERENCE]
 
 import compare  # noqa: E402
+import peers  # noqa: E402
 import survey  # noqa: E402
 
 compare.SQUARES = {precision: [16, 48] for precision in compare.SQUARES}
 compare.HOST_SIZES = survey.SMALL = (16, 32)
+peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
 
 sys.argv = sys.argv[1:]
