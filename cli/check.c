@@ -199,10 +199,11 @@ const command check_command = {
     .summary = "check the numerical contract here, against float64; or grade another BLAS by it",
     .description =
         "Multiplies matrices of every family the contract speaks of (uniform, normal, integers, exponents to\n"
-        "2^20 and 2^60, graded, cancelling, zeros, subnormals, the ends of the range, NaN and Inf, alpha and\n"
-        "beta) in several sizes and all four layouts, each twice, and compares with float64. ieee and fp32 must\n"
-        "keep |C - AB| <= (K+2) 2^-24 (|A||B|) in every element; tf32 must have no larger relative error than\n"
-        "the product of its rounded operands, summed in float32. Without --precision all three are checked.\n"
+        "2^20 and 2^60, graded, small beside large, cancelling, zeros, subnormals, the ends of the range, NaN\n"
+        "and Inf, alpha and beta) in several sizes and all four layouts, each twice, and compares with\n"
+        "float64. ieee and fp32 must keep |C - AB| <= (K+2) 2^-24 (|A||B|) in every element; tf32 must have no\n"
+        "larger relative error than the product of its rounded operands, summed in float32. Without\n"
+        "--precision all three are checked.\n"
         "\n"
         "The grade: A, everything kept; B, but for bits that differ when computed again; C, but for special\n"
         "values; D, on well-scaled data alone; F, not even there. Exit code 1 where it is not A.\n"

@@ -46,6 +46,16 @@ static void fill_graded(random_source *r, float *a, float *b, int64_t m, int64_t
     }
 }
 
+/* The second half of k is 2^-40 of the first in A, and in a few columns of B all there is: next to results of ordinary
+ * size stand some that are made of small terms alone. */
+static void fill_small_beside_large(random_source *r, float *a, float *b, int64_t m, int64_t n, int64_t k) {
+    fill_normal(r, a, b, m, n, k);
+    for (int64_t i = 0; i < m * k; i++)
+        if (i % k >= k / 2) a[i] *= 0x1p-40f;
+    for (int64_t i = 0; i < k / 2 * n; i++)
+        if (i % n % 37 == 3) b[i] = 0;
+}
+
 /* The second half of the sum nearly takes back the first. */
 static void fill_cancelling(random_source *r, float *a, float *b, int64_t m, int64_t n, int64_t k) {
     int64_t half = k / 2;
@@ -126,6 +136,7 @@ const family families[FAMILY_TOTAL] = {
     {"exponents to 20", HARD, fill_exponents_20, false, false, 1, 0},
     {"exponents to 60", HARD, fill_exponents_60, false, false, 1, 0},
     {"graded", HARD, fill_graded, false, false, 1, 0},
+    {"small beside large", HARD, fill_small_beside_large, false, false, 1, 0},
     {"cancelling", HARD, fill_cancelling, false, false, 1, 0},
     {"zeros", SPECIAL, fill_zeros, true, false, 1, 0},
     {"subnormal operands", SPECIAL, fill_subnormal_operands, true, true, 1, 0},

@@ -24,7 +24,7 @@ typedef struct family {
     float alpha, beta; /* C = alpha*A*B + beta*C; with beta = 0, C holds NaN before */
 } family;
 
-enum { FAMILY_TOTAL = 14 };
+enum { FAMILY_TOTAL = 15 };
 extern const family families[FAMILY_TOTAL];
 
 typedef enum scope { QUICK, FULL, GPU } scope; /* each run covers its own scope and those before it */
