@@ -46,14 +46,21 @@ static void fill_graded(random_source *r, float *a, float *b, int64_t m, int64_t
     }
 }
 
-/* The second half of k is 2^-40 of the first in A, and in a few columns of B all there is: next to results of ordinary
- * size stand some that are made of small terms alone. */
+/* Of three parts of k the second is 2^-40 of the others in B, the third in A. A few columns of B have the third part
+ * alone, a few rows of A the second: next to results of ordinary size stand some that are made of small terms. */
 static void fill_small_beside_large(random_source *r, float *a, float *b, int64_t m, int64_t n, int64_t k) {
+    int64_t second = k - k / 3 * 2, third = k - k / 3;
     fill_normal(r, a, b, m, n, k);
-    for (int64_t i = 0; i < m * k; i++)
-        if (i % k >= k / 2) a[i] *= 0x1p-40f;
-    for (int64_t i = 0; i < k / 2 * n; i++)
-        if (i % n % 37 == 3) b[i] = 0;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t p = 0; p < k; p++) {
+            if (p >= third) a[i * k + p] *= 0x1p-40f;
+            if (i % 37 == 5 && (p < second || p >= third)) a[i * k + p] = 0;
+        }
+    for (int64_t p = 0; p < k; p++)
+        for (int64_t j = 0; j < n; j++) {
+            if (p >= second && p < third) b[p * n + j] *= 0x1p-40f;
+            if (j % 37 == 3 && p < third) b[p * n + j] = 0;
+        }
 }
 
 /* The second half of the sum nearly takes back the first. */
