@@ -130,7 +130,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3, help="time to spend on each measurement of a rate (default 0.3)")
     parser.add_argument("--folder", type=pathlib.Path, help="where to save the results (default bench/results)")
     options = parser.parse_args()
-    begin, here = time.monotonic(), about()
+    begin, here = time.monotonic(), {**about(), **({"triton": triton.__version__} if triton else {})}
     wanted = [name for name in LIBRARIES if name.startswith("tessera")] + options.peer if options.peer else list(LIBRARIES)
     libraries, absent = present(wanted)
     for name, why in absent.items():
