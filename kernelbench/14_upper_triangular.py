@@ -106,11 +106,11 @@ def extension():
     if capability < (7, 5):
         raise RuntimeError("this module needs a GPU of compute capability 7.5 or newer, not {}.{}".format(*capability))
     if capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12:
-        target, split_kernels = 90, [PACK_KERNELS, WGMMA_KERNEL]
+        target, kernels = 90, [IEEE_MMA_KERNELS, PACK_KERNELS, WGMMA_KERNEL]
     elif capability >= (8, 0):
-        target, split_kernels = 80, [PACK_KERNELS, MMA_KERNEL]
+        target, kernels = 80, [IEEE_TILE_KERNELS, PACK_KERNELS, MMA_KERNEL]
     else:
-        target, split_kernels = 0, []
+        target, kernels = 0, [IEEE_TILE_KERNELS]
     flags = ["-DTESSERA_SPLIT={}".format(target)]
     if int(torch.__version__.split(".")[0]) < 2:
         flags.append("-std=c++17")  # older torches compile in an older C++
@@ -123,7 +123,7 @@ def extension():
         return load_inline(
             name="tessera_14_upper_triangular_{}_for_{}{}".format(target, *capability),
             cpp_sources=[BINDING, ARGUMENTS, HOST],
-            cuda_sources=[ARGUMENTS, IEEE_KERNELS] + split_kernels,
+            cuda_sources=[ARGUMENTS, IEEE_COMMON] + kernels,
             functions=["multiply"],
             extra_cflags=["-O2"] + flags,
             extra_cuda_cflags=["-O3"] + flags + architecture,
@@ -151,14 +151,20 @@ HOST = r"""
 #include <string>
 #include <vector>
 
+extern "C" void ieee_reduce(ieee_args);
+#if TESSERA_SPLIT == 90
+extern "C" void ieee_mma_64x128(ieee_args);
+extern "C" void ieee_mma_64x64(ieee_args);
+extern "C" void ieee_mma_32x64(ieee_args);
+extern "C" void ieee_mma_32x32(ieee_args);
+extern "C" void split_fp32_sm90(split_args);
+#else
 extern "C" void ieee_tile_128x128(ieee_args);
 extern "C" void ieee_tile_128x64(ieee_args);
 extern "C" void ieee_tile_64x64(ieee_args);
-extern "C" void ieee_reduce(ieee_args);
-#if TESSERA_SPLIT == 90
-extern "C" void split_fp32_sm90(split_args);
-#elif TESSERA_SPLIT == 80
+#if TESSERA_SPLIT == 80
 extern "C" void split_fp32_mma_sm80(split_args);
+#endif
 #endif
 #if TESSERA_SPLIT
 extern "C" void pack_sample(pack_pair_args);
@@ -209,6 +215,7 @@ typedef struct tsr_problem {
 
 /* One .cu each. */
 typedef enum cuda_module {
+    MODULE_IEEE_MMA_SM90,
     MODULE_IEEE_TILE_128X128,
     MODULE_IEEE_TILE_128X64,
     MODULE_IEEE_TILE_64X64,
@@ -262,11 +269,14 @@ struct cuda_context {
 };
 
 enum cuda_kernel_id {
-    IEEE_TILE_128X128, IEEE_TILE_128X64, IEEE_TILE_64X64, IEEE_REDUCE,
+    IEEE_REDUCE,
 #if TESSERA_SPLIT == 90
-    SPLIT_FP32_SM90,
-#elif TESSERA_SPLIT == 80
+    IEEE_MMA_64X128, IEEE_MMA_64X64, IEEE_MMA_32X64, IEEE_MMA_32X32, SPLIT_FP32_SM90,
+#else
+    IEEE_TILE_128X128, IEEE_TILE_128X64, IEEE_TILE_64X64,
+#if TESSERA_SPLIT == 80
     SPLIT_FP32_MMA_SM80,
+#endif
 #endif
 #if TESSERA_SPLIT
     PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
@@ -276,14 +286,20 @@ enum cuda_kernel_id {
 
 /* The rows of src/cuda/kernels.c, each with its function behind the name. */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
+    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, MODULE_IEEE_REDUCE, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
+#if TESSERA_SPLIT == 90
+    {"ieee_mma_64x128", (const void *)ieee_mma_64x128, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 128, 32, 128, IEEE_MMA_64X128_SHARED, 2, 1, 0, true, 122},
+    {"ieee_mma_64x64", (const void *)ieee_mma_64x64, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 64, 32, 128, IEEE_MMA_64X64_SHARED, 3, 1, 0, true, 118},
+    {"ieee_mma_32x64", (const void *)ieee_mma_32x64, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 32, 64, 32, 128, IEEE_MMA_32X64_SHARED, 3, 1, 0, true, 112},
+    {"ieee_mma_32x32", (const void *)ieee_mma_32x32, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 32, 32, 32, 128, IEEE_MMA_32X32_SHARED, 3, 1, 0, true, 106},
+    {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, MODULE_SPLIT_WGMMA_SM90, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 1, 2, true, 570},
+#else
     {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 1, 0, true, 103},
     {"ieee_tile_128x64", (const void *)ieee_tile_128x64, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64, TURING, ANY_NEWER, 128, 64, 32, 128, IEEE_TILE_128X64_SHARED, 3, 1, 0, true, 97},
     {"ieee_tile_64x64", (const void *)ieee_tile_64x64, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64, TURING, ANY_NEWER, 64, 64, 32, 128, IEEE_TILE_64X64_SHARED, 5, 1, 0, true, 88},
-    {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, MODULE_IEEE_REDUCE, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
-#if TESSERA_SPLIT == 90
-    {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, MODULE_SPLIT_WGMMA_SM90, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 1, 2, true, 570},
-#elif TESSERA_SPLIT == 80
+#if TESSERA_SPLIT == 80
     {"split_fp32_mma_sm80", (const void *)split_fp32_mma_sm80, FAMILY_SPLIT, MODULE_SPLIT_MMA_SM80, AMPERE, ANY_NEWER, 128, 128, 64, 256, SPLIT_FP32_MMA_SM80_SHARED, 1, 1, 2, true, 250},
+#endif
 #endif
 #if TESSERA_SPLIT
     {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
@@ -307,6 +323,13 @@ double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
                               (capability > 80 && capability < 90); /* a quarter of mma's rate */
     if (kernel->family != FAMILY_SPLIT) return few_float32_units ? kernel->rate / 2 : kernel->rate;
     return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? kernel->rate / 4 : kernel->rate;
+}
+
+const cuda_kernel *cuda_recompute_kernel(const cuda_device *device) {
+    for (int i = 0; i < CUDA_KERNELS; i++)
+        if (cuda_kernels[i].family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
+            return &cuda_kernels[i];
+    return NULL;
 }
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
@@ -337,9 +360,18 @@ static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; 
 
 static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
 static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
-static const double REDUCE_CYCLES = 2000; /* the same for ieee_reduce, launched early */
-static const double START_K = 48;         /* filling a block's pipeline and writing its tile, in terms of k */
-static const double IDLE = 0.6;           /* cycles for one of work that a block by itself leaves to others */
+
+/* What differs between kernels besides their rates. */
+typedef struct manners {
+    double start_k;       /* filling a block's pipeline and writing its tile, in terms of k */
+    double idle;          /* cycles for one of work that a block by itself leaves to others */
+    double reduce_cycles; /* from its end to the work of ieee_reduce, launched early */
+} manners;
+
+static manners manners_of(const cuda_kernel *kernel) {
+    const manners of_float64_tensor_cores = {192, 0.2, 4000}, of_others = {48, 0.6, 2000};
+    return kernel->module == MODULE_IEEE_MMA_SM90 ? of_float64_tensor_cores : of_others;
+}
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
 enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
@@ -370,8 +402,15 @@ typedef struct way {
 
 /* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
 static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
-    const double all = kernel->blocks, there = resident < kernel->blocks ? (double)resident : all;
-    return cuda_kernel_rate(kernel, device) * (there / (there + IDLE)) / (all / (all + IDLE));
+    const double all = kernel->blocks, there = (double)resident, idle = manners_of(kernel).idle;
+    return cuda_kernel_rate(kernel, device) * (there / (there + idle)) / (all / (all + idle));
+}
+
+/* Cycles in which a multiprocessor does a multiply-add for each of `blocks` blocks, as many at a time as it holds. */
+static double cycles_for_blocks(const cuda_device *device, const cuda_kernel *kernel, int64_t blocks) {
+    const int64_t last = blocks % kernel->blocks, others = blocks - last;
+    return (others ? (double)others / rate_of(device, kernel, kernel->blocks) : 0) +
+           (last ? (double)last / rate_of(device, kernel, last) : 0);
 }
 
 /* What it costs to write and to read that many floats of partial sums. */
@@ -392,7 +431,8 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
         w.slices = divide_up(p->k, w.k_per_slice);
     }
     const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
-    w.cycles += (double)area / rate_of(device, kernel, busiest) * (double)busiest * ((double)w.k_per_slice + START_K);
+    w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) *
+                ((double)w.k_per_slice + manners_of(kernel).start_k);
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
@@ -405,18 +445,19 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
 static way shared_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t full_tiles,
                       int64_t units) {
     const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tail = tiles_of(kernel, p) - full_tiles;
-    const int64_t busiest = divide_up((full_tiles + units) * p->batch, device->multiprocessors);
     const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
     const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
     const double stretch = (double)tail * (double)p->k / (double)units;
+    const manners manner = manners_of(kernel);
     const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES + (double)area / rate_of(device, kernel, busiest) *
-                                   ((double)busiest_whole * ((double)p->k + START_K) +
-                                    (double)busiest_units * (stretch + starts * START_K));
+    w.cycles = LAUNCH_CYCLES +
+               (double)area * (cycles_for_blocks(device, kernel, busiest_whole) * ((double)p->k + manner.start_k) +
+                               cycles_for_blocks(device, kernel, busiest_units) * (stretch + starts * manner.start_k));
     const int64_t pieces = ieee_pieces(p->k, tail, units);
     w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
-    if (pieces > 1) w.cycles += REDUCE_CYCLES + partial_cycles(device, (double)(p->batch * (units + tail) * area));
+    if (pieces > 1)
+        w.cycles += manner.reduce_cycles + partial_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
 }
 
@@ -759,7 +800,7 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
 
 /* Computes as TSR_IEEE what of C the split kernel left. */
 static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_args *split) {
-    const cuda_kernel *kernel = &cuda_kernels[IEEE_TILE_128X128];
+    const cuda_kernel *kernel = cuda_recompute_kernel(plan->device);
     ieee_args args = ieee_args_of(p, kernel);
     args.marks_a = split->a.marks;
     args.marks_b = split->b.marks;
@@ -938,6 +979,10 @@ enum {
     IEEE_TILE_128X128_SHARED = 67584,
     IEEE_TILE_128X64_SHARED = 51200,
     IEEE_TILE_64X64_SHARED = 34816,
+    IEEE_MMA_64X128_SHARED = 76800,
+    IEEE_MMA_64X64_SHARED = 52224,
+    IEEE_MMA_32X64_SHARED = 53248,
+    IEEE_MMA_32X32_SHARED = 36864,
     PACK_SHARED = 52992,
     SPLIT_FP32_SM90_SHARED = 217136,
     SPLIT_FP32_SM90_T128_SHARED = 108576,
@@ -1082,9 +1127,9 @@ typedef struct pack_pair_args {
 } pack_pair_args;
 """
 
-# ---- Kernels in plain float32, CUDA --------------------------------------------------------------------------------
+# ---- What kernels of unsplit operands have in common, CUDA ---------------------------------------------------------
 
-IEEE_KERNELS = r"""
+IEEE_COMMON = r"""
 /* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
 
 /* Tiles are numbered in bands of 16 tile rows, down each column of a band: blocks that run together then share few
@@ -1166,27 +1211,80 @@ static __device__ __forceinline__ void store_element(const ieee_args &args, int 
     c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
 }
 
-/* ieee_tile.cuh: C = alpha*A*B + beta*S in IEEE float32, a tile of C at a time, for every tile size (ieee_tile_*.cu).
+/* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
+ * that is large enough, so that it reads no less than the others do; it stores only what is its own, from `own` on. */
+struct extent {
+    int first, own;
+    __device__ __forceinline__ extent(int begin, int size, int matrix)
+        : first(min(begin, max(matrix - size, 0))), own(begin) {}
+};
+
+/* Whether a tile of the product may be marked: none is where all marks are 1, the least there is, and the limit is no
+ * less. All threads of the block call it. */
+static __device__ __forceinline__ bool any_mark(const ieee_args &args, const float *marks_a, const float *marks_b) {
+    bool seen = !(args.mark_limit >= 1.0f);
+    const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (int i = threadIdx.x; i < panels_m; i += blockDim.x) seen |= !(marks_a[i] <= 1.0f);
+    for (int i = threadIdx.x; i < panels_n; i += blockDim.x) seen |= !(marks_b[i] <= 1.0f);
+    return __syncthreads_or(seen);
+}
+
+/* Whether a block of C (args.h) is to be recomputed. */
+static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
+}
+
+/* Whether any block of a tile is, whose first element this is. All threads of the block call it. */
+template <int TILE_M, int TILE_N>
+static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    constexpr int ACROSS = TILE_N / DOUBT_COLS, BLOCKS = TILE_M / DOUBT_ROWS * ACROSS;
+    static_assert(TILE_M % DOUBT_ROWS == 0 && TILE_N % DOUBT_COLS == 0 && BLOCKS <= 128, "a thread for each block");
+    row += threadIdx.x / ACROSS * DOUBT_ROWS;
+    col += threadIdx.x % ACROSS * DOUBT_COLS;
+    const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
+    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
+}
+
+/* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
+template <class KERNEL, int TILE_M, int TILE_N>
+static __device__ __forceinline__ void compute_segments(const ieee_args &args, float *shared) {
+    const float *marks_a = args.marks_a, *marks_b = args.marks_b;
+    if (marks_a) {
+        marks_a += blockIdx.z * args.marks_a_batch_stride;
+        marks_b += blockIdx.z * args.marks_b_batch_stride;
+        if (!any_mark(args, marks_a, marks_b)) return;
+    }
+    for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
+        segment piece;
+        for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
+            int tile_row, tile_col;
+            find_tile(args, piece.tile, &tile_row, &tile_col);
+            const extent rows(tile_row * TILE_M, TILE_M, args.m);
+            const extent cols(tile_col * TILE_N, TILE_N, args.n);
+            const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
+            if (marks_a) {
+                const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
+                if (mark <= args.mark_limit) continue;
+                if (mark < INFINITY && args.doubts) {
+                    doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
+                    if (!any_doubt<TILE_M, TILE_N>(args, doubts, rows.own, cols.own)) continue;
+                }
+                if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
+            }
+            KERNEL::compute(args, piece, rows, cols, shared, doubts);
+            __syncthreads(); /* the next segment's slabs take the place of these results */
+        }
+    }
+}
+
+/* ieee_slab.cuh: how operands come to shared memory, for the ieee kernels that compute C by tiles.
  *
  * Operands are read in place with any strides. They sweep through shared memory in slabs of SLAB terms of k, STAGES
  * slabs deep, k-major whatever their layout in global memory:
  *
  *     a slab of A: [SLAB][TILE_M + 4]      a slab of B: [SLAB][TILE_N + 4]      (+4 floats: see copy_part)
  *
- * Tile map. A block's warps are WARPS_M x WARPS_N, a warp's lanes LANES_M x LANES_N, a thread's results ROWS x COLS,
- * held in registers. Rows and columns of a thread come in groups of four neighbours, so that one 16-byte load from
- * shared memory brings four of them; the groups of one warp interleave: row of thread = group*4*LANES_M + lane_m*4 +
- * 0..3.
- *
- * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab (one
- * of PARTS) is on its way from global to shared memory, by cp.async from sm_80 on, and the next term's values from
- * shared memory to registers. What a block multiplies at a time is a segment: a tile, or a piece of one along k
- * (ieee_order.cuh).
- *
- * What the speed hangs on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
- * costs. Per term a thread does ROWS*COLS fma for (ROWS + COLS)/4 loads: large thread tiles. And an fma reads three
- * registers, of which each of the two banks (even, odd) delivers one a cycle: so neighbouring fma must share a factor,
- * which the hardware keeps at hand, and the other two registers must be of different parity. See multiply and store.
+ * A slab is used in PARTS steps. During each, a part of a later slab is on its way, by cp.async from sm_80 on.
  *
  * Short names: a "line" is an index of m for A and of n for B, so that both operands are the same thing.
  */
@@ -1311,58 +1409,59 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
     }
     __device__ __forceinline__ void finish_slab(void) { next += slab_stride; }
 
-    /* Copies one of PARTS parts of a slab, if `more`; parts and slabs come in order.
+    /* What a thread copies of one of PARTS parts of a slab. */
+    template <reading HOW> static constexpr int COPIES = SLAB / PARTS *LINES / THREADS / (HOW == READ_VECTORS ? 4 : 1);
+
+    /* Copy `i` of a part, if `more`. Copies, parts and slabs come in order; finish_part comes behind the last of a part.
      * Shared-memory banks: neighbouring lines lie in neighbouring banks; with READ_TERMS a warp writes 8 terms of 4
      * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
-    template <reading HOW> __device__ __forceinline__ void copy_part(int more) {
+    template <reading HOW> __device__ __forceinline__ void copy(int i, int more) {
         if constexpr (HOW == READ_VECTORS) {
-            constexpr int TERMS = THREADS * 4 / LINES, PASSES = SLAB / TERMS / PARTS;
-            static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
-#pragma unroll
-            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride)
-                copy_16_bytes(to + sweep * TERMS * PITCH * 4, next, more);
-            to += PASSES * TERMS * PITCH * 4;
+            copy_16_bytes(to + i * (THREADS * 4 / LINES * PITCH * 4), next, more);
+            next += pass_stride;
         } else if constexpr (HOW == READ_TERMS || HOW == READ_TERMS_EDGE) {
-            constexpr int PASS_LINES = THREADS / LANE_TERMS, PASSES = LINES / PASS_LINES / PARTS;
+            constexpr int PASS_LINES = THREADS / LANE_TERMS, ALONG = SLAB / LANE_TERMS;
             static_assert(LINES % (PASS_LINES * PARTS) == 0, "every part has whole passes");
-#pragma unroll
-            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride, lines_ahead -= PASS_LINES)
-#pragma unroll
-                for (int term = 0; term < SLAB; term += LANE_TERMS)
-                    copy_4_bytes(to + (sweep * PASS_LINES + term * PITCH) * 4, next + term * 4,
-                                 HOW == READ_TERMS ? more : more & (lines_ahead > 0));
-            to += PASSES * PASS_LINES * 4;
+            const int sweep = i / ALONG, term = i % ALONG * LANE_TERMS;
+            copy_4_bytes(to + (sweep * PASS_LINES + term * PITCH) * 4, next + term * 4,
+                         HOW == READ_TERMS ? more : more & (lines_ahead > 0));
+            if (i % ALONG == ALONG - 1) next += pass_stride, lines_ahead -= PASS_LINES;
         } else if constexpr (HOW == READ_LINES || HOW == READ_LINES_EDGE) {
-            constexpr int TERMS = THREADS / 32, PASSES = SLAB / TERMS / PARTS;
+            constexpr int TERMS = THREADS / 32, ALONG = LINES / 32;
             static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
-#pragma unroll
-            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride)
-#pragma unroll
-                for (int line = 0; line < LINES; line += 32)
-                    copy_4_bytes(to + (sweep * TERMS * PITCH + line) * 4, next + line * 4,
-                                 HOW == READ_LINES ? more : more & (line < lines_left));
-            to += PASSES * TERMS * PITCH * 4;
-        } else if constexpr (HOW == READ_SINGLES) {
-            constexpr int TERMS = THREADS / LINES, PASSES = SLAB / TERMS / PARTS;
-            static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
-#pragma unroll 4
-            for (int sweep = 0; sweep < PASSES; ++sweep, next += pass_stride)
-                copy_4_bytes(to + sweep * TERMS * PITCH * 4, next, more & (lines_left > 0));
-            to += PASSES * TERMS * PITCH * 4;
+            const int sweep = i / ALONG, line = i % ALONG * 32;
+            copy_4_bytes(to + (sweep * TERMS * PITCH + line) * 4, next + line * 4,
+                         HOW == READ_LINES ? more : more & (line < lines_left));
+            if (i % ALONG == ALONG - 1) next += pass_stride;
         } else {
-            if (how == READ_VECTORS)
-                copy_part<READ_VECTORS>(more);
-            else if (how == READ_TERMS)
-                copy_part<READ_TERMS>(more);
-            else if (how == READ_LINES)
-                copy_part<READ_LINES>(more);
-            else if (how == READ_TERMS_EDGE)
-                copy_part<READ_TERMS_EDGE>(more);
-            else if (how == READ_LINES_EDGE)
-                copy_part<READ_LINES_EDGE>(more);
-            else
-                copy_part<READ_SINGLES>(more);
+            static_assert(HOW == READ_SINGLES && SLAB % (THREADS / LINES * PARTS) == 0, "every part has whole passes");
+            copy_4_bytes(to + i * (THREADS / LINES * PITCH * 4), next, more & (lines_left > 0));
+            next += pass_stride;
         }
+    }
+
+    template <reading HOW> __device__ __forceinline__ void finish_part(void) {
+        to += HOW == READ_TERMS || HOW == READ_TERMS_EDGE ? LINES / PARTS * 4 : SLAB / PARTS * PITCH * 4;
+    }
+
+    /* A whole part. */
+    template <reading HOW> __device__ __forceinline__ void copy_part(int more) {
+        if constexpr (HOW != READ_ANY) {
+#pragma unroll
+            for (int i = 0; i < COPIES<HOW>; ++i) copy<HOW>(i, more);
+            finish_part<HOW>();
+        } else if (how == READ_VECTORS)
+            copy_part<READ_VECTORS>(more);
+        else if (how == READ_TERMS)
+            copy_part<READ_TERMS>(more);
+        else if (how == READ_LINES)
+            copy_part<READ_LINES>(more);
+        else if (how == READ_TERMS_EDGE)
+            copy_part<READ_TERMS_EDGE>(more);
+        else if (how == READ_LINES_EDGE)
+            copy_part<READ_LINES_EDGE>(more);
+        else
+            copy_part<READ_SINGLES>(more);
     }
 
     /* Copies a slab of only `terms` terms to the end of its memory and sets the rest to zero, in both operands: what is
@@ -1382,39 +1481,215 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
     }
 };
 
-/* Whether a tile of the product may be marked: none is where all marks are 1, the least there is, and the limit is no
- * less. All threads of the block call it. */
-static __device__ __forceinline__ bool any_mark(const ieee_args &args, const float *marks_a, const float *marks_b) {
-    bool seen = !(args.mark_limit >= 1.0f);
-    const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
-    for (int i = threadIdx.x; i < panels_m; i += blockDim.x) seen |= !(marks_a[i] <= 1.0f);
-    for (int i = threadIdx.x; i < panels_n; i += blockDim.x) seen |= !(marks_b[i] <= 1.0f);
-    return __syncthreads_or(seen);
-}
+/* ---- Both operands ----------------------------------------------------------------------------------------------- */
 
-/* Whether a block of C (args.h) is to be recomputed. */
-static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
-    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
-}
+/* The slabs of one segment, from begin on: the one in use and those on their way. All threads of the block call these
+ * functions together. */
+template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> struct slab_queue {
+    using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
+    using b_tile = operand_tile<TILE_N, SLAB, PARTS, THREADS>;
+    static constexpr int A_SLAB = SLAB * a_tile::PITCH, STAGE = A_SLAB + SLAB * b_tile::PITCH; /* floats */
+    static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
+    static constexpr int STEP = SLAB / PARTS; /* terms */
+    static_assert(IEEE_RUN % SLAB == 0, "a piece of a tile is whole slabs, but for the last of k");
 
-/* Whether any of the panels' blocks is, whose first element this is. All threads of the block call it. */
-static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
-    constexpr int ACROSS = PANEL_ROWS / DOUBT_COLS, BLOCKS = PANEL_ROWS / DOUBT_ROWS * ACROSS;
-    row += threadIdx.x / ACROSS * DOUBT_ROWS;
-    col += threadIdx.x % ACROSS * DOUBT_COLS;
-    const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
-    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
-}
+    a_tile a;
+    b_tile b;
+    uint32_t memory;
+    int slabs;  /* in all */
+    int part;   /* of the slab in use: the step that comes next */
+    int stage;  /* of the slab in use */
+    int coming; /* the slab being copied, */
+    int more;   /* if there is one */
 
-/* ---- The tile ---------------------------------------------------------------------------------------------------- */
+    /* Fills all stages but the last. What k leaves over after whole slabs comes first, so that the main loop has whole
+     * slabs to copy only; steps without a term of it are left out. */
+    __device__ __forceinline__ void begin(const ieee_args &args, const segment &piece, const extent &rows,
+                                          const extent &cols, float *shared) {
+        const int64_t batch = blockIdx.z;
+        const int a_lines = args.m - rows.first, b_lines = args.n - cols.first;
+        const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
+        const int64_t b_line = args.b.col_stride, b_k = args.b.row_stride;
+        const float *a_first = args.a.data + batch * args.a.batch_stride + rows.first * a_line + piece.k_begin * a_k;
+        const float *b_first = args.b.data + batch * args.b.batch_stride + cols.first * b_line + piece.k_begin * b_k;
+        a.how = a_tile::choose(a_first, a_line, a_k, a_lines);
+        b.how = b_tile::choose(b_first, b_line, b_k, b_lines);
+        /* Two pairs less to compile: vectors of one operand and lines of the other are lines of both. */
+        if (a.how == READ_VECTORS && b.how == READ_LINES && a_lines >= TILE_M) a.how = READ_LINES;
+        if (b.how == READ_VECTORS && a.how == READ_LINES && b_lines >= TILE_N) b.how = READ_LINES;
 
-/* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
- * that is large enough, so that it reads no less than the others do; it stores only what is its own, from `own` on. */
-struct extent {
-    int first, own;
-    __device__ __forceinline__ extent(int begin, int size, int matrix)
-        : first(min(begin, max(matrix - size, 0))), own(begin) {}
+        const int ragged = piece.terms % SLAB;
+        memory = (uint32_t)__cvta_generic_to_shared(shared);
+        slabs = (piece.terms + SLAB - 1) / SLAB;
+        a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
+        b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
+        part = 0;
+        if (ragged) {
+            a_tile::copy_ragged_slab(memory, a_first, a_line, a_k, a_lines, ragged);
+            b_tile::copy_ragged_slab(memory + A_SLAB * 4, b_first, b_line, b_k, b_lines, ragged);
+            close_copy_group();
+            part = (SLAB - ragged) / STEP;
+        }
+#pragma unroll 1
+        for (int slab = ragged ? 1 : 0; slab < STAGES; ++slab) {
+            begin_slab(slab);
+            const int parts = slab < STAGES - 1 ? PARTS : part; /* the main loop copies the rest */
+#pragma unroll 1
+            for (int i = 0; i < parts; ++i) {
+                a.template copy_part<READ_ANY>(slab < slabs);
+                b.template copy_part<READ_ANY>(slab < slabs);
+            }
+            if (slab == STAGES - 1) break; /* its group stays open */
+            close_copy_group();
+            a.finish_slab();
+            b.finish_slab();
+        }
+        wait_for_copy_groups<STAGES - 2>();
+        __syncthreads();
+        stage = 0;
+        coming = STAGES - 1;
+        more = coming < slabs;
+    }
+
+    __device__ __forceinline__ void begin_slab(int to_stage) {
+        a.begin_slab(memory + to_stage * (STAGE * 4));
+        b.begin_slab(memory + to_stage * (STAGE * 4) + A_SLAB * 4);
+    }
+
+    __device__ __forceinline__ int steps(void) const { return slabs * PARTS - part; }
+
+    /* Copies a part of the slab that is coming: once in each step of the slab in use. */
+    template <reading A, reading B> __device__ __forceinline__ void copy_part(void) {
+        a.template copy_part<A>(more);
+        b.template copy_part<B>(more);
+        ++part;
+    }
+
+    /* The same a copy at a time, COPIES of them; finish_part behind the last. */
+    template <reading A, reading B>
+    static constexpr int COPIES = a_tile::template COPIES<A> + b_tile::template COPIES<B>;
+
+    template <reading A, reading B> __device__ __forceinline__ void copy(int i) {
+        if (i < a_tile::template COPIES<A>)
+            a.template copy<A>(i, more);
+        else
+            b.template copy<B>(i - a_tile::template COPIES<A>, more);
+    }
+
+    template <reading A, reading B> __device__ __forceinline__ void finish_part(void) {
+        a.template finish_part<A>();
+        b.template finish_part<B>();
+        ++part;
+    }
+
+    /* Where all steps of the slab in use have begun and nobody will read it again: on to the next slab. True then. */
+    __device__ __forceinline__ bool next_slab(void) {
+        if (part < PARTS) return false;
+        close_copy_group();
+        wait_for_copy_groups<STAGES - 2>();
+        __syncthreads();
+        part = 0;
+        more = ++coming < slabs;
+        a.finish_slab();
+        b.finish_slab();
+        begin_slab(stage); /* the slab just used up makes room */
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        return true;
+    }
+
+    /* All copies have arrived, and the block's threads are done with the slabs. */
+    static __device__ __forceinline__ void end(void) {
+        wait_for_copy_groups<0>();
+        __syncthreads();
+    }
 };
+
+/* overlap.cuh: kernels of one call that overlap on Hopper and later, the start of one with the end of the one before
+ * (launch.c, `waits` of kernels.h). A kernel that may be launched early calls wait_for_previous_kernel in every thread
+ * before it touches device memory; then the one before has ended, and with it all that came before that. Earlier GPUs
+ * launch one kernel after the other, and nothing is to be done. */
+
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel's blocks may take places on the multiprocessors as soon as all of this one's have called it or ended.
+ * Never before wait_for_previous_kernel. */
+__device__ inline void let_next_kernel_come() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+namespace ieee_reduce {
+/* ieee_reduce.cu: adds up the pieces of the tiles that were cut along k, and applies alpha and beta.
+ *
+ * C = alpha * (piece 0 + piece 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A thread
+ * has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads, no
+ * shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
+ * ceil(tile_m*tile_n / 512), grid.z = batch.
+ */
+
+extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
+    const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
+    const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);
+    const int64_t first = unit_of_run(args, tail * runs, tail_runs);
+    const int pieces = (int)(unit_of_run(args, (tail + 1) * runs - 1, tail_runs) - first) + 1;
+    if (pieces == 1) return; /* the multiplication has stored it */
+
+    int tile_row, tile_col;
+    find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
+    const int in_tile = (part * 128 + (int)threadIdx.x) * 4, shift = __ffs(args.tile_n) - 1;
+    const int row = tile_row * args.tile_m + (in_tile >> shift);
+    const int col = tile_col * args.tile_n + (in_tile & (args.tile_n - 1));
+    if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
+
+    const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;
+    float4 sum = *(const float4 *)from;
+#pragma unroll 4
+    for (int piece = 1; piece < pieces; ++piece) {
+        const float4 next = *(const float4 *)(from + (int64_t)piece * tile_size);
+        sum.x += next.x;
+        sum.y += next.y;
+        sum.z += next.z;
+        sum.w += next.w;
+    }
+    float *at = args.c.data + blockIdx.z * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
+    const float *add = args.source.data + blockIdx.z * args.source.batch_stride + row * args.source.row_stride +
+                       col * args.source.col_stride;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i, at += args.c.col_stride, add += args.source.col_stride)
+        if (col + i < args.n)
+            *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *add);
+}
+} // namespace ieee_reduce
+"""
+
+# ---- Kernels in plain float32, CUDA --------------------------------------------------------------------------------
+
+IEEE_TILE_KERNELS = r"""
+/* ieee_tile.cuh: C = alpha*A*B + beta*S in IEEE float32, a tile of C at a time, for every tile size (ieee_tile_*.cu).
+ *
+ * Operands come to shared memory as ieee_slab.cuh says.
+ *
+ * Tile map. A block's warps are WARPS_M x WARPS_N, a warp's lanes LANES_M x LANES_N, a thread's results ROWS x COLS,
+ * held in registers. Rows and columns of a thread come in groups of four neighbours, so that one 16-byte load from
+ * shared memory brings four of them; the groups of one warp interleave: row of thread = group*4*LANES_M + lane_m*4 +
+ * 0..3.
+ *
+ * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab is on
+ * its way from global to shared memory, and the next term's values from shared memory to registers.
+ *
+ * What the speed hangs on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
+ * costs. Per term a thread does ROWS*COLS fma for (ROWS + COLS)/4 loads: large thread tiles. And an fma reads three
+ * registers, of which each of the two banks (even, odd) delivers one a cycle: so neighbouring fma must share a factor,
+ * which the hardware keeps at hand, and the other two registers must be of different parity. See multiply and store.
+ */
 
 /* SEPARATE: the main loop is compiled once for each pair of readings that matters, without a branch in it. */
 template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int ROWS, int COLS, int SLAB, int STEP, int STAGES,
@@ -1424,17 +1699,15 @@ struct ieee_tile {
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
     static constexpr int LANES_M = WARP_M / ROWS, LANES_N = WARP_N / COLS;
     static constexpr int PARTS = SLAB / STEP;
-    using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
-    using b_tile = operand_tile<TILE_N, SLAB, PARTS, THREADS>;
-    static constexpr int A_SLAB = SLAB * a_tile::PITCH, STAGE = A_SLAB + SLAB * b_tile::PITCH; /* floats */
+    using queue = slab_queue<TILE_M, TILE_N, SLAB, PARTS, STAGES, THREADS>;
+    static constexpr int A_PITCH = queue::a_tile::PITCH, B_PITCH = queue::b_tile::PITCH;
     static constexpr int RESULT_PITCH = WARP_N + 4;
-    static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
+    static constexpr int SHARED_BYTES = queue::SHARED_BYTES;
 
     static_assert(LANES_M * LANES_N == 32, "the lanes of a warp cover its part of the tile");
     static_assert(ROWS % 4 == 0 && COLS % 4 == 0, "values come from shared memory four at a time");
     static_assert(STEP % 2 == 0, "two register sets alternate between terms, and each step starts with the first");
-    static_assert(IEEE_RUN % SLAB == 0, "a piece of a tile is whole slabs, but for the last of k");
-    static_assert(WARPS_M * WARPS_N * LANES_M * RESULT_PITCH <= STAGES * STAGE, "results sweep through the slabs");
+    static_assert(WARPS_M * WARPS_N * LANES_M * RESULT_PITCH * 4 <= SHARED_BYTES, "results sweep through the slabs");
 
     /* Where a thread's results are. Lanes 2i and 2i+1 have the same rows, lanes i and i^2 the same columns: a warp's
      * 16-byte loads from shared memory then take two passes instead of four. */
@@ -1465,47 +1738,31 @@ struct ieee_tile {
         if (ROWS <= COLS) load(a, a_from, 4 * LANES_M);
     }
 
-    /* The main loop: adds the terms of `slabs` slabs, from part `part` of the first one on. All stages are filled but
-     * the last, of which the first `part` parts are. */
+    /* The main loop: adds the terms of all slabs. */
     template <reading A, reading B>
-    static __device__ __forceinline__ void multiply(float (&sum)[ROWS][COLS], const place &my, float *shared, a_tile &a,
-                                                    b_tile &b, int part, int slabs) {
-        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
-        const int a_offset = my.warp_m + my.lane_m * 4, b_offset = A_SLAB + my.warp_n + my.lane_n * 4;
-        const float *a_from = shared + a_offset + part * STEP * a_tile::PITCH;
-        const float *b_from = shared + b_offset + part * STEP * b_tile::PITCH;
+    static __device__ __forceinline__ void multiply(float (&sum)[ROWS][COLS], const place &my, float *shared,
+                                                    queue &slabs) {
+        const int a_offset = my.warp_m + my.lane_m * 4, b_offset = queue::A_SLAB + my.warp_n + my.lane_n * 4;
+        const float *a_from = shared + a_offset + slabs.part * STEP * A_PITCH;
+        const float *b_from = shared + b_offset + slabs.part * STEP * B_PITCH;
         float a_values[2][ROWS], b_values[2][COLS];
         load_values(a_values[0], b_values[0], a_from, b_from);
 
-        int stage = 0, coming = STAGES - 1; /* the slab in use is in `stage`; slab `coming` is being copied */
-        int more = coming < slabs;
 #pragma unroll 1
-        for (int steps = slabs * PARTS - part; steps > 0; --steps) {
-            a.template copy_part<A>(more);
-            b.template copy_part<B>(more);
-            ++part;
+        for (int steps = slabs.steps(); steps > 0; --steps) {
+            slabs.template copy_part<A, B>();
 #pragma unroll
             for (int term = 0; term < STEP; ++term) {
                 float(&a_now)[ROWS] = a_values[term % 2], (&b_now)[COLS] = b_values[term % 2];
                 if (term + 1 < STEP) {
-                    load_values(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * a_tile::PITCH,
-                                b_from + (term + 1) * b_tile::PITCH);
+                    load_values(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * A_PITCH,
+                                b_from + (term + 1) * B_PITCH);
                 } else {
-                    a_from += STEP * a_tile::PITCH;
-                    b_from += STEP * b_tile::PITCH;
-                    if (part == PARTS) { /* the slab's last values are in registers: on to the next slab */
-                        close_copy_group();
-                        wait_for_copy_groups<STAGES - 2>();
-                        __syncthreads();
-                        part = 0;
-                        more = ++coming < slabs;
-                        a.finish_slab();
-                        b.finish_slab();
-                        a.begin_slab(memory + stage * (STAGE * 4)); /* the slab just used up makes room */
-                        b.begin_slab(memory + stage * (STAGE * 4) + A_SLAB * 4);
-                        stage = stage + 1 == STAGES ? 0 : stage + 1;
-                        a_from = shared + stage * STAGE + a_offset;
-                        b_from = shared + stage * STAGE + b_offset;
+                    a_from += STEP * A_PITCH;
+                    b_from += STEP * B_PITCH;
+                    if (slabs.next_slab()) { /* the last one's values are in registers */
+                        a_from = shared + slabs.stage * queue::STAGE + a_offset;
+                        b_from = shared + slabs.stage * queue::STAGE + b_offset;
                     }
                     load_values(a_values[0], b_values[0], a_from, b_from);
                 }
@@ -1524,71 +1781,29 @@ struct ieee_tile {
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
-                                                   const extent &cols, const place &my, float *shared,
-                                                   const uint8_t *doubts) {
-        const int64_t batch = blockIdx.z;
-        const int a_lines = args.m - rows.first, b_lines = args.n - cols.first;
-        const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
-        const int64_t b_line = args.b.col_stride, b_k = args.b.row_stride;
-        const float *a_first = args.a.data + batch * args.a.batch_stride + rows.first * a_line + piece.k_begin * a_k;
-        const float *b_first = args.b.data + batch * args.b.batch_stride + cols.first * b_line + piece.k_begin * b_k;
-        a_tile a;
-        b_tile b;
-        a.how = a_tile::choose(a_first, a_line, a_k, a_lines);
-        b.how = b_tile::choose(b_first, b_line, b_k, b_lines);
-        /* Two pairs less to compile: vectors of one operand and lines of the other are lines of both. */
-        if (a.how == READ_VECTORS && b.how == READ_LINES && a_lines >= TILE_M) a.how = READ_LINES;
-        if (b.how == READ_VECTORS && a.how == READ_LINES && b_lines >= TILE_N) b.how = READ_LINES;
-
-        /* What k leaves over after whole slabs comes first, so that the main loop has whole slabs to copy only. */
-        const int slabs = (piece.terms + SLAB - 1) / SLAB, ragged = piece.terms % SLAB;
-        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
-        a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
-        b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
-        int part = 0; /* of the first slab, to start with */
-        if (ragged) {
-            a_tile::copy_ragged_slab(memory, a_first, a_line, a_k, a_lines, ragged);
-            b_tile::copy_ragged_slab(memory + A_SLAB * 4, b_first, b_line, b_k, b_lines, ragged);
-            close_copy_group();
-            part = (SLAB - ragged) / STEP;
-        }
-#pragma unroll 1
-        for (int slab = ragged ? 1 : 0; slab < STAGES; ++slab) {
-            a.begin_slab(memory + slab * STAGE * 4);
-            b.begin_slab(memory + slab * STAGE * 4 + A_SLAB * 4);
-            const int parts = slab < STAGES - 1 ? PARTS : part; /* the main loop copies the rest */
-#pragma unroll 1
-            for (int i = 0; i < parts; ++i) {
-                a.template copy_part<READ_ANY>(slab < slabs);
-                b.template copy_part<READ_ANY>(slab < slabs);
-            }
-            if (slab == STAGES - 1) break; /* its group stays open */
-            close_copy_group();
-            a.finish_slab();
-            b.finish_slab();
-        }
-        wait_for_copy_groups<STAGES - 2>();
-        __syncthreads();
-
+                                                   const extent &cols, float *shared, const uint8_t *doubts) {
+        const place my;
+        queue slabs;
+        slabs.begin(args, piece, rows, cols, shared);
+        const reading a = slabs.a.how, b = slabs.b.how;
         float sum[ROWS][COLS] = {};
-        if (SEPARATE && a.how == READ_VECTORS && b.how == READ_VECTORS)
-            multiply<READ_VECTORS, READ_VECTORS>(sum, my, shared, a, b, part, slabs);
-        else if (SEPARATE && a.how == READ_TERMS && b.how == READ_VECTORS)
-            multiply<READ_TERMS, READ_VECTORS>(sum, my, shared, a, b, part, slabs);
-        else if (SEPARATE && a.how == READ_VECTORS && b.how == READ_TERMS)
-            multiply<READ_VECTORS, READ_TERMS>(sum, my, shared, a, b, part, slabs);
-        else if (SEPARATE && a.how == READ_TERMS && b.how == READ_TERMS)
-            multiply<READ_TERMS, READ_TERMS>(sum, my, shared, a, b, part, slabs);
-        else if (SEPARATE && a.how == READ_TERMS && b.how == READ_LINES)
-            multiply<READ_TERMS, READ_LINES>(sum, my, shared, a, b, part, slabs);
-        else if (SEPARATE && a.how == READ_LINES && b.how == READ_TERMS)
-            multiply<READ_LINES, READ_TERMS>(sum, my, shared, a, b, part, slabs);
-        else if (SEPARATE && a.how == READ_LINES && b.how == READ_LINES)
-            multiply<READ_LINES, READ_LINES>(sum, my, shared, a, b, part, slabs);
+        if (SEPARATE && a == READ_VECTORS && b == READ_VECTORS)
+            multiply<READ_VECTORS, READ_VECTORS>(sum, my, shared, slabs);
+        else if (SEPARATE && a == READ_TERMS && b == READ_VECTORS)
+            multiply<READ_TERMS, READ_VECTORS>(sum, my, shared, slabs);
+        else if (SEPARATE && a == READ_VECTORS && b == READ_TERMS)
+            multiply<READ_VECTORS, READ_TERMS>(sum, my, shared, slabs);
+        else if (SEPARATE && a == READ_TERMS && b == READ_TERMS)
+            multiply<READ_TERMS, READ_TERMS>(sum, my, shared, slabs);
+        else if (SEPARATE && a == READ_TERMS && b == READ_LINES)
+            multiply<READ_TERMS, READ_LINES>(sum, my, shared, slabs);
+        else if (SEPARATE && a == READ_LINES && b == READ_TERMS)
+            multiply<READ_LINES, READ_TERMS>(sum, my, shared, slabs);
+        else if (SEPARATE && a == READ_LINES && b == READ_LINES)
+            multiply<READ_LINES, READ_LINES>(sum, my, shared, slabs);
         else
-            multiply<READ_ANY, READ_ANY>(sum, my, shared, a, b, part, slabs);
-        wait_for_copy_groups<0>();
-        __syncthreads();
+            multiply<READ_ANY, READ_ANY>(sum, my, shared, slabs);
+        slabs.end();
         store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), doubts);
     }
 
@@ -1668,54 +1883,9 @@ struct ieee_tile {
 
     static __device__ __forceinline__ void run(const ieee_args &args) {
         extern __shared__ __align__(16) float shared[];
-        const float *marks_a = args.marks_a, *marks_b = args.marks_b;
-        if (marks_a) {
-            marks_a += blockIdx.z * args.marks_a_batch_stride;
-            marks_b += blockIdx.z * args.marks_b_batch_stride;
-            if (!any_mark(args, marks_a, marks_b)) return;
-        }
-        const place my;
-        for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
-            segment piece;
-            for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
-                int tile_row, tile_col;
-                find_tile(args, piece.tile, &tile_row, &tile_col);
-                const extent rows(tile_row * TILE_M, TILE_M, args.m), cols(tile_col * TILE_N, TILE_N, args.n);
-                const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
-                if (marks_a) {
-                    const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
-                    if (mark <= args.mark_limit) continue;
-                    if (mark < INFINITY && args.doubts) {
-                        doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
-                        if (!any_doubt(args, doubts, rows.own, cols.own)) continue;
-                    }
-                    if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
-                }
-                compute(args, piece, rows, cols, my, shared, doubts);
-                __syncthreads(); /* the next segment's slabs take the place of these results */
-            }
-        }
+        compute_segments<ieee_tile, TILE_M, TILE_N>(args, shared);
     }
 };
-
-/* overlap.cuh: kernels of one call that overlap on Hopper and later, the start of one with the end of the one before
- * (launch.c, `waits` of kernels.h). A kernel that may be launched early calls wait_for_previous_kernel in every thread
- * before it touches device memory; then the one before has ended, and with it all that came before that. Earlier GPUs
- * launch one kernel after the other, and nothing is to be done. */
-
-__device__ inline void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* The next kernel's blocks may take places on the multiprocessors as soon as all of this one's have called it or ended.
- * Never before wait_for_previous_kernel. */
-__device__ inline void let_next_kernel_come() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 namespace ieee_tile_128x128 {
 /* ieee_tile_128x128.cu: C = alpha*A*B + beta*S in IEEE float32, tiles of 128 x 128: large products, and the tiles of a
@@ -1772,52 +1942,321 @@ extern "C" __global__ void __launch_bounds__(128, 5) ieee_tile_64x64(const __gri
     tile_64x64::run(args);
 }
 } // namespace ieee_tile_64x64
+"""
 
-namespace ieee_reduce {
-/* ieee_reduce.cu: adds up the pieces of the tiles that were cut along k, and applies alpha and beta.
+# ---- On Hopper instead: kernels of unsplit operands in float64 on tensor cores, CUDA -------------------------------
+
+IEEE_MMA_KERNELS = r"""
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+namespace ieee_mma_sm90 {
+/* ieee_mma_sm90.cu: C = alpha*A*B + beta*S on Hopper's float64 tensor cores, a tile of C at a time.
  *
- * C = alpha * (piece 0 + piece 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A thread
- * has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads, no
- * shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
- * ceil(tile_m*tile_n / 512), grid.z = batch.
+ * A product of two float32 is exact in float64, and sums in float64 lose next to nothing: what remains is one rounding
+ * to float32 in the end. And it is quicker than float32 units are. An SM's float64 tensor cores do as many multiply-adds
+ * a cycle, 128, but one warp instruction is 1024 of them and takes 32 cycles, which leaves the issue slots to all that
+ * must happen besides.
+ *
+ * Operands come to shared memory as float32, as ieee_slab.cuh says, and are widened in registers.
+ *
+ * Tile map. A block's warps are WARPS_M x WARPS_N parts of the tile x WARPS_K warps, which share a part: each takes 8
+ * terms of every step, and their sums meet in the end. The instruction multiplies 16 lines of A by 8 lines of B over 8
+ * terms: lane 4g + t gives terms t and t + 4 of lines g and g + 8 of A and of line g of B, and gets rows g and g + 8 of
+ * columns 2t and 2t + 1. Which lines of the tile these are is ours to choose. Of every 32 lines, lane 4g + t has the four
+ * from line(g) = g/2*4 + g%2*16 on, for one instruction each (B) or two (A):
+ *
+ *   - one 16-byte load from shared memory brings a term of four lines; the eight lanes served together, two g and four
+ *     t, read at 4*t + line(g) floats modulo 32 (the pitch being 4), which are all banks once;
+ *   - the instruction's columns 2t and 2t + 1 are then columns 4t and 4t + 16, and those of four instructions 4t..4t+3
+ *     and the same 16 further on.
+ *
+ * What the speed hangs on. A warp issues in order, so what stands between two of the instructions must fit into the 32
+ * cycles that the first one takes; see multiply. The rest is left to the other warps of the SM: two for each of its four
+ * tensor cores, at least.
  */
 
-extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel();
-    const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
-    const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
-    const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);
-    const int64_t first = unit_of_run(args, tail * runs, tail_runs);
-    const int pieces = (int)(unit_of_run(args, (tail + 1) * runs - 1, tail_runs) - first) + 1;
-    if (pieces == 1) return; /* the multiplication has stored it */
+/* ---- Instructions ------------------------------------------------------------------------------------------------ */
 
-    int tile_row, tile_col;
-    find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
-    const int in_tile = (part * 128 + (int)threadIdx.x) * 4, shift = __ffs(args.tile_n) - 1;
-    const int row = tile_row * args.tile_m + (in_tile >> shift);
-    const int col = tile_col * args.tile_n + (in_tile & (args.tile_n - 1));
-    if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
+/* Volatile, all of them: they stay in the order of multiply, which has been chosen with care. */
 
-    const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;
-    float4 sum = *(const float4 *)from;
-#pragma unroll 4
-    for (int piece = 1; piece < pieces; ++piece) {
-        const float4 next = *(const float4 *)(from + (int64_t)piece * tile_size);
-        sum.x += next.x;
-        sum.y += next.y;
-        sum.z += next.z;
-        sum.w += next.w;
-    }
-    float *at = args.c.data + blockIdx.z * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
-    const float *add = args.source.data + blockIdx.z * args.source.batch_stride + row * args.source.row_stride +
-                       col * args.source.col_stride;
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i, at += args.c.col_stride, add += args.source.col_stride)
-        if (col + i < args.n)
-            *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *add);
+/* 16 rows x 8 columns of C: adds 8 terms. A lane gives terms t and t + 4 of lines g (a0) and g + 8 (a1) of A and of
+ * line g of B. */
+static __device__ __forceinline__ void multiply_8_terms(double (&sum)[4], const double (&a0)[2], const double (&a1)[2],
+                                                        const double (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+                 : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
 }
-} // namespace ieee_reduce
+
+static __device__ __forceinline__ double widen(float x) {
+    double y;
+    asm volatile("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float4 load_16_bytes(uint32_t shared) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(shared)
+                 : "memory");
+    return v;
+}
+
+/* ---- The tile ---------------------------------------------------------------------------------------------------- */
+
+template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STAGES> struct ieee_mma {
+    static constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
+    static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
+    static constexpr int SLAB = 32, STEP = 8 * WARPS_K;
+    using queue = slab_queue<TILE_M, TILE_N, SLAB, SLAB / STEP, STAGES, THREADS>;
+    static constexpr int A_PITCH = queue::a_tile::PITCH * 4, B_PITCH = queue::b_tile::PITCH * 4; /* bytes */
+    static constexpr int SUM_PITCH = TILE_N + 2;                                                 /* doubles */
+    static constexpr int SHARED_BYTES = queue::SHARED_BYTES;
+    static constexpr int ROWS = WARP_M / 16, COLS = WARP_N / 8; /* instructions for a warp's part of the tile */
+    using sums = double[ROWS][COLS][4];
+
+    static_assert(WARP_M % 32 == 0 && WARP_N % 32 == 0, "lines go in groups of 32");
+    static_assert(A_PITCH % 128 == 16 && B_PITCH % 128 == 16, "loads from shared memory have no bank conflicts");
+    static_assert(WARPS_K * TILE_M * SUM_PITCH * 8 <= SHARED_BYTES, "sums sweep through the slabs' memory");
+
+    /* Where in the tile a warp works, and in a group of 32 lines a lane. */
+    struct place {
+        int warp_m, warp_n, warp_k, line, term;
+        __device__ __forceinline__ place() {
+            const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4;
+            warp_k = warp % WARPS_K;
+            warp_n = warp / WARPS_K % WARPS_N * WARP_N;
+            warp_m = warp / WARPS_K / WARPS_N * WARP_M;
+            line = group / 2 * 4 + group % 2 * 16;
+            term = lane % 4;
+        }
+    };
+
+    /* One operand's values for a step: of each group of 32 lines the lane's four, and of each of these two terms. */
+    template <int LINES, int PITCH> struct values {
+        float narrow[LINES][2];
+        double wide[LINES][2];
+
+        __device__ __forceinline__ void load(uint32_t from) {
+#pragma unroll
+            for (int i = 0; i < LINES; i += 4)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float4 v = load_16_bytes(from + half * 4 * PITCH + i * 32);
+                    narrow[i][half] = v.x;
+                    narrow[i + 1][half] = v.y;
+                    narrow[i + 2][half] = v.z;
+                    narrow[i + 3][half] = v.w;
+                }
+        }
+        __device__ __forceinline__ void widen_line(int i) {
+            wide[i][0] = widen(narrow[i][0]);
+            wide[i][1] = widen(narrow[i][1]);
+        }
+    };
+
+    /* The main loop: adds the terms of all slabs. A step is ROWS x COLS instructions. Behind the first one the last
+     * widenings for this step are done, behind the second the loads for the next; then, as the step is done with a
+     * line, its widening for the next. Copies of a part of a slab are spread among them. */
+    template <reading A, reading B>
+    static __device__ __forceinline__ void multiply(sums &sum, const place &my, queue &slabs) {
+        constexpr bool SEPARATE = A != READ_ANY;
+        constexpr int LAST = ROWS * COLS - 1, COPIES = SEPARATE ? queue::template COPIES<A, B> : 0;
+        const int first_term = my.warp_k * 8 + my.term;
+        const uint32_t a_offset = first_term * A_PITCH + (my.warp_m + my.line) * 4;
+        const uint32_t b_offset = queue::A_SLAB * 4 + first_term * B_PITCH + (my.warp_n + my.line) * 4;
+        uint32_t a_from = slabs.memory + a_offset + slabs.part * STEP * A_PITCH;
+        uint32_t b_from = slabs.memory + b_offset + slabs.part * STEP * B_PITCH;
+        int steps = slabs.steps();
+        values<2 * ROWS, A_PITCH> a;
+        values<COLS, B_PITCH> b;
+        a.load(a_from);
+        b.load(b_from);
+#pragma unroll
+        for (int i = 0; i < 2 * ROWS - 2; ++i) a.widen_line(i);
+#pragma unroll
+        for (int i = 0; i < COLS - 1; ++i) b.widen_line(i);
+        slabs.template copy_part<A, B>();
+
+#pragma unroll 1
+        for (; steps > 0; --steps) {
+#pragma unroll
+            for (int i = 0; i <= LAST; ++i) {
+                const int row = i / COLS, col = i % COLS;
+                multiply_8_terms(sum[row][col], a.wide[2 * row], a.wide[2 * row + 1], b.wide[col]);
+                if (i == 0) {
+                    a.widen_line(2 * ROWS - 2);
+                    a.widen_line(2 * ROWS - 1);
+                    b.widen_line(COLS - 1);
+                }
+                if (i == 1) {
+                    a_from += STEP * A_PITCH;
+                    b_from += STEP * B_PITCH;
+                    if (slabs.next_slab()) {
+                        a_from = slabs.memory + slabs.stage * (queue::STAGE * 4) + a_offset;
+                        b_from = slabs.memory + slabs.stage * (queue::STAGE * 4) + b_offset;
+                    }
+                    a.load(a_from);
+                    b.load(b_from);
+                    if (!SEPARATE) slabs.template copy_part<READ_ANY, READ_ANY>();
+                }
+                if (row > 0 && col < 2) a.widen_line(2 * (row - 1) + col);
+                if (row == ROWS - 1 && col > 0) b.widen_line(col - 1);
+                if constexpr (SEPARATE) {
+                    if (i >= 2)
+#pragma unroll
+                        for (int copy = (i - 2) * COPIES / (LAST - 1); copy < (i - 1) * COPIES / (LAST - 1); ++copy)
+                            slabs.template copy<A, B>(copy);
+                    if (i == LAST) slabs.template finish_part<A, B>();
+                }
+            }
+        }
+    }
+
+    /* Computes one segment's sums and stores them. */
+    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
+                                                   const extent &cols, float *shared, const uint8_t *doubts) {
+        const place my;
+        queue slabs;
+        slabs.begin(args, piece, rows, cols, shared);
+        const reading a = slabs.a.how, b = slabs.b.how;
+        sums sum = {};
+        if (a == READ_VECTORS && b == READ_VECTORS)
+            multiply<READ_VECTORS, READ_VECTORS>(sum, my, slabs);
+        else if (a == READ_TERMS && b == READ_VECTORS)
+            multiply<READ_TERMS, READ_VECTORS>(sum, my, slabs);
+        else if (a == READ_VECTORS && b == READ_TERMS)
+            multiply<READ_VECTORS, READ_TERMS>(sum, my, slabs);
+        else if (a == READ_TERMS && b == READ_TERMS)
+            multiply<READ_TERMS, READ_TERMS>(sum, my, slabs);
+        else if (a == READ_TERMS && b == READ_LINES)
+            multiply<READ_TERMS, READ_LINES>(sum, my, slabs);
+        else if (a == READ_LINES && b == READ_TERMS)
+            multiply<READ_LINES, READ_TERMS>(sum, my, slabs);
+        else if (a == READ_LINES && b == READ_LINES)
+            multiply<READ_LINES, READ_LINES>(sum, my, slabs);
+        else
+            multiply<READ_ANY, READ_ANY>(sum, my, slabs);
+        slabs.end();
+        put(sum, my, (double *)shared);
+        __syncthreads();
+        store(args, piece, rows, cols, (const double *)shared, doubts);
+    }
+
+    /* Sums to shared memory, [WARPS_K][TILE_M][SUM_PITCH]. */
+    static __device__ __forceinline__ void put(const sums &sum, const place &my, double *shared) {
+        double *at = shared + (my.warp_k * TILE_M + my.warp_m + my.line) * SUM_PITCH + my.warp_n + my.term * 4;
+#pragma unroll
+        for (int row = 0; row < 2 * ROWS; ++row)
+#pragma unroll
+            for (int col = 0; col < COLS; col += 2)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    *(double2 *)(at + (row / 4 * 32 + row % 4) * SUM_PITCH + col / 4 * 32 + half * 16 + col % 4) =
+                        make_double2(sum[row / 2][col][row % 2 * 2 + half], sum[row / 2][col + 1][row % 2 * 2 + half]);
+    }
+
+    /* Stores a segment's sums: a thread four neighbouring columns, or where these are not 16 aligned bytes of C, one. */
+    static __device__ __forceinline__ void store(const ieee_args &args, const segment &piece, const extent &rows,
+                                                 const extent &cols, const double *sum, const uint8_t *doubts) {
+        /* Of the tile: the rows and columns that are its own, and where the matrix ends. */
+        const int rows_own = rows.own - rows.first, cols_own = cols.own - cols.first;
+        int rows_end = min(TILE_M, args.m - rows.first), cols_end = min(TILE_N, args.n - cols.first);
+        double alpha = args.alpha, beta = args.beta;
+        int64_t row_stride = args.c.row_stride, col_stride = args.c.col_stride;
+        float *out = args.c.data + blockIdx.z * args.c.batch_stride + rows.first * row_stride + cols.first * col_stride;
+        if (!piece.whole) {
+            out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
+            row_stride = TILE_N;
+            col_stride = 1;
+            rows_end = TILE_M;
+            cols_end = TILE_N;
+            alpha = 1;
+            beta = 0;
+        }
+        const matrix_in &s = args.source;
+        const float *source = s.data + blockIdx.z * s.batch_stride + rows.first * s.row_stride +
+                              cols.first * s.col_stride;
+        const auto value = [&](int row, int col) {
+            double total = sum[row * SUM_PITCH + col];
+#pragma unroll
+            for (int k = 1; k < WARPS_K; ++k) total += sum[(k * TILE_M + row) * SUM_PITCH + col];
+            return beta == 0 ? (float)(alpha * total)
+                             : (float)fma(alpha, total, beta * source[row * s.row_stride + col * s.col_stride]);
+        };
+        const bool vectors = !doubts && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
+                             cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
+        if (vectors) {
+#pragma unroll 4
+            for (int i = threadIdx.x; i < TILE_M * TILE_N / 4; i += THREADS) {
+                const int row = i / (TILE_N / 4), col = i % (TILE_N / 4) * 4;
+                if (row < rows_own || row >= rows_end || col < cols_own || col >= cols_end) continue;
+                *(float4 *)(out + row * row_stride + col) = make_float4(value(row, col), value(row, col + 1),
+                                                                        value(row, col + 2), value(row, col + 3));
+            }
+        } else {
+#pragma unroll 4
+            for (int i = threadIdx.x; i < TILE_M * TILE_N; i += THREADS) {
+                const int row = i / TILE_N, col = i % TILE_N;
+                if (row < rows_own || row >= rows_end || col < cols_own || col >= cols_end) continue;
+                if (doubts && !is_doubted(args, doubts, rows.first + row, cols.first + col)) continue;
+                out[row * row_stride + col * col_stride] = value(row, col);
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const ieee_args &args) {
+        extern __shared__ __align__(16) float shared[];
+        compute_segments<ieee_mma, TILE_M, TILE_N>(args, shared);
+    }
+};
+
+/* ---- Kernels ----------------------------------------------------------------------------------------------------- */
+
+/* Large products, and what of a split product is to be computed again. A warp has 64 x 32; 2 blocks per SM. */
+using mma_64x128 = ieee_mma<64, 128, 1, 4, 1, 3>;
+static_assert(mma_64x128::SHARED_BYTES == IEEE_MMA_64X128_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    mma_64x128::run(args);
+}
+
+/* Medium products. A warp has 32 x 32; 3 blocks per SM. */
+using mma_64x64 = ieee_mma<64, 64, 2, 2, 1, 3>;
+static_assert(mma_64x64::SHARED_BYTES == IEEE_MMA_64X64_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_64x64(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    mma_64x64::run(args);
+}
+
+/* Small products: more tiles. Two warps have 32 x 32 together, half of k each; 3 blocks per SM. */
+using mma_32x64 = ieee_mma<32, 64, 1, 2, 2, 4>;
+static_assert(mma_32x64::SHARED_BYTES == IEEE_MMA_32X64_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x64(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    mma_32x64::run(args);
+}
+
+/* The smallest. Each warp has the whole tile, and a quarter of k; 3 blocks per SM. */
+using mma_32x32 = ieee_mma<32, 32, 1, 1, 4, 4>;
+static_assert(mma_32x32::SHARED_BYTES == IEEE_MMA_32X32_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    mma_32x32::run(args);
+}
+} // namespace ieee_mma_sm90
+
+#endif
 """
 
 # ---- Kernels that split operands, and that add up sums, CUDA -------------------------------------------------------

@@ -24,9 +24,12 @@ CUDA = ROOT / "src/cuda"
 WORDS = {"pass": "sweep"}
 REFUSED = [r"\bpass\b", r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+"]
 
-IEEE_SOURCES = ["ieee_tile_128x128.cu", "ieee_tile_128x64.cu", "ieee_tile_64x64.cu", "ieee_reduce.cu"]
+IEEE_SOURCES = ["ieee_tile_128x128.cu", "ieee_tile_128x64.cu", "ieee_tile_64x64.cu"]
+IEEE_MMA_SOURCE = "ieee_mma_sm90.cu"  # instead of those, on Hopper
+IEEE_COMMON = ["ieee_slab.cuh", "ieee_reduce.cu"]
 PACK_SOURCES = ["pack.cu", "split_reduce.cu"]
-KERNELS = ["IEEE_TILE_128X128", "IEEE_TILE_128X64", "IEEE_TILE_64X64", "IEEE_REDUCE"]
+IEEE_KERNELS = ["IEEE_TILE_128X128", "IEEE_TILE_128X64", "IEEE_TILE_64X64"]
+IEEE_MMA_KERNELS = ["IEEE_MMA_64X128", "IEEE_MMA_64X64", "IEEE_MMA_32X64", "IEEE_MMA_32X32"]
 PACK_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "PACK_RESCALE", "SPLIT_REDUCE"]
 
 # Sources of the kernels that multiply split operands, and the section of each of their kernels.
@@ -189,8 +192,9 @@ def kernel_row(name):
 
 def by_target(problem, of):
     """Lines for the kernels that are there for any GPU, and inside of conditions for those that TESSERA_SPLIT brings along."""
-    mma = f"#elif TESSERA_SPLIT == 80\n{of([problem.mma])}" if problem.mma else ""
-    return f"{of(KERNELS)}#if TESSERA_SPLIT == 90\n{of([problem.wgmma])}{mma}#endif\n#if TESSERA_SPLIT\n{of(PACK_KERNELS)}#endif\n"
+    mma = f"#if TESSERA_SPLIT == 80\n{of([problem.mma])}#endif\n" if problem.mma else ""
+    return (f"{of(['IEEE_REDUCE'])}#if TESSERA_SPLIT == 90\n{of([*IEEE_MMA_KERNELS, problem.wgmma])}#else\n{of(IEEE_KERNELS)}{mma}#endif\n"
+            f"#if TESSERA_SPLIT\n{of(PACK_KERNELS)}#endif\n")
 
 
 def kernel_table(problem):
@@ -203,7 +207,7 @@ def kernel_table(problem):
 
 def prototypes(problem):
     """The kernels as the host compiler sees them: functions whose addresses name them."""
-    sources = "".join((CUDA / name).read_text() for name in [*IEEE_SOURCES, *PACK_SOURCES, WGMMA[0], MMA[0]])
+    sources = "".join((CUDA / name).read_text() for name in [*IEEE_COMMON, *IEEE_SOURCES, IEEE_MMA_SOURCE, *PACK_SOURCES, WGMMA[0], MMA[0]])
     attributes = r"(?:__\w+__\([^)]*\)\s+)*"
     kernels = dict(re.findall(rf'extern "C" __global__ void {attributes}(\w+)\(const __grid_constant__ (\w+) \w+\)', sources))
     return by_target(problem, lambda names: "".join(f'extern "C" void {name.lower()}({kernels[name.lower()]});\n' for name in names))
@@ -250,7 +254,7 @@ def wrapped(text):
 # What module.py.in has only where there is a kernel for Ampere and newer.
 AMPERE = """\
     elif capability >= (8, 0):
-        target, split_kernels = 80, [PACK_KERNELS, MMA_KERNEL]
+        target, kernels = 80, [IEEE_TILE_KERNELS, PACK_KERNELS, MMA_KERNEL]
 """
 MMA_PART = '''
 # ---- The kernel that multiplies split operands on Ampere and newer, CUDA --------------------------------------------
@@ -261,11 +265,13 @@ MMA_KERNEL = r"""
 
 
 def module(problem):
-    seen = {"args.h"}
+    seen = {"args.h", *IEEE_COMMON}
     parts = {
         "host": host(problem),
         "arguments": source(CUDA / "args.h", seen),
-        "ieee_kernels": "".join(source(CUDA / name, seen) for name in IEEE_SOURCES),
+        "ieee_common": "".join(source(CUDA / name, seen) for name in IEEE_COMMON),
+        "ieee_tile_kernels": "".join(source(CUDA / name, seen) for name in IEEE_SOURCES),
+        "ieee_mma_kernels": guarded("__CUDA_ARCH__ >= 900", source(CUDA / IEEE_MMA_SOURCE, seen)),
         "pack_kernels": guarded("__CUDA_ARCH__ >= 800", "".join(source(CUDA / name, seen) for name in PACK_SOURCES)),
     }
     wgmma = multiply_kernel(problem.wgmma, WGMMA, seen)

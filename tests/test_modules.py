@@ -76,7 +76,9 @@ def test_static_rules_of_kernelbench(path):
 
 # ---- The CUDA half ------------------------------------------------------------------------------------------------------------
 
-IEEE, HOPPER, AMPERE = ["IEEE_KERNELS"], ["IEEE_KERNELS", "PACK_KERNELS", "WGMMA_KERNEL"], ["IEEE_KERNELS", "PACK_KERNELS", "MMA_KERNEL"]
+IEEE = ["IEEE_COMMON", "IEEE_TILE_KERNELS"]
+HOPPER = ["IEEE_COMMON", "IEEE_MMA_KERNELS", "PACK_KERNELS", "WGMMA_KERNEL"]
+AMPERE = [*IEEE, "PACK_KERNELS", "MMA_KERNEL"]
 
 
 @pytest.mark.parametrize("name, parts, architectures", [

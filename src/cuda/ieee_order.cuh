@@ -81,3 +81,69 @@ static __device__ __forceinline__ void store_element(const ieee_args &args, int 
                      args.beta * s.data[blockIdx.z * s.batch_stride + row * s.row_stride + col * s.col_stride]);
     c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
 }
+
+/* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
+ * that is large enough, so that it reads no less than the others do; it stores only what is its own, from `own` on. */
+struct extent {
+    int first, own;
+    __device__ __forceinline__ extent(int begin, int size, int matrix)
+        : first(min(begin, max(matrix - size, 0))), own(begin) {}
+};
+
+/* Whether a tile of the product may be marked: none is where all marks are 1, the least there is, and the limit is no
+ * less. All threads of the block call it. */
+static __device__ __forceinline__ bool any_mark(const ieee_args &args, const float *marks_a, const float *marks_b) {
+    bool seen = !(args.mark_limit >= 1.0f);
+    const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (int i = threadIdx.x; i < panels_m; i += blockDim.x) seen |= !(marks_a[i] <= 1.0f);
+    for (int i = threadIdx.x; i < panels_n; i += blockDim.x) seen |= !(marks_b[i] <= 1.0f);
+    return __syncthreads_or(seen);
+}
+
+/* Whether a block of C (args.h) is to be recomputed. */
+static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
+}
+
+/* Whether any block of a tile is, whose first element this is. All threads of the block call it. */
+template <int TILE_M, int TILE_N>
+static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    constexpr int ACROSS = TILE_N / DOUBT_COLS, BLOCKS = TILE_M / DOUBT_ROWS * ACROSS;
+    static_assert(TILE_M % DOUBT_ROWS == 0 && TILE_N % DOUBT_COLS == 0 && BLOCKS <= 128, "a thread for each block");
+    row += threadIdx.x / ACROSS * DOUBT_ROWS;
+    col += threadIdx.x % ACROSS * DOUBT_COLS;
+    const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
+    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
+}
+
+/* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
+template <class KERNEL, int TILE_M, int TILE_N>
+static __device__ __forceinline__ void compute_segments(const ieee_args &args, float *shared) {
+    const float *marks_a = args.marks_a, *marks_b = args.marks_b;
+    if (marks_a) {
+        marks_a += blockIdx.z * args.marks_a_batch_stride;
+        marks_b += blockIdx.z * args.marks_b_batch_stride;
+        if (!any_mark(args, marks_a, marks_b)) return;
+    }
+    for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
+        segment piece;
+        for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
+            int tile_row, tile_col;
+            find_tile(args, piece.tile, &tile_row, &tile_col);
+            const extent rows(tile_row * TILE_M, TILE_M, args.m);
+            const extent cols(tile_col * TILE_N, TILE_N, args.n);
+            const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
+            if (marks_a) {
+                const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
+                if (mark <= args.mark_limit) continue;
+                if (mark < INFINITY && args.doubts) {
+                    doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
+                    if (!any_doubt<TILE_M, TILE_N>(args, doubts, rows.own, cols.own)) continue;
+                }
+                if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
+            }
+            KERNEL::compute(args, piece, rows, cols, shared, doubts);
+            __syncthreads(); /* the next segment's slabs take the place of these results */
+        }
+    }
+}

@@ -10,6 +10,14 @@ enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 /* clang-format off */
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  cluster  pieces  waits  rate */
+[IEEE_MMA_64X128] =
+  {"ieee_mma_64x128",       FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     64, 128, 32,  128,  IEEE_MMA_64X128_SHARED,      2,  1,  0,  true,   122},
+[IEEE_MMA_64X64] =
+  {"ieee_mma_64x64",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     64,  64, 32,  128,  IEEE_MMA_64X64_SHARED,       3,  1,  0,  true,   118},
+[IEEE_MMA_32X64] =
+  {"ieee_mma_32x64",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     32,  64, 32,  128,  IEEE_MMA_32X64_SHARED,       3,  1,  0,  true,   112},
+[IEEE_MMA_32X32] =
+  {"ieee_mma_32x32",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     32,  32, 32,  128,  IEEE_MMA_32X32_SHARED,       3,  1,  0,  true,   106},
 [IEEE_TILE_128X128] =
   {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  1,  0,  true,   103},
 [IEEE_TILE_128X64] =
@@ -48,6 +56,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* ---- Images ------------------------------------------------------------------------------------------------------ */
 
 /* Fatbins, embedded by CMakeLists.txt. One that begins with a zero byte was left out of this build. */
+extern const unsigned char cuda_image_ieee_mma_sm90[];
 extern const unsigned char cuda_image_ieee_tile_128x128[];
 extern const unsigned char cuda_image_ieee_tile_128x64[], cuda_image_ieee_tile_128x64_compute_75[];
 extern const unsigned char cuda_image_ieee_tile_64x64[], cuda_image_ieee_tile_64x64_compute_75[];
@@ -66,6 +75,7 @@ static const struct {
     const char *name;
     const unsigned char *image, *portable;
 } modules[CUDA_MODULES] = {
+    [MODULE_IEEE_MMA_SM90] = {"ieee_mma_sm90", cuda_image_ieee_mma_sm90, NULL},
     [MODULE_IEEE_TILE_128X128] = {"ieee_tile_128x128", cuda_image_ieee_tile_128x128, NULL},
     [MODULE_IEEE_TILE_128X64] = {"ieee_tile_128x64", cuda_image_ieee_tile_128x64,
                                  cuda_image_ieee_tile_128x64_compute_75},
@@ -101,6 +111,13 @@ double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device) {
                               (capability > 80 && capability < 90); /* a quarter of mma's rate */
     if (kernel->family != FAMILY_SPLIT) return few_float32_units ? kernel->rate / 2 : kernel->rate;
     return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? kernel->rate / 4 : kernel->rate;
+}
+
+const cuda_kernel *cuda_recompute_kernel(const cuda_device *device) {
+    for (int i = 0; i < CUDA_KERNELS; i++)
+        if (cuda_kernels[i].family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
+            return &cuda_kernels[i];
+    return NULL;
 }
 
 static bool keeps(const cuda_kernel *kernel, tsr_precision precision) {

@@ -7,6 +7,7 @@
 
 /* One .cu each. */
 typedef enum cuda_module {
+    MODULE_IEEE_MMA_SM90,
     MODULE_IEEE_TILE_128X128,
     MODULE_IEEE_TILE_128X64,
     MODULE_IEEE_TILE_64X64,
@@ -22,6 +23,10 @@ typedef enum cuda_module {
 } cuda_module;
 
 typedef enum cuda_kernel_id {
+    IEEE_MMA_64X128,
+    IEEE_MMA_64X64,
+    IEEE_MMA_32X64,
+    IEEE_MMA_32X32,
     IEEE_TILE_128X128,
     IEEE_TILE_128X64,
     IEEE_TILE_64X64,
@@ -86,6 +91,9 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device);
 
 /* The kernel's rate on a GPU. */
 double cuda_kernel_rate(const cuda_kernel *kernel, const cuda_device *device);
+
+/* The ieee kernel that computes again what a split kernel could not. */
+const cuda_kernel *cuda_recompute_kernel(const cuda_device *device);
 
 /* The multiply kernel of that name, for options.kernel: refused where there is none, where this GPU cannot run it, or
  * where it does not keep the precision's promise. */

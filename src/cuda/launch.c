@@ -1,8 +1,8 @@
 /* launch.c: carries out a cuda_plan: checks what only the driver knows, takes workspace, queues the kernels.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
- *   split   pack_sample, pack_split, pack_rescale, multiply, where k was cut split_reduce, and ieee_tile_128x128 for
- *           the tiles of marked panels, which returns at once where there are none
+ *   split   pack_sample, pack_split, pack_rescale, multiply, where k was cut split_reduce, and an ieee kernel for the
+ *           tiles of marked panels, which returns at once where there are none
  */
 #include <math.h>
 
@@ -243,7 +243,7 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
 
 /* Computes as TSR_IEEE what of C the split kernel left. */
 static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_problem *p, const split_args *split) {
-    const cuda_kernel *kernel = &cuda_kernels[IEEE_TILE_128X128];
+    const cuda_kernel *kernel = cuda_recompute_kernel(plan->device);
     ieee_args args = ieee_args_of(p, kernel);
     args.marks_a = split->a.marks;
     args.marks_b = split->b.marks;

@@ -13,9 +13,18 @@
 
 static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
 static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
-static const double REDUCE_CYCLES = 2000; /* the same for ieee_reduce, launched early */
-static const double START_K = 48;         /* filling a block's pipeline and writing its tile, in terms of k */
-static const double IDLE = 0.6;           /* cycles for one of work that a block by itself leaves to others */
+
+/* What differs between kernels besides their rates. */
+typedef struct manners {
+    double start_k;       /* filling a block's pipeline and writing its tile, in terms of k */
+    double idle;          /* cycles for one of work that a block by itself leaves to others */
+    double reduce_cycles; /* from its end to the work of ieee_reduce, launched early */
+} manners;
+
+static manners manners_of(const cuda_kernel *kernel) {
+    const manners of_float64_tensor_cores = {192, 0.2, 4000}, of_others = {48, 0.6, 2000};
+    return kernel->module == MODULE_IEEE_MMA_SM90 ? of_float64_tensor_cores : of_others;
+}
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
 enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
@@ -87,8 +96,15 @@ typedef struct way {
 
 /* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
 static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
-    const double all = kernel->blocks, there = resident < kernel->blocks ? (double)resident : all;
-    return cuda_kernel_rate(kernel, device) * (there / (there + IDLE)) / (all / (all + IDLE));
+    const double all = kernel->blocks, there = (double)resident, idle = manners_of(kernel).idle;
+    return cuda_kernel_rate(kernel, device) * (there / (there + idle)) / (all / (all + idle));
+}
+
+/* Cycles in which a multiprocessor does a multiply-add for each of `blocks` blocks, as many at a time as it holds. */
+static double cycles_for_blocks(const cuda_device *device, const cuda_kernel *kernel, int64_t blocks) {
+    const int64_t last = blocks % kernel->blocks, others = blocks - last;
+    return (others ? (double)others / rate_of(device, kernel, kernel->blocks) : 0) +
+           (last ? (double)last / rate_of(device, kernel, last) : 0);
 }
 
 /* What it costs to write and to read that many floats of partial sums. */
@@ -109,7 +125,8 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
         w.slices = divide_up(p->k, w.k_per_slice);
     }
     const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
-    w.cycles += (double)area / rate_of(device, kernel, busiest) * (double)busiest * ((double)w.k_per_slice + START_K);
+    w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) *
+                ((double)w.k_per_slice + manners_of(kernel).start_k);
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
@@ -122,18 +139,19 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
 static way shared_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t full_tiles,
                       int64_t units) {
     const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tail = tiles_of(kernel, p) - full_tiles;
-    const int64_t busiest = divide_up((full_tiles + units) * p->batch, device->multiprocessors);
     const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
     const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
     const double stretch = (double)tail * (double)p->k / (double)units;
+    const manners manner = manners_of(kernel);
     const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES + (double)area / rate_of(device, kernel, busiest) *
-                                   ((double)busiest_whole * ((double)p->k + START_K) +
-                                    (double)busiest_units * (stretch + starts * START_K));
+    w.cycles = LAUNCH_CYCLES +
+               (double)area * (cycles_for_blocks(device, kernel, busiest_whole) * ((double)p->k + manner.start_k) +
+                               cycles_for_blocks(device, kernel, busiest_units) * (stretch + starts * manner.start_k));
     const int64_t pieces = ieee_pieces(p->k, tail, units);
     w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
-    if (pieces > 1) w.cycles += REDUCE_CYCLES + partial_cycles(device, (double)(p->batch * (units + tail) * area));
+    if (pieces > 1)
+        w.cycles += manner.reduce_cycles + partial_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
 }
 
@@ -393,7 +411,7 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
         const int beforehand = !!cuda_packed_panels(&p.a, p.batch) + !!cuda_packed_panels(&p.b, p.batch);
         tsr_text_add(text, "packing: into %d fp16 piece%s, %d of 2 operands beforehand\n", kernel->pieces,
                      kernel->pieces == 1 ? "" : "s", beforehand);
-        tsr_text_add(text, "fallback: %s, where a panel cannot be split\n", cuda_kernels[IEEE_TILE_128X128].name);
+        tsr_text_add(text, "fallback: %s, where a panel cannot be split\n", cuda_recompute_kernel(device)->name);
     }
     if (plan->chunk_m < p.m || plan->chunk_n < p.n || plan->chunk_k < p.k || plan->chunk_batch < p.batch)
         tsr_text_add(text, "in parts of: %lld x %lld x %lld, batch of %lld\n", (long long)plan->chunk_m,

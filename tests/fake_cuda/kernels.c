@@ -355,11 +355,11 @@ size_t fake_kernel_args_size(const char *kernel) {
 bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t size) {
     int tile_m, tile_n;
     const char *name = l->kernel;
-    const unsigned threads = strstr(name, "_mma_")                                                  ? 256
+    const unsigned threads = strstr(name, "_mma_sm80")                                              ? 256
                              : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384
                                                                                                     : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
-    if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2)
+    if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);
     if (!strcmp(name, "ieee_thin_k")) return ieee_multiply(l, args, 16, 8, why, size);
     if (!strcmp(name, "ieee_thin_m")) {

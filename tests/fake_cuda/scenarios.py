@@ -113,7 +113,7 @@ def refused(status, expected, *words):
         assert word in message, message
 
 
-SPLIT = ["pack_sample", "pack_split", "pack_rescale", "split_fp32_sm90", "ieee_tile_128x128"]
+SPLIT = ["pack_sample", "pack_split", "pack_rescale", "split_fp32_sm90", "ieee_mma_64x128"]
 
 
 # ---- Launches -------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_the_first_kernel_of_a_call_is_never_launched_early(problem, kernel):
 
 def test_sums_are_added_up_by_a_kernel_launched_early():
     problem = Problem(100, 100, 20000)
-    for kernel in ("ieee_tile_64x64", "ieee_tile_128x128"):
+    for kernel in ("ieee_tile_64x64", "ieee_tile_128x128", "ieee_mma_64x64"):
         fake.fake_forget_launches()
         assert problem.run(Context(CUDA, IEEE, kernel)) == 0
         assert names() == [kernel, "ieee_reduce"] and early() == [False, True]
@@ -193,7 +193,7 @@ def test_what_cannot_be_split_is_recomputed(problem):
     context = Context(CUDA, FP32, "split_fp32_sm90")
     assert problem.run(context) == 0
     stats = context.stats()
-    assert stats.marked_panels == 1 and stats.fallback_tiles == 2
+    assert stats.marked_panels == 1 and stats.fallback_tiles == 4
     got, others = problem.got(), np.arange(300) != 130
     assert np.array_equal(got[others], problem.expected[others])
     with np.errstate(invalid="ignore"):
