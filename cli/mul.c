@@ -82,7 +82,7 @@ const command mul_command = {
                    "whatever was at C as it was.\n"
                    "\n"
                    "--precision   fp32 (default) float32-accurate for every input, on the quickest units that can be\n"
-                   "              ieee           every operation in IEEE float32\n"
+                   "              ieee           every operation in IEEE float32 or wider\n"
                    "              tf32           operands rounded to 11 significant bits\n"
                    "--device      auto takes the GPU where there is one and the product is large enough to repay\n"
                    "              the copies\n",
