@@ -118,7 +118,7 @@ def peer(tmp_path_factory):
     def make(fault="NONE", name="sgemm_", *definitions):
         library = folder / "-".join(["lib", fault.lower(), name, *definitions, ".so"])
         if not library.exists():
-            run("cc", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DFAULT={fault}", f"-DNAME={name}",
+            run("cc", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DFAULT={fault}", f"-DNAME={name}",
                 *definitions, ROOT / "tests" / "peer" / "sgemm.c", "-o", library, "-lm")
         return library
 

@@ -37,6 +37,8 @@ static float rounded(float x) {
 
 static float flushed(float x) { return FAULT == FLUSHES_SUBNORMALS && fpclassify(x) == FP_SUBNORMAL ? 0 : x; }
 
+static float faulty(float x) { return flushed(rounded(x)); }
+
 /* C (m x n) = alpha op(A) op(B) + beta C, all stored in columns. */
 static void multiply(int transpose_a, int transpose_b, long m, long n, long k, float alpha, const float *a, long lda,
                      const float *b, long ldb, float beta, float *c, long ldc) {
@@ -45,25 +47,32 @@ static void multiply(int transpose_a, int transpose_b, long m, long n, long k, f
     if (FAULT == CRASHES) abort();
     if (FAULT == EXITS) exit(0);
     if (FAULT == DROPS_A_TERM && k > 1) k--;
+    float *plain = malloc(sizeof *plain * (size_t)(m * k + m)), *sums = plain + m * k;
+    if (!plain) abort();
     for (long i = 0; i < m; i++) {
         float largest = 0;
+        for (long p = 0; p < k; p++) {
+            plain[i + p * m] = faulty(transpose_a ? a[p + i * lda] : a[i + p * lda]);
+            largest = fmaxf(largest, fabsf(plain[i + p * m]));
+        }
         for (long p = 0; p < k && FAULT == FORGETS_THE_SMALL; p++)
-            largest = fmaxf(largest, fabsf(transpose_a ? a[p + i * lda] : a[i + p * lda]));
-        for (long j = 0; j < n; j++) {
-            float sum = 0, *result = &c[i + j * ldc];
-            for (long step = 0; step < k; step++) {
-                long p = backwards ? k - 1 - step : step;
-                float x = transpose_a ? a[p + i * lda] : a[i + p * lda],
-                      y = transpose_b ? b[j + p * ldb] : b[p + j * ldb];
-                if (FAULT == FORGETS_THE_SMALL && fabsf(x) < 0x1p-30f * largest) x = 0;
-                sum += flushed(rounded(x)) * flushed(rounded(y));
-            }
-            float scaled = alpha == 0 && FAULT != READS_A_AND_B ? 0 : alpha * sum;
+            if (fabsf(plain[i + p * m]) < 0x1p-30f * largest) plain[i + p * m] = 0;
+    }
+    for (long j = 0; j < n; j++) {
+        memset(sums, 0, sizeof *sums * (size_t)m);
+        for (long step = 0; step < k; step++) {
+            long p = backwards ? k - 1 - step : step;
+            float y = faulty(transpose_b ? b[j + p * ldb] : b[p + j * ldb]);
+            for (long i = 0; i < m; i++) sums[i] += plain[i + p * m] * y;
+        }
+        for (long i = 0; i < m; i++) {
+            float *result = &c[i + j * ldc], scaled = alpha == 0 && FAULT != READS_A_AND_B ? 0 : alpha * sums[i];
             *result = flushed(beta == 0 && FAULT != READS_C ? scaled : scaled + beta * *result);
             if (FAULT == ROUNDS_UP && isfinite(*result)) *result = nextafterf(*result, INFINITY);
         }
     }
     if (FAULT == WRITES_OUTSIDE && ldc > m) c[m] = 0;
+    free(plain);
 }
 
 #ifdef CBLAS
