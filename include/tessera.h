@@ -6,7 +6,7 @@
  * THE NUMERICAL CONTRACT
  *
  *   precision   what is computed                                  what is promised
- *   TSR_IEEE    every product and sum in IEEE float32 (fma),      |C - AB| <= (K+2) 2^-24 (|A||B|), each element;
+ *   TSR_IEEE    products and sums in IEEE float32 or wider,       |C - AB| <= (K+2) 2^-24 (|A||B|), each element;
  *               in any order                                      subnormals kept; NaN and Inf as IEEE says
  *   TSR_FP32    float32-accurate, free to use matrix engines      the same bound and the same NaN, Inf and subnormal
  *               on split operands                                 results for every input: what a fast path cannot
@@ -209,8 +209,8 @@ size_t tsr_info_print(char *text, size_t size);
 typedef struct tsr_stats {
     uint64_t products;       /* products executed, each of a batch counted */
     uint64_t split_products; /* of those, how many took a split (matrix engine) path */
-    uint64_t marked_panels;  /* operand panels the split could not carry */
-    uint64_t fallback_tiles; /* result tiles recomputed as TSR_IEEE because of them */
+    uint64_t marked_panels;  /* operand panels with something that the split cannot carry at all */
+    uint64_t fallback_tiles; /* tiles of results that were recomputed as TSR_IEEE, in whole or in part */
 } tsr_stats;
 
 tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats);

@@ -506,7 +506,7 @@ way ieee_way(const cuda_device *device, const tsr_problem *p) {
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;
-    size_t exponents, overflows, suspects, marks, deep; /* panels begin at 0 */
+    size_t exponents, overflows, deep, suspects, marks; /* panels begin at 0 */
     size_t bytes;                                       /* in all, a multiple of 256 */
 } panels_layout;
 
@@ -520,10 +520,10 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     const size_t of_rows = (size_t)round_up(batch * rows * 4, align); /* what has 4 bytes for each row, each panel */
     const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
     l.overflows = l.exponents + of_rows;
-    l.suspects = l.overflows + of_rows;
+    l.deep = l.overflows + of_rows;
+    l.suspects = l.deep + of_rows;
     l.marks = l.suspects + of_panels;
-    l.deep = l.marks + of_panels;
-    l.bytes = l.deep + of_panels;
+    l.bytes = l.marks + of_panels;
     return l;
 }
 
@@ -748,7 +748,7 @@ static split_operand panels_of(const split_source *s) {
         .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
         .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
         .marks = (float *)(s->memory + l.marks) + first_panel,
-        .deep = (uint32_t *)(s->memory + l.deep) + first_panel,
+        .deep = (uint32_t *)(s->memory + l.deep) + s->first_row,
         .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
         .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
         .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
@@ -843,13 +843,15 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)divide_up(args.k_blocks, args.k_blocks_per_slice);
         args.partial = (float *)workspace;
-    } else if (kernel->pieces == 2 && args.mark_limit >= 1) /* else all is recomputed */
+        workspace += p->batch * args.slices * p->m * p->n * (int64_t)sizeof(float);
+    }
+    if (kernel->pieces == 2 && args.mark_limit >= 1 && isfinite(args.least_per_deep)) /* else no sum is good */
         args.doubts = (uint8_t *)workspace, args.doubts_batch_stride = doubts_in(p->m, p->n);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
-        status = launch(q, reduce, (grid){divide_up(p->m * p->n, reduce->threads), p->batch, 1}, &args);
+        status = launch(q, reduce, (grid){divide_up(doubts_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
     return status ? status : recompute_marked(q, plan, p, &args);
 }
 
@@ -1044,7 +1046,7 @@ typedef struct ieee_args {
     int64_t marks_a_batch_stride, marks_b_batch_stride;
     const uint8_t *doubts;
     int64_t doubts_batch_stride;
-    unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
+    unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed */
 } ieee_args;
 
 /* The most pieces a tile of the tail can fall into. No more units than the tail has runs. */
@@ -1069,18 +1071,21 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
  * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
- * counts the elements below. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * counts the elements below, in each row. Where the marks of A and B multiply to at most mark_limit, which depends on k
  * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
  * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
  * tiles with an infinite mark, are ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
+/* The exponent of a row of zeros; those of others are within +-62. */
+enum { ALL_ZERO = 63 };
+
 typedef struct split_operand {
     const uint8_t *panels;
     const int32_t *exponents;    /* [rows] */
     const float *marks;          /* [panels] */
-    const uint32_t *deep;        /* [panels] */
+    const uint32_t *deep;        /* [rows] */
     int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
     int64_t exponents_batch_stride;
     int64_t marks_batch_stride;
@@ -1091,7 +1096,7 @@ typedef struct split_operand {
  * are computed all the same if no sum in them, before it is scaled back, is below least_per_deep times the number of
  * deep elements there may be behind it; doubts[batch][block row][block column] is 0 for these and 1 for the others.
  * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
- * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. There are no doubts then. */
+ * taken out, to partial[batch*slices + s][m][n]; alpha, beta and doubts wait for split_reduce. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in source;
@@ -1119,8 +1124,8 @@ typedef struct pack_args {
     uint8_t *panels;
     int32_t *exponents;
     float *overflows;        /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    uint32_t *deep;          /* [rows], counted each time a row is split */
     float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good */
-    uint32_t *deep;          /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 
@@ -2343,16 +2348,38 @@ __device__ inline destination destination_of(const split_args &g, const work &w)
     return d;
 }
 
-/* How large a sum (before it is scaled back) of this panel of A times this one of B must be to be ours to write: any is
- * (0) where the pieces carry all products, none (negative) where they cannot be known to. */
-__device__ inline float least_sum(const split_args &g, int batch, int row, int col) {
-    const int64_t panel_a = batch * g.a.marks_batch_stride + row / PANEL_ROWS;
-    const int64_t panel_b = batch * g.b.marks_batch_stride + col / PANEL_ROWS;
-    const float mark = g.a.marks[panel_a] * g.b.marks[panel_b];
-    if (mark <= g.mark_limit) return 0;
-    if (!g.doubts || mark == INFINITY) return -1;
-    const uint32_t k = (uint32_t)g.k_blocks * SPLIT_K; /* no row has more deep elements than that */
-    return g.least_per_deep * (float)(min(g.a.deep[panel_a], k) + min(g.b.deep[panel_b], k));
+/* What to do with the sums of this panel of A times this one of B. */
+enum verdict { LEAVE, LOOK, WRITE };
+
+__device__ inline verdict verdict_on(const split_args &g, int batch, int row, int col) {
+    const float mark = g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
+                       g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS];
+    return mark <= g.mark_limit ? WRITE : g.doubts && mark < INFINITY ? LOOK : LEAVE;
+}
+
+/* What a row of an operand means for its sums. */
+struct row_doubt {
+    bool zero;   /* all of it, and so its sums are */
+    float least; /* they must be, beside what the other operand's row asks for */
+
+    __device__ row_doubt(const split_args &g, const split_operand &o, int batch, int row) {
+        const int64_t at = batch * o.exponents_batch_stride + row;
+        zero = o.exponents[at] == ALL_ZERO;
+        least = g.least_per_deep * (float)o.deep[at];
+    }
+};
+
+/* Whether a sum, as it is before it is scaled back, is too small to be good. */
+__device__ inline bool is_doubtful(float sum, const row_doubt &a, const row_doubt &b) {
+    return !a.zero && !b.zero && !(fabsf(sum) >= a.least + b.least);
+}
+
+/* Notes what a warp found about a block of C, and returns it to all its threads. */
+__device__ inline bool note_doubt(const split_args &g, int batch, int row0, int col0, bool doubtful) {
+    doubtful = __any_sync(0xffffffffu, doubtful);
+    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
+    if (threadIdx.x % 32 == 0) g.doubts[batch * g.doubts_batch_stride + block] = doubtful;
+    return doubtful;
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -2360,22 +2387,24 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* Whether one of a block's sums is below `least`, v being as in write_out; notes it in the block's doubt. */
-__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v, float least) {
+/* Whether the sums of a block, v being as in write_out, are to be left to ieee. */
+__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v) {
     const int lane = threadIdx.x % 32;
-    bool small = false;
+    bool doubtful = false;
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int j = 0; j < DOUBT_COLS / 8; j++)
 #pragma unroll
-        for (int j = 0; j < DOUBT_COLS / 8; j++)
+        for (int i = 0; i < 2; i++) {
+            const int col = col0 + 8 * j + lane % 4 * 2 + i;
+            if (col >= g.n) continue;
+            const row_doubt of_b(g, g.b, batch, col);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                small |= row0 + lane / 4 + 8 * h < g.m && col0 + 8 * j + lane % 4 * 2 + i < g.n &&
-                         !(fabsf(v[4 * j + 2 * h + i]) >= least);
-    small = __any_sync(0xffffffffu, small);
-    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
-    if (lane == 0) g.doubts[batch * g.doubts_batch_stride + block] = small;
-    return small;
+            for (int h = 0; h < 2; h++) {
+                const int row = row0 + lane / 4 + 8 * h;
+                if (row < g.m) doubtful |= is_doubtful(v[4 * j + 2 * h + i], row_doubt(g, g.a, batch, row), of_b);
+            }
+        }
+    return note_doubt(g, batch, row0, col0, doubtful);
 }
 
 /* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
@@ -2504,17 +2533,24 @@ __device__ float warp_max(float x) {
 /* Raises a number that is not negative, and returns what it was: the bits of such floats are ordered as they are. */
 __device__ float raise(float *number, float to) { return __int_as_float(atomicMax((int *)number, __float_as_int(to))); }
 
-/* An element's depth (args.h), scaled being x*2^e; where the scaling sends x to zero it is infinite. */
-__device__ float depth_of(float x, float scaled) {
-    if (x == 0) return 1;
-    return fabsf(scaled) < HALF_OVERFLOW ? fmaxf(1, HALF_LEAST_NORMAL / fabsf(scaled)) : INFINITY;
+/* Whether fp16 has no room for an element, or its row was taken for zeros. */
+__device__ bool does_not_fit(float x, int e) {
+    return !(fabsf(x * power_of_two(e)) < HALF_OVERFLOW) || (e == ALL_ZERO && x != 0);
 }
 
-/* The factors of a row with exponent e. */
+/* An element's depth (args.h) with exponent e; where the scaling sends x to zero it is infinite. */
+__device__ float depth_of(float x, int e) {
+    if (x == 0) return 1;
+    return does_not_fit(x, e) ? INFINITY : fmaxf(1, HALF_LEAST_NORMAL / fabsf(x * power_of_two(e)));
+}
+
+/* The factors of a row with exponent e; and the least scaled element that is not deep, which in a row taken for zeros
+ * none is. */
 struct row_scale {
-    float up, down, lo_up;
+    float up, down, lo_up, least;
     __device__ explicit row_scale(int e)
-        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)) {}
+        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)),
+          least(e == ALL_ZERO ? INFINITY : HALF_LEAST_NORMAL) {}
 };
 
 /* Splits two neighbours of a row; false where one of them is deep. */
@@ -2525,8 +2561,8 @@ template <int PIECES> __device__ bool split_pair(float x0, float x1, const row_s
         const float2 h = __half22float2(*hi);
         *lo = __floats2half2_rn(fmaf(-h.x, scale.down, x0) * scale.lo_up, fmaf(-h.y, scale.down, x1) * scale.lo_up);
     }
-    return ((fabsf(scaled0) >= HALF_LEAST_NORMAL && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
-           ((fabsf(scaled1) >= HALF_LEAST_NORMAL && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
+    return ((fabsf(scaled0) >= scale.least && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
+           ((fabsf(scaled1) >= scale.least && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
 }
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
@@ -2639,16 +2675,10 @@ template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const pl
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* What a thread found in its part of a unit. */
-struct finding {
-    float depth; /* the greatest */
-    int deep;    /* elements that fit, but are deeper than 1 */
-};
-
-/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory. Without branches where
- * they are not deep, so that the quads' loads and arithmetic overlap. */
+/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory, and returns their depth.
+ * Without branches where they are not deep, so that the quads' loads and arithmetic overlap. */
 template <int PIECES, typename READ>
-__device__ finding split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
+__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
@@ -2672,26 +2702,28 @@ __device__ finding split_quads(const pack_args &o, const place &u, const stage &
             if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
         }
     }
-    finding found = {1, 0};
-    if (shallow) return found;
+    if (shallow) return 1;
+    float depth = 1;
 #pragma unroll 1
     for (int row = row0; row < UNIT_ROWS; row += THREADS / QUADS_PER_ROW) {
-        const float up = power_of_two(from.exponents[row]);
+        const int e = from.exponents[row];
+        const int64_t at = u.batch * o.exponents_batch_stride + u.row0 + row;
         float x[QUAD];
+        int deep = 0;
         read(row, quad, x);
         for (int k = 0; k < QUAD; k++) {
-            const float depth = depth_of(x[k], x[k] * up);
-            found.depth = fmaxf(found.depth, depth);
-            found.deep += depth > 1 && depth < INFINITY;
-            if (!(fabsf(x[k] * up) < HALF_OVERFLOW))
-                raise(&o.overflows[u.batch * o.exponents_batch_stride + u.row0 + row], fabsf(x[k]));
+            const float of_x = depth_of(x[k], e);
+            depth = fmaxf(depth, of_x);
+            deep += of_x > 1 && of_x < INFINITY;
+            if (does_not_fit(x[k], e)) raise(&o.overflows[at], fabsf(x[k]));
         }
+        if (deep) atomicAdd(&o.deep[at], deep);
     }
-    return found;
+    return depth;
 }
 
-/* Splits a unit that has landed into its panel. Every thread of the block calls it. */
-template <int PIECES> __device__ finding split(const pack_args &o, const place &u, const stage &from) {
+/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
+template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
     const unit_view view(o, u);
     if (o.row_stride == 1) {
         int shifts[QUAD]; /* of the four lines that hold this thread's quads */
@@ -2725,15 +2757,14 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     for (int row = 0; row < UNIT_ROWS; row++) {
         const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
         const float x = from.one(line, view.shift(line) + i);
-        const float of_x = depth_of(x, x * power_of_two(e));
         largest = fmaxf(largest, fabsf(x));
-        if (of_x > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
-        if (fabsf(x * power_of_two(e)) >= HALF_OVERFLOW || x != x) depth = INFINITY;
+        if (depth_of(x, e) > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
+        if (does_not_fit(x, e)) depth = INFINITY;
     }
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, finding) is called by each
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
  * thread that found a depth above 1. Copies run two units ahead. */
 template <bool AGAIN, typename NEXT, typename DEEP>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
@@ -2751,9 +2782,9 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         if (has_further) fetch<AGAIN>(pair, further, stages[(at + 2) % STAGES]);
         close_copies();
         const pack_args &o = pair.operand[now.operand];
-        finding found = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (o.pieces == 1 && __syncthreads_or(found.depth > 1)) found.depth = column_depth(o, now, stages[at]);
-        if (found.depth > 1) deep(now, found);
+        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
+        if (depth > 1) deep(now, depth);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -2814,14 +2845,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
         float most = 0;
         for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
         const int64_t row = at.batch * o.exponents_batch_stride + row0 + threadIdx.x;
-        o.exponents[row] = most == 0 ? EXPONENT_LIMIT : exponent_for(most, SAMPLE_EXPONENT); /* 0: we know nothing */
+        o.exponents[row] = most == 0 ? (int)ALL_ZERO
+                                     : exponent_for(most, SAMPLE_EXPONENT); /* until something is seen */
         o.overflows[row] = 0;
+        o.deep[row] = 0;
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
         o.suspects[panel] = 1;
         o.marks[panel] = 1;
-        o.deep[panel] = 0;
     }
 }
 
@@ -2839,9 +2871,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
-    split_units<false>(pair, stages, next, [&](const place &u, const finding &found) {
-        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], found.depth);
-        if (found.deep) atomicAdd(&pair.operand[u.operand].deep[panel_of(pair, u)], found.deep);
+    split_units<false>(pair, stages, next, [&](const place &u, float depth) {
+        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
     });
     let_next_kernel_come();
 }
@@ -2880,11 +2911,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
             }
         return false;
     };
-    split_units<true>(pair, stages, next, [&](const place &u, const finding &found) {
-        const pack_args &o = pair.operand[u.operand];
-        const float before = raise(&o.marks[panel_of(pair, u)], found.depth);
-        if (before < INFINITY && found.depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
-        if (found.deep) atomicAdd(&o.deep[panel_of(pair, u)], found.deep);
+    split_units<true>(pair, stages, next, [&](const place &u, float depth) {
+        const float before = raise(&pair.operand[u.operand].marks[panel_of(pair, u)], depth);
+        if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
     });
 }
 } // namespace pack
@@ -2893,27 +2922,55 @@ namespace split_reduce {
 /* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
  *
  * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
- * One thread per element of C, neighbouring threads on neighbouring columns; tiles the split kernels left alone are
- * left alone here too. Limits: 128 threads, no shared memory; grid.x covers the elements of one product, grid.y is the
- * batch.
+ * A warp has a block of DOUBT_ROWS x DOUBT_COLS of C, a thread one of its columns; blocks that are left to ieee, because
+ * of their tile's marks or of a sum that is too small to be good, are left here. Limits: 128 threads, no shared memory;
+ * grid.x covers the blocks of one product, four to a block of threads, grid.y is the batch.
  */
 
 constexpr int THREADS = 128;
+static_assert(DOUBT_COLS == 32, "a thread of a warp has a column");
 
 extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
     wait_for_previous_kernel();
-    const int batch = blockIdx.y;
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, size = (int64_t)g.m * g.n;
-    if (index >= size) return;
-    const int row = (int)(index / g.n), col = (int)(index % g.n);
-    if (least_sum(g, batch, row, col) < 0) return;
-    const float *part = g.partial + batch * g.slices * size + index;
-    float sum = 0;
-    for (int slice = 0; slice < g.slices; slice++) sum += part[slice * size];
-    float *to = g.c.data + batch * g.c.batch_stride + row * g.c.row_stride + col * g.c.col_stride;
-    const float *from = g.source.data + batch * g.source.batch_stride + row * g.source.row_stride +
+    const int batch = blockIdx.y, blocks_n = divide_up(g.n, DOUBT_COLS);
+    const int64_t block = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int row0 = (int)(block / blocks_n) * DOUBT_ROWS, col0 = (int)(block % blocks_n) * DOUBT_COLS;
+    if (row0 >= g.m) return;
+    const verdict on = verdict_on(g, batch, row0, col0);
+    if (on == LEAVE) return;
+
+    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + (int)threadIdx.x % 32, g.n - 1);
+    const bool there = col0 + (int)threadIdx.x % 32 < g.n;
+    const int64_t size = (int64_t)g.m * g.n;
+    const float *part = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
+    float sums[DOUBT_ROWS] = {};
+    for (int slice = 0; slice < g.slices; slice++, part += size)
+#pragma unroll
+        for (int r = 0; r < DOUBT_ROWS; r++)
+            if (r < rows) sums[r] += part[(int64_t)r * g.n];
+
+    if (on == LOOK) {
+        const row_doubt of_b(g, g.b, batch, col);
+        const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
+        bool doubtful = false;
+#pragma unroll
+        for (int r = 0; r < DOUBT_ROWS; r++)
+            if (there && r < rows) {
+                const float up_a = power_of_two(exponent_of(g.a, batch, row0 + r, g.m));
+                doubtful |= is_doubtful(sums[r] * up_a * up_b, row_doubt(g, g.a, batch, row0 + r), of_b);
+            }
+        if (note_doubt(g, batch, row0, col0, doubtful)) return;
+    }
+    if (!there) return;
+    float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
+    const float *from = g.source.data + batch * g.source.batch_stride + row0 * g.source.row_stride +
                         col * g.source.col_stride;
-    *to = g.beta == 0 ? g.alpha * sum : fmaf(g.beta, *from, g.alpha * sum);
+#pragma unroll
+    for (int r = 0; r < DOUBT_ROWS; r++)
+        if (r < rows) {
+            float *at = to + r * g.c.row_stride;
+            *at = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, from[r * g.source.row_stride], g.alpha * sums[r]);
+        }
 }
 } // namespace split_reduce
 
@@ -3154,7 +3211,7 @@ __device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uin
 template <int TILE_N> struct output {
     int row0;
     int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    float least[TILE_N / PANEL_ROWS];              /* of sums to write, in each panel of B */
+    verdict on[TILE_N / PANEL_ROWS];               /* the sums, in each panel of B */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -3166,7 +3223,7 @@ template <int TILE_N> struct output {
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
-            least[i] = col < g.n ? least_sum(g, w.batch, w.m0, col) : -1;
+            on[i] = col < g.n ? verdict_on(g, w.batch, w.m0, col) : LEAVE;
         }
     }
 
@@ -3175,9 +3232,10 @@ template <int TILE_N> struct output {
 #pragma unroll
         for (int i = 0; i < TILE_N / OUT_COLS; i++) {
             const int col0 = w.n0 + i * OUT_COLS;
-            const float *sums = v + i * OUT_COLS / 2, must_be = least[i * OUT_COLS / PANEL_ROWS];
-            if (must_be < 0 || row0 >= g.m || col0 >= g.n) continue;
-            if (must_be > 0 && in_doubt(g, w.batch, row0, col0, sums, must_be)) continue;
+            const float *sums = v + i * OUT_COLS / 2;
+            const verdict on_these = on[i * OUT_COLS / PANEL_ROWS];
+            if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
+            if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, sums)) continue;
             write_out(g, d, row0, col0, sums, exponent_a, exponent_b[i], out);
         }
     }
@@ -3480,8 +3538,8 @@ template <int N>
 __device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
     if (row0 >= g.m || col0 >= g.n) return;
-    const float must_be = least_sum(g, w.batch, row0, col0);
-    if (must_be < 0) return;
+    const verdict on = verdict_on(g, w.batch, row0, col0);
+    if (on == LEAVE) return;
     const int lane = threadIdx.x % 32;
     const destination d = destination_of(g, w);
 #pragma unroll
@@ -3491,7 +3549,7 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, co
         for (int i = 0; i < FRAGMENTS_M; i++) {
             const int row = row0 + i * FRAGMENT_M, col = col0 + j * FRAGMENT_N;
             if (row >= g.m || col >= g.n) continue;
-            if (must_be > 0 && in_doubt(g, w.batch, row, col, &v[i][j][0], must_be)) continue;
+            if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, &v[i][j][0])) continue;
             const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
             write_out(g, d, row, col, &v[i][j][0], exponent_a, exponent_b, out);
         }

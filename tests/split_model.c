@@ -132,14 +132,14 @@ static int exponent_by_sample(const float *x, int k) {
             const int at = (int)((int64_t)room * run / (runs - 1)) + i;
             largest = fmaxf(largest, fabsf(x[at < k ? at : k - 1]));
         }
-    return largest == 0 ? EXPONENT_LIMIT : exponent_for(largest, SAMPLE_EXPONENT);
+    return largest == 0 ? (int)ALL_ZERO : exponent_for(largest, SAMPLE_EXPONENT);
 }
 
 /* By what did not fit with exponent e; the same e where all did. */
 static int exponent_by_overflow(const float *x, int k, int e) {
     float largest = 0;
     for (int i = 0; i < k; i++)
-        if (fabsf(x[i] * power_of_two(e)) >= HALF_OVERFLOW) largest = fmaxf(largest, fabsf(x[i]));
+        if (fabsf(x[i] * power_of_two(e)) >= HALF_OVERFLOW || e == ALL_ZERO) largest = fmaxf(largest, fabsf(x[i]));
     return largest > 0 ? exponent_for(largest, LARGEST_EXPONENT) : e;
 }
 
@@ -147,7 +147,7 @@ static int exponent_by_overflow(const float *x, int k, int e) {
 static float depth_of(float x, int e) {
     const float scaled = fabsf(x * power_of_two(e));
     if (x == 0) return 1;
-    if (!(scaled < HALF_OVERFLOW)) return INFINITY;
+    if (!(scaled < HALF_OVERFLOW) || e == ALL_ZERO) return INFINITY; /* a row taken for zeros */
     return scaled >= HALF_LEAST_NORMAL ? 1 : HALF_LEAST_NORMAL / scaled;
 }
 
@@ -440,6 +440,28 @@ static void zero_rows(operands *o) {
     for (int i = 0; i < 3 * o->k; i++) o->a[i] = 0, o->b[i] = -0.0f;
 }
 
+/* A third of each row is far below the rest, as where the gradients of different things share a row. */
+static void uneven_parts(operands *o) {
+    fill(o, random_normal);
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < o->k / 3; i++) *element_a(o, row, i) *= 0x1p-24f;
+}
+
+/* Zeros where the sample looks, and elsewhere something, or something tiny. */
+static void zeros_sampled(operands *o) {
+    fill(o, random_normal);
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < o->k; i++)
+            if (i != 40) *element_a(o, row, i) = 0;
+    for (int row = 0; row < ROWS; row += 2) *element_a(o, row, 40) *= 0x1p-60f;
+}
+
+/* Rows of zeros beside columns with deep elements. */
+static void zeros_meet_deep(operands *o) {
+    uneven_parts(o);
+    for (int i = 0; i < ROWS * o->k; i++) o->b[i] = i / o->k % 2 ? 0 : o->b[i];
+}
+
 static void subnormals(operands *o) {
     fill(o, random_signed);
     for (int row = 0; row < ROWS; row++) *element_a(o, row, random_between(0, o->k - 1)) *= 0x1p-130f;
@@ -475,13 +497,6 @@ static void deep_meets_ordinary(operands *o) {
 static void deep_beside_ordinary(operands *o) {
     deep_meets_ordinary(o);
     for (int row = 0; row < ROWS; row++) *element_b(o, row, 0) = power_of_two(random_between(-40, 0));
-}
-
-/* A third of each row is far below the rest, as where the gradients of different things share a row. */
-static void uneven_parts(operands *o) {
-    fill(o, random_normal);
-    for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < o->k / 3; i++) *element_a(o, row, i) *= 0x1p-24f;
 }
 
 /* Nothing counts but products of small elements: large ones meet zeros. The depths of both operands multiply to
@@ -522,6 +537,8 @@ static const family families[] = {
     {"one huge value per row", one_huge_value, AS_IT_COMES},
     {"outliers not sampled", unsampled_outliers, ALL_SPLIT},
     {"rows of zeros", zero_rows, ALL_SPLIT},
+    {"zeros in the sample", zeros_sampled, ALL_SPLIT},
+    {"zeros meet deep", zeros_meet_deep, ALL_SPLIT_FROM_128},
     {"subnormals", subnormals, AS_IT_COMES},
     {"Inf, NaN, largest", special_values, NONE_SPLIT},
     {"swallowed terms", swallowed, ALL_SPLIT},
@@ -579,7 +596,8 @@ static outcome multiply(const adder *chip, operands *o, float limit, float least
             if (!s.a[i].hi || !s.b[j].hi) continue;
             const float sum = split_sum(chip, &s.a[i], &s.b[j], o->k, 1), c = scaled_back(sum, &s.a[i], &s.b[j]);
             const bool deep = s.a[i].depth * s.b[j].depth > limit;
-            if (deep && !(fabsf(sum) >= least_for_each * (float)(s.a[i].deep + s.b[j].deep))) continue;
+            const bool zero = s.a[i].exponent == ALL_ZERO || s.b[j].exponent == ALL_ZERO;
+            if (deep && !zero && !(fabsf(sum) >= least_for_each * (float)(s.a[i].deep + s.b[j].deep))) continue;
             r.split++;
             const exact e = exact_product(element_a(o, i, 0), element_b(o, j, 0), o->k);
             const double error = (double)fabsl((long double)c - e.sum), bound = (o->k + 2) * U * (double)e.magnitude;

@@ -189,6 +189,52 @@ def test_scales_at_the_ends_of_the_range(accurate_cuda, rng, low, high):
     assert_componentwise(accurate_cuda.product(b.T, a.T), b.T, a.T, underflow=low < -60)
 
 
+# ---- Elements far below their row's largest --------------------------------------------------------------------------
+
+
+def uneven(rng, m, n, k):
+    """A third of each row of A is far below the rest, as where the gradients of different things share a row."""
+    a, b = normal(rng, m, n, k)
+    a[:, :k // 3] *= np.float32(2.0**-24)
+    return a, b
+
+
+@pytest.mark.parametrize("m, n, k", [(300, 260, 512), (768, 768, 4096)])
+def test_deep_elements_beside_ordinary_ones(accurate_cuda, m, n, k):
+    """They are no reason to compute most of C again, nor are rows and columns of zeros beside them."""
+    a, b = uneven(np.random.default_rng(k), m, n, k)
+    a[5], b[:, 40:80] = 0, 0
+    for left, right in ((a, b), (b.T, a.T)):
+        context = accurate_cuda.new_context()
+        assert_componentwise(accurate_cuda.product(left, right, context=context), left, right)
+        stats, tiles = context.stats(), -(-m // 128) * -(-n // 128)
+        assert stats.marked_panels == 0 and stats.fallback_tiles <= tiles // 2
+
+
+@pytest.mark.parametrize("alpha, beta", [(1.0, 1.0), (-2.0, 0.5), (0.5, 0.0)])
+def test_sums_of_deep_elements_alone(accurate_cuda, rng, alpha, beta):
+    """They are computed again, in their blocks of C only, and add beta*C once like the others."""
+    (a, b), before = uneven(rng, M, N, 512), integers(rng, M, N)
+    alone = [3, 40, 41, N - 1]
+    b[512 // 3:, alone] = 0
+    for layout in (row_major, stepped):
+        c = filled(layout, before) if beta else layout(M, N)
+        accurate_cuda.multiply(a, b, c, alpha, beta)
+        assert_componentwise(c, a, b, alpha, beta, before)
+        assert_guards(c)
+        if not beta:
+            assert_componentwise(np.ascontiguousarray(c[:, alone]) / alpha, a[:, :512 // 3], b[:512 // 3, alone])
+
+
+@pytest.mark.parametrize("limit", [2**21, 2**22])
+def test_deep_elements_in_parts_of_the_product(fp32_cuda, rng, limit):
+    a, b = uneven(rng, 700, 600, 512)
+    try:
+        assert_componentwise(fp32_cuda.product(a, b, context=fp32_cuda.new_context(max_workspace=limit)), a, b)
+    except binding.TesseraError as error:
+        assert error.status == binding.OUT_OF_MEMORY and "max_workspace" in error.message and fp32_cuda.kernel
+
+
 def test_uniform_data_take_the_split_path(driver):
     """And mark nothing: the fallback is for hard data, not for the benchmark's."""
     if driver.capability()[0] != 9:
@@ -222,7 +268,7 @@ def test_less_workspace_same_contract(fp32_cuda, rng, m, n, k, limit):
 
 @pytest.mark.parametrize("sides", [(LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=["left", "right", "both"])
 def test_packed_keeps_the_contract(accurate_cuda, rng, sides):
-    for family in FAMILIES.values():
+    for family in (*FAMILIES.values(), uneven):
         a, b = family(rng, 300, 280, 600)
         c, plain = padded(300, 280), padded(300, 280)
         with accurate_cuda.resident(a, b, changed=[c]):

@@ -75,7 +75,7 @@ typedef struct ieee_args {
     int64_t marks_a_batch_stride, marks_b_batch_stride;
     const uint8_t *doubts;
     int64_t doubts_batch_stride;
-    unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed (of PANEL_ROWS x PANEL_ROWS) */
+    unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed */
 } ieee_args;
 
 /* The most pieces a tile of the tail can fall into. No more units than the tail has runs. */
@@ -100,18 +100,21 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
  * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
- * counts the elements below. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * counts the elements below, in each row. Where the marks of A and B multiply to at most mark_limit, which depends on k
  * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
  * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
  * tiles with an infinite mark, are ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
+/* The exponent of a row of zeros; those of others are within +-62. */
+enum { ALL_ZERO = 63 };
+
 typedef struct split_operand {
     const uint8_t *panels;
     const int32_t *exponents;    /* [rows] */
     const float *marks;          /* [panels] */
-    const uint32_t *deep;        /* [panels] */
+    const uint32_t *deep;        /* [rows] */
     int64_t panels_batch_stride; /* bytes; 0: shared by all products of the batch, as are the next two */
     int64_t exponents_batch_stride;
     int64_t marks_batch_stride;
@@ -122,7 +125,7 @@ typedef struct split_operand {
  * are computed all the same if no sum in them, before it is scaled back, is below least_per_deep times the number of
  * deep elements there may be behind it; doubts[batch][block row][block column] is 0 for these and 1 for the others.
  * slices > 1: slice s of each tile covers k_blocks_per_slice blocks and writes its sums, the rows' and columns' scales
- * taken out, to partial[batch*slices + s][m][n]; alpha and beta wait for split_reduce. There are no doubts then. */
+ * taken out, to partial[batch*slices + s][m][n]; alpha, beta and doubts wait for split_reduce. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in source;
@@ -150,8 +153,8 @@ typedef struct pack_args {
     uint8_t *panels;
     int32_t *exponents;
     float *overflows;        /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    uint32_t *deep;          /* [rows], counted each time a row is split */
     float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good */
-    uint32_t *deep;          /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 

@@ -187,7 +187,7 @@ static split_operand panels_of(const split_source *s) {
         .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
         .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
         .marks = (float *)(s->memory + l.marks) + first_panel,
-        .deep = (uint32_t *)(s->memory + l.deep) + first_panel,
+        .deep = (uint32_t *)(s->memory + l.deep) + s->first_row,
         .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
         .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
         .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
@@ -282,13 +282,15 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)divide_up(args.k_blocks, args.k_blocks_per_slice);
         args.partial = (float *)workspace;
-    } else if (kernel->pieces == 2 && args.mark_limit >= 1) /* else all is recomputed */
+        workspace += p->batch * args.slices * p->m * p->n * (int64_t)sizeof(float);
+    }
+    if (kernel->pieces == 2 && args.mark_limit >= 1 && isfinite(args.least_per_deep)) /* else no sum is good */
         args.doubts = (uint8_t *)workspace, args.doubts_batch_stride = doubts_in(p->m, p->n);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
-        status = launch(q, reduce, (grid){divide_up(p->m * p->n, reduce->threads), p->batch, 1}, &args);
+        status = launch(q, reduce, (grid){divide_up(doubts_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
     return status ? status : recompute_marked(q, plan, p, &args);
 }
 

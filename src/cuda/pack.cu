@@ -90,17 +90,24 @@ __device__ float warp_max(float x) {
 /* Raises a number that is not negative, and returns what it was: the bits of such floats are ordered as they are. */
 __device__ float raise(float *number, float to) { return __int_as_float(atomicMax((int *)number, __float_as_int(to))); }
 
-/* An element's depth (args.h), scaled being x*2^e; where the scaling sends x to zero it is infinite. */
-__device__ float depth_of(float x, float scaled) {
-    if (x == 0) return 1;
-    return fabsf(scaled) < HALF_OVERFLOW ? fmaxf(1, HALF_LEAST_NORMAL / fabsf(scaled)) : INFINITY;
+/* Whether fp16 has no room for an element, or its row was taken for zeros. */
+__device__ bool does_not_fit(float x, int e) {
+    return !(fabsf(x * power_of_two(e)) < HALF_OVERFLOW) || (e == ALL_ZERO && x != 0);
 }
 
-/* The factors of a row with exponent e. */
+/* An element's depth (args.h) with exponent e; where the scaling sends x to zero it is infinite. */
+__device__ float depth_of(float x, int e) {
+    if (x == 0) return 1;
+    return does_not_fit(x, e) ? INFINITY : fmaxf(1, HALF_LEAST_NORMAL / fabsf(x * power_of_two(e)));
+}
+
+/* The factors of a row with exponent e; and the least scaled element that is not deep, which in a row taken for zeros
+ * none is. */
 struct row_scale {
-    float up, down, lo_up;
+    float up, down, lo_up, least;
     __device__ explicit row_scale(int e)
-        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)) {}
+        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)),
+          least(e == ALL_ZERO ? INFINITY : HALF_LEAST_NORMAL) {}
 };
 
 /* Splits two neighbours of a row; false where one of them is deep. */
@@ -111,8 +118,8 @@ template <int PIECES> __device__ bool split_pair(float x0, float x1, const row_s
         const float2 h = __half22float2(*hi);
         *lo = __floats2half2_rn(fmaf(-h.x, scale.down, x0) * scale.lo_up, fmaf(-h.y, scale.down, x1) * scale.lo_up);
     }
-    return ((fabsf(scaled0) >= HALF_LEAST_NORMAL && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
-           ((fabsf(scaled1) >= HALF_LEAST_NORMAL && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
+    return ((fabsf(scaled0) >= scale.least && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
+           ((fabsf(scaled1) >= scale.least && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
 }
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
@@ -225,16 +232,10 @@ template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const pl
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* What a thread found in its part of a unit. */
-struct finding {
-    float depth; /* the greatest */
-    int deep;    /* elements that fit, but are deeper than 1 */
-};
-
-/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory. Without branches where
- * they are not deep, so that the quads' loads and arithmetic overlap. */
+/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory, and returns their depth.
+ * Without branches where they are not deep, so that the quads' loads and arithmetic overlap. */
 template <int PIECES, typename READ>
-__device__ finding split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
+__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
@@ -258,26 +259,28 @@ __device__ finding split_quads(const pack_args &o, const place &u, const stage &
             if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
         }
     }
-    finding found = {1, 0};
-    if (shallow) return found;
+    if (shallow) return 1;
+    float depth = 1;
 #pragma unroll 1
     for (int row = row0; row < UNIT_ROWS; row += THREADS / QUADS_PER_ROW) {
-        const float up = power_of_two(from.exponents[row]);
+        const int e = from.exponents[row];
+        const int64_t at = u.batch * o.exponents_batch_stride + u.row0 + row;
         float x[QUAD];
+        int deep = 0;
         read(row, quad, x);
         for (int k = 0; k < QUAD; k++) {
-            const float depth = depth_of(x[k], x[k] * up);
-            found.depth = fmaxf(found.depth, depth);
-            found.deep += depth > 1 && depth < INFINITY;
-            if (!(fabsf(x[k] * up) < HALF_OVERFLOW))
-                raise(&o.overflows[u.batch * o.exponents_batch_stride + u.row0 + row], fabsf(x[k]));
+            const float of_x = depth_of(x[k], e);
+            depth = fmaxf(depth, of_x);
+            deep += of_x > 1 && of_x < INFINITY;
+            if (does_not_fit(x[k], e)) raise(&o.overflows[at], fabsf(x[k]));
         }
+        if (deep) atomicAdd(&o.deep[at], deep);
     }
-    return found;
+    return depth;
 }
 
-/* Splits a unit that has landed into its panel. Every thread of the block calls it. */
-template <int PIECES> __device__ finding split(const pack_args &o, const place &u, const stage &from) {
+/* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
+template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
     const unit_view view(o, u);
     if (o.row_stride == 1) {
         int shifts[QUAD]; /* of the four lines that hold this thread's quads */
@@ -311,15 +314,14 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     for (int row = 0; row < UNIT_ROWS; row++) {
         const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
         const float x = from.one(line, view.shift(line) + i);
-        const float of_x = depth_of(x, x * power_of_two(e));
         largest = fmaxf(largest, fabsf(x));
-        if (of_x > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
-        if (fabsf(x * power_of_two(e)) >= HALF_OVERFLOW || x != x) depth = INFINITY;
+        if (depth_of(x, e) > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
+        if (does_not_fit(x, e)) depth = INFINITY;
     }
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, finding) is called by each
+/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
  * thread that found a depth above 1. Copies run two units ahead. */
 template <bool AGAIN, typename NEXT, typename DEEP>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
@@ -337,9 +339,9 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         if (has_further) fetch<AGAIN>(pair, further, stages[(at + 2) % STAGES]);
         close_copies();
         const pack_args &o = pair.operand[now.operand];
-        finding found = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (o.pieces == 1 && __syncthreads_or(found.depth > 1)) found.depth = column_depth(o, now, stages[at]);
-        if (found.depth > 1) deep(now, found);
+        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
+        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
+        if (depth > 1) deep(now, depth);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -400,14 +402,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
         float most = 0;
         for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
         const int64_t row = at.batch * o.exponents_batch_stride + row0 + threadIdx.x;
-        o.exponents[row] = most == 0 ? EXPONENT_LIMIT : exponent_for(most, SAMPLE_EXPONENT); /* 0: we know nothing */
+        o.exponents[row] = most == 0 ? (int)ALL_ZERO
+                                     : exponent_for(most, SAMPLE_EXPONENT); /* until something is seen */
         o.overflows[row] = 0;
+        o.deep[row] = 0;
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
         o.suspects[panel] = 1;
         o.marks[panel] = 1;
-        o.deep[panel] = 0;
     }
 }
 
@@ -425,9 +428,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
-    split_units<false>(pair, stages, next, [&](const place &u, const finding &found) {
-        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], found.depth);
-        if (found.deep) atomicAdd(&pair.operand[u.operand].deep[panel_of(pair, u)], found.deep);
+    split_units<false>(pair, stages, next, [&](const place &u, float depth) {
+        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
     });
     let_next_kernel_come();
 }
@@ -466,10 +468,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
             }
         return false;
     };
-    split_units<true>(pair, stages, next, [&](const place &u, const finding &found) {
-        const pack_args &o = pair.operand[u.operand];
-        const float before = raise(&o.marks[panel_of(pair, u)], found.depth);
-        if (before < INFINITY && found.depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
-        if (found.deep) atomicAdd(&o.deep[panel_of(pair, u)], found.deep);
+    split_units<true>(pair, stages, next, [&](const place &u, float depth) {
+        const float before = raise(&pair.operand[u.operand].marks[panel_of(pair, u)], depth);
+        if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
     });
 }

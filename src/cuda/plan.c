@@ -78,10 +78,10 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     const size_t of_rows = (size_t)round_up(batch * rows * 4, align); /* what has 4 bytes for each row, each panel */
     const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
     l.overflows = l.exponents + of_rows;
-    l.suspects = l.overflows + of_rows;
+    l.deep = l.overflows + of_rows;
+    l.suspects = l.deep + of_rows;
     l.marks = l.suspects + of_panels;
-    l.deep = l.marks + of_panels;
-    l.bytes = l.deep + of_panels;
+    l.bytes = l.marks + of_panels;
     return l;
 }
 
@@ -248,10 +248,8 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
     for (;;) {
         size_t a = panels_bytes(plan, p, &p->a, plan->chunk_m, pieces);
         size_t b = panels_bytes(plan, p, &p->b, plan->chunk_n, pieces);
-        const int64_t doubts = plan->slices == 1 && pieces == 2
-                                   ? plan->chunk_batch * doubts_in(plan->chunk_m, plan->chunk_n)
-                                   : 0;
-        plan->workspace = a + b + partial_bytes + (size_t)doubts;
+        const int64_t doubts = pieces == 2 ? plan->chunk_batch * doubts_in(plan->chunk_m, plan->chunk_n) : 0;
+        plan->workspace = a + b + partial_bytes + (size_t)round_up(doubts, 256);
         if (!max_workspace || plan->workspace <= max_workspace) return true;
         if (plan->slices > 1) { /* partial sums are for small products: the caller's limit forbids these first */
             plan->slices = 1;

@@ -31,7 +31,7 @@ int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, 
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;
-    size_t exponents, overflows, suspects, marks, deep; /* panels begin at 0 */
+    size_t exponents, overflows, deep, suspects, marks; /* panels begin at 0 */
     size_t bytes;                                       /* in all, a multiple of 256 */
 } panels_layout;
 

@@ -78,16 +78,38 @@ __device__ inline destination destination_of(const split_args &g, const work &w)
     return d;
 }
 
-/* How large a sum (before it is scaled back) of this panel of A times this one of B must be to be ours to write: any is
- * (0) where the pieces carry all products, none (negative) where they cannot be known to. */
-__device__ inline float least_sum(const split_args &g, int batch, int row, int col) {
-    const int64_t panel_a = batch * g.a.marks_batch_stride + row / PANEL_ROWS;
-    const int64_t panel_b = batch * g.b.marks_batch_stride + col / PANEL_ROWS;
-    const float mark = g.a.marks[panel_a] * g.b.marks[panel_b];
-    if (mark <= g.mark_limit) return 0;
-    if (!g.doubts || mark == INFINITY) return -1;
-    const uint32_t k = (uint32_t)g.k_blocks * SPLIT_K; /* no row has more deep elements than that */
-    return g.least_per_deep * (float)(min(g.a.deep[panel_a], k) + min(g.b.deep[panel_b], k));
+/* What to do with the sums of this panel of A times this one of B. */
+enum verdict { LEAVE, LOOK, WRITE };
+
+__device__ inline verdict verdict_on(const split_args &g, int batch, int row, int col) {
+    const float mark = g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
+                       g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS];
+    return mark <= g.mark_limit ? WRITE : g.doubts && mark < INFINITY ? LOOK : LEAVE;
+}
+
+/* What a row of an operand means for its sums. */
+struct row_doubt {
+    bool zero;   /* all of it, and so its sums are */
+    float least; /* they must be, beside what the other operand's row asks for */
+
+    __device__ row_doubt(const split_args &g, const split_operand &o, int batch, int row) {
+        const int64_t at = batch * o.exponents_batch_stride + row;
+        zero = o.exponents[at] == ALL_ZERO;
+        least = g.least_per_deep * (float)o.deep[at];
+    }
+};
+
+/* Whether a sum, as it is before it is scaled back, is too small to be good. */
+__device__ inline bool is_doubtful(float sum, const row_doubt &a, const row_doubt &b) {
+    return !a.zero && !b.zero && !(fabsf(sum) >= a.least + b.least);
+}
+
+/* Notes what a warp found about a block of C, and returns it to all its threads. */
+__device__ inline bool note_doubt(const split_args &g, int batch, int row0, int col0, bool doubtful) {
+    doubtful = __any_sync(0xffffffffu, doubtful);
+    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
+    if (threadIdx.x % 32 == 0) g.doubts[batch * g.doubts_batch_stride + block] = doubtful;
+    return doubtful;
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -95,22 +117,24 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* Whether one of a block's sums is below `least`, v being as in write_out; notes it in the block's doubt. */
-__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v, float least) {
+/* Whether the sums of a block, v being as in write_out, are to be left to ieee. */
+__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v) {
     const int lane = threadIdx.x % 32;
-    bool small = false;
+    bool doubtful = false;
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int j = 0; j < DOUBT_COLS / 8; j++)
 #pragma unroll
-        for (int j = 0; j < DOUBT_COLS / 8; j++)
+        for (int i = 0; i < 2; i++) {
+            const int col = col0 + 8 * j + lane % 4 * 2 + i;
+            if (col >= g.n) continue;
+            const row_doubt of_b(g, g.b, batch, col);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                small |= row0 + lane / 4 + 8 * h < g.m && col0 + 8 * j + lane % 4 * 2 + i < g.n &&
-                         !(fabsf(v[4 * j + 2 * h + i]) >= least);
-    small = __any_sync(0xffffffffu, small);
-    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
-    if (lane == 0) g.doubts[batch * g.doubts_batch_stride + block] = small;
-    return small;
+            for (int h = 0; h < 2; h++) {
+                const int row = row0 + lane / 4 + 8 * h;
+                if (row < g.m) doubtful |= is_doubtful(v[4 * j + 2 * h + i], row_doubt(g, g.a, batch, row), of_b);
+            }
+        }
+    return note_doubt(g, batch, row0, col0, doubtful);
 }
 
 /* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40

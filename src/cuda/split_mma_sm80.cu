@@ -184,8 +184,8 @@ template <int N>
 __device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
     if (row0 >= g.m || col0 >= g.n) return;
-    const float must_be = least_sum(g, w.batch, row0, col0);
-    if (must_be < 0) return;
+    const verdict on = verdict_on(g, w.batch, row0, col0);
+    if (on == LEAVE) return;
     const int lane = threadIdx.x % 32;
     const destination d = destination_of(g, w);
 #pragma unroll
@@ -195,7 +195,7 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, co
         for (int i = 0; i < FRAGMENTS_M; i++) {
             const int row = row0 + i * FRAGMENT_M, col = col0 + j * FRAGMENT_N;
             if (row >= g.m || col >= g.n) continue;
-            if (must_be > 0 && in_doubt(g, w.batch, row, col, &v[i][j][0], must_be)) continue;
+            if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, &v[i][j][0])) continue;
             const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
             write_out(g, d, row, col, &v[i][j][0], exponent_a, exponent_b, out);
         }

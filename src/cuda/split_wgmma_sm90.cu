@@ -121,7 +121,7 @@ __device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uin
 template <int TILE_N> struct output {
     int row0;
     int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    float least[TILE_N / PANEL_ROWS];              /* of sums to write, in each panel of B */
+    verdict on[TILE_N / PANEL_ROWS];               /* the sums, in each panel of B */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -133,7 +133,7 @@ template <int TILE_N> struct output {
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
-            least[i] = col < g.n ? least_sum(g, w.batch, w.m0, col) : -1;
+            on[i] = col < g.n ? verdict_on(g, w.batch, w.m0, col) : LEAVE;
         }
     }
 
@@ -142,9 +142,10 @@ template <int TILE_N> struct output {
 #pragma unroll
         for (int i = 0; i < TILE_N / OUT_COLS; i++) {
             const int col0 = w.n0 + i * OUT_COLS;
-            const float *sums = v + i * OUT_COLS / 2, must_be = least[i * OUT_COLS / PANEL_ROWS];
-            if (must_be < 0 || row0 >= g.m || col0 >= g.n) continue;
-            if (must_be > 0 && in_doubt(g, w.batch, row0, col0, sums, must_be)) continue;
+            const float *sums = v + i * OUT_COLS / 2;
+            const verdict on_these = on[i * OUT_COLS / PANEL_ROWS];
+            if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
+            if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, sums)) continue;
             write_out(g, d, row0, col0, sums, exponent_a, exponent_b[i], out);
         }
     }

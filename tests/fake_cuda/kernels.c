@@ -70,6 +70,14 @@ static int64_t doubt_at(int n, int row, int col) {
     return (int64_t)(row / DOUBT_ROWS) * divide_up(n, DOUBT_COLS) + col / DOUBT_COLS;
 }
 
+/* Whether a block of the tile from (row0, col0) on is in doubt. */
+static bool any_doubt(const ieee_args *g, const uint8_t *doubts, int row0, int col0) {
+    for (int row = row0; row < least(row0 + g->tile_m, g->m); row += DOUBT_ROWS)
+        for (int col = col0; col < least(col0 + g->tile_n, g->n); col += DOUBT_COLS)
+            if (doubts[doubt_at(g->n, row, col)]) return true;
+    return false;
+}
+
 /* Terms [k_begin, k_end) of a tile: all of them, or a piece of one in the tail. */
 static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin, int k_end) {
     const bool whole = k_begin == 0 && k_end == g->k;
@@ -81,7 +89,10 @@ static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin,
         const float mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
                            g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
         if (mark <= g->mark_limit) return;
-        if (mark < INFINITY && g->doubts) doubts = g->doubts + batch * g->doubts_batch_stride;
+        if (mark < INFINITY && g->doubts) {
+            doubts = g->doubts + batch * g->doubts_batch_stride;
+            if (!any_doubt(g, doubts, row0, col0)) return;
+        }
         ++*g->fallback_tiles;
     }
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
@@ -198,8 +209,8 @@ static float depth_of(float x, float scaled) {
     return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits a row, counts its deep elements and returns the largest depth in it. tf32's rule looks at columns: here whatever fits is taken to be
- * carried. */
+/* Splits a row, counts its deep elements and returns the largest depth in it. tf32's rule looks at columns: here
+ * whatever fits is taken to be carried. */
 static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
     float depth = 1;
@@ -213,7 +224,7 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
                      1) = half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
         const float of_x = depth_of(x, scaled);
         depth = fmaxf(depth, of_x);
-        o->deep[batch * o->marks_batch_stride + row / PANEL_ROWS] += of_x > 1 && of_x < INFINITY;
+        o->deep[batch * o->exponents_batch_stride + row] += of_x > 1 && of_x < INFINITY;
     }
     return o->pieces == 2 || depth == INFINITY ? depth : 1;
 }
@@ -233,9 +244,9 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                 if (sample) {
                     const float most = largest_of(o, batch, row);
                     const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
-                    *exponent = e > 62 ? 62 : e < -62 ? -62 : e;
+                    *exponent = most == 0 ? ALL_ZERO : e > 62 ? 62 : e < -62 ? -62 : e;
                     o->suspects[panel] = o->marks[panel] = 1;
-                    o->deep[panel] = 0;
+                    o->deep[batch * o->exponents_batch_stride + row] = 0;
                     o->overflows[batch * o->exponents_batch_stride + row] = 0;
                 } else if (split) {
                     o->suspects[panel] = fmaxf(o->suspects[panel], split_row(o, batch, row));
@@ -278,28 +289,41 @@ static double sum_of(const unpacked *u, int row, int col, int k_begin, int k_end
     return sum;
 }
 
-/* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is below `least`. */
-static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row0, int col0, double least_sum) {
+/* The whole sum of an element: of its products, or, without `u`, of its slices. */
+static double total_of(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
+    if (u) return sum_of(u, row, col, 0, u->k);
+    float sum = 0;
+    for (int slice = 0; slice < g->slices; slice++)
+        sum += g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col];
+    return sum;
+}
+
+/* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is too small for the deep elements
+ * behind it. */
+static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row0, int col0) {
     for (int row = row0; row < least(g->m, row0 + DOUBT_ROWS); row++)
         for (int col = col0; col < least(g->n, col0 + DOUBT_COLS); col++) {
-            const int e = g->a.exponents[batch * g->a.exponents_batch_stride + row] +
-                          g->b.exponents[batch * g->b.exponents_batch_stride + col];
-            if (fabs(ldexp(sum_of(u, row, col, 0, u->k), e)) < least_sum) return true;
+            const int64_t at_a = batch * g->a.exponents_batch_stride + row;
+            const int64_t at_b = batch * g->b.exponents_batch_stride + col;
+            const int e_a = g->a.exponents[at_a], e_b = g->b.exponents[at_b];
+            if (e_a == ALL_ZERO || e_b == ALL_ZERO) continue;
+            if (fabs(ldexp(total_of(g, batch, u, row, col), e_a + e_b)) <
+                (double)g->least_per_deep * ((double)g->a.deep[at_a] + g->b.deep[at_b]))
+                return true;
         }
     return false;
 }
 
-/* Whether an element is left to ieee. Elements come row by row, so a block's first is asked about before its others. */
+/* Whether an element is left to ieee. Elements come row by row, so a block's first is asked about before its others;
+ * while there are only slices, none is in doubt. */
 static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
-    const int64_t panel_a = batch * g->a.marks_batch_stride + row / PANEL_ROWS;
-    const int64_t panel_b = batch * g->b.marks_batch_stride + col / PANEL_ROWS;
-    const float mark = g->a.marks[panel_a] * g->b.marks[panel_b];
+    const float mark = g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] *
+                       g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
     if (mark <= g->mark_limit) return false;
     if (!g->doubts || mark == INFINITY) return true;
+    if (u && g->slices > 1) return false;
     uint8_t *doubt = &g->doubts[batch * g->doubts_batch_stride + doubt_at(g->n, row, col)];
-    if (row % DOUBT_ROWS == 0 && col % DOUBT_COLS == 0)
-        *doubt = has_small_sum(g, batch, u, row, col,
-                               (double)g->least_per_deep * ((double)g->a.deep[panel_a] + g->b.deep[panel_b]));
+    if (row % DOUBT_ROWS == 0 && col % DOUBT_COLS == 0) *doubt = has_small_sum(g, batch, u, row, col);
     return *doubt;
 }
 
@@ -331,16 +355,17 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
     return true;
 }
 
-static void split_reduce(const fake_launch *l, const split_args *g) {
-    const int64_t area = (int64_t)g->m * g->n;
+static bool split_reduce(const fake_launch *l, const split_args *g, char *why, size_t size) {
+    if ((int64_t)l->grid[0] * (l->threads / 32) < doubts_in(g->m, g->n))
+        return snprintf(why, size, "not every block of C has a warp"), false;
     for (int64_t batch = 0; batch < l->grid[1]; batch++)
-        for (int64_t i = 0; i < area && i < (int64_t)l->grid[0] * l->threads; i++) {
-            const int row = (int)(i / g->n), col = (int)(i % g->n);
-            if (is_left(g, batch, NULL, row, col)) continue; /* there are no doubts */
-            float sum = 0;
-            for (int slice = 0; slice < g->slices; slice++) sum += g->partial[(batch * g->slices + slice) * area + i];
-            *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
-        }
+        for (int row = 0; row < g->m; row++)
+            for (int col = 0; col < g->n; col++) {
+                if (is_left(g, batch, NULL, row, col)) continue;
+                const float sum = (float)total_of(g, batch, NULL, row, col);
+                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
+            }
+    return true;
 }
 
 /* ---- By name ----------------------------------------------------------------------------------------------------- */
@@ -378,6 +403,6 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strcmp(name, "split_tf32_sm90")) return split_multiply(l, args, 128, 256, 1, why, size);
     if (!strcmp(name, "split_fp32_mma_sm80")) return split_multiply(l, args, 128, 128, 2, why, size);
     if (!strcmp(name, "split_tf32_mma_sm80")) return split_multiply(l, args, 128, 256, 1, why, size);
-    if (!strcmp(name, "split_reduce")) return split_reduce(l, args), true;
+    if (!strcmp(name, "split_reduce")) return split_reduce(l, args, why, size);
     return snprintf(why, size, "no such kernel"), false;
 }
