@@ -44,6 +44,7 @@ class Machine:
             self.description = (f"{about.get('cores', 'unknown number of')} cores, {about.get('compiler', 'unknown compiler')}; {when}, {what}"
                                 + (", a quick run" if about.get("effort") == "quick" else ""))
         self.figures, self.losses = kind.figures(self.records), kind.losses(self.records)
+        self.about_losses = kind.LOSSES
         self.headlines, self.verdict, self.method = kind.headlines(self.records, training), kind.verdict(self.records), kind.METHOD
 
     def named(self, files):
@@ -105,7 +106,7 @@ def markdown(machines):
         for made in machine.figures:
             parts += [f"### {made.title}", " ".join(filter(None, [made.says, made.note])), markdown_table(*made.table)]
         if machine.losses:
-            parts += ["### Where it loses", "\n".join(f"- {what}: {', '.join(where)}" for what, where in machine.losses.items())]
+            parts += ["### Where it loses", machine.about_losses, "\n".join(f"- {what}: {', '.join(where)}" for what, where in machine.losses.items())]
         if machine.absent:
             parts.append("Not on this machine: " + "; ".join(f"{name} ({why})" for name, why in machine.absent.items()) + ".")
         parts.append(f"{machine.description}.")

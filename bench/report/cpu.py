@@ -7,6 +7,7 @@ from charts import Axis, Series, shown
 from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, intensity, mean, of, ordered, overhead_figure, ratio, shape, size,
                      threads_figure)
 
+LOSSES = "Everything in these results in which another library is ahead by more than a twentieth."
 METHOD = ("each library has a process of its own, stopped while others run, and goes round matrices that together are twice the last cache; "
           "rates are those of the best sample.")
 
@@ -202,5 +203,12 @@ def verdict(records):
     peers = ordered(r["library"] for r in of(records, "library") if r["library"] != "tessera")
     if not peers:
         return "No other library was found on this machine to compare with."
-    return (f"Tessera's CPU engine beside {', '.join(map(shown, peers))}, measured in turns on the same matrices. All compute in float32; all keep its "
+    said = (f"Tessera's CPU engine beside {', '.join(map(shown, peers))}, measured in turns on the same matrices. All compute in float32, and all keep its "
             "error bound.")
+    means = {}
+    for peer in peers:
+        ratios = [ours["gflops_best"] / theirs["gflops_best"] for ours in of(records, "library", library="tessera") if ours["m"] >= 512
+                  for theirs in of(records, "library", library=peer, **{name: ours[name] for name in ("m", "n", "k", "layout", "threads")})]
+        if ratios:
+            means[peer] = mean(ratios)
+    return said + (f" From 512 up it does {', '.join(f'{x:.2f} of the rate of {shown(peer)}' for peer, x in means.items())}, on average." if means else "")

@@ -8,6 +8,7 @@ from figures import (REFERENCE, Figure, accuracy_figures, frontier_of, intensity
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
 FLOAT32_ACCURATE = 3e-6  # relative error at most, on uniform data of the reference problems: float32 sums give 1e-7 to 1.2e-6, TF32 5e-5
+LOSSES = "Everything in these results in which torch is ahead."
 METHOD = "times are medians of CUDA events, inputs lie on the GPU, and nothing is left out (packing, scales, fallback)."
 
 

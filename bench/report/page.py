@@ -32,10 +32,10 @@ def figure(made):
             f'<p class="note">{html.escape(made.note)}</p><details><summary>The numbers</summary>{table(*made.table)}</details></figure>')
 
 
-def losses(said):
+def losses(said, about):
     if not said:
         return ""
-    return ('<section class="losses"><h2>Where it loses</h2><p>Everything in these results in which another library is ahead.</p><ul>'
+    return (f'<section class="losses"><h2>Where it loses</h2><p>{html.escape(about)}</p><ul>'
             + "".join(f"<li><b>{html.escape(what)}:</b> {html.escape(', '.join(where))}</li>" for what, where in said.items()) + "</ul></section>")
 
 
@@ -53,7 +53,7 @@ def page(machine):
 <p class="verdict">{html.escape(machine.verdict)}</p>
 <div class="tiles">{tiles}</div>
 {"".join(figure(made) for made in machine.figures)}
-{losses(machine.losses)}
+{losses(machine.losses, machine.about_losses)}
 <section class="method"><h2>How this was measured</h2>
 <p>All libraries take turns on the same matrices in one run, each called once before it is timed; {html.escape(machine.method)} Errors are against float64.
 Every number is in <code>bench/results/</code> as JSON, with the commit it was measured at; this page is made from them alone.</p>
