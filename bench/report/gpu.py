@@ -8,7 +8,7 @@ from figures import (REFERENCE, Figure, accuracy_figures, frontier_of, intensity
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
 FLOAT32_ACCURATE = 3e-6  # relative error at most, on uniform data of the reference problems: float32 sums give 1e-7 to 1.2e-6, TF32 5e-5
-LOSSES = "Everything in these results in which torch is ahead."
+LOSSES = "Everything in these results in which another library is ahead."
 METHOD = "times are medians of CUDA events, inputs lie on the GPU, and nothing is left out (packing, scales, fallback)."
 
 
@@ -188,6 +188,12 @@ def modules_figure(records):
                   f"KernelBench at {modules[0].get('kernelbench_commit', 'unknown')}: its own timing, the L2 cache flushed before each call, through Python.")
 
 
+def briefly(r):
+    """A product's sizes and layout, as short as they can be said."""
+    sizes = f"{r['m']} x {r['n']} x {r['k']}" if len({r["m"], r["n"], r["k"]}) > 1 else str(r["m"])
+    return sizes + (f" {r['layout']}" if r["layout"] != "nn" else "")
+
+
 def losses(records):
     """Everything in the results where a peer is ahead: (in what, [where, ...])."""
     said = {}
@@ -197,8 +203,7 @@ def losses(records):
 
     for r in of(records, "product"):
         peer, ours = PEER_NAMES.get(r["peer"], r["peer"]), r["precision"] + (" with B packed" if r["packed"] else "")
-        where = f"{r['m']} x {r['n']} x {r['k']}" if len({r["m"], r["n"], r["k"]}) > 1 else str(r["m"])
-        where += f" {r['layout']}" if r["layout"] != "nn" else ""
+        where = briefly(r)
         if r["speedup"] < 1:
             lose(f"{ours} is slower than {peer}", f"{where} ({ratio(r['speedup'])})")
         if r["error"] > r["peer_error"]:
@@ -207,6 +212,16 @@ def losses(records):
         peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
             lose(f"{r['library'].split()[1]} takes more host time than torch float32", f"{r['m']} ({r['host_us']:.1f} us, {peers[0]['host_us']:.1f})")
+    for r in of(records, "library", library="tessera fp32"):
+        for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
+            if not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and other["gflops_median"] > r["gflops_median"]:
+                lose(f"fp32 is slower than {other['library']}", f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+    for r in of(records, "accuracy"):
+        peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if not o["library"].startswith("tessera")]
+        best = min(peers, key=lambda o: o["error"], default=None)
+        if r["library"] in ("tessera fp32", "tessera ieee") and best and r["error"] > 1.05 * best["error"]:
+            lose(f"{r['library'].split()[1]} is less accurate than the most accurate peer by more than a twentieth",
+                 f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['library']} {best['error']:.1e})")
     return said
 
 
