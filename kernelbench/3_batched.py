@@ -1417,7 +1417,7 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
     /* What a thread copies of one of PARTS parts of a slab. */
     template <reading HOW> static constexpr int COPIES = SLAB / PARTS *LINES / THREADS / (HOW == READ_VECTORS ? 4 : 1);
 
-    /* Copy `i` of a part, if `more`. Copies, parts and slabs come in order; finish_part comes behind the last of a part.
+    /* Copy `i` of a part, if `more`. Copies, parts and slabs come in order, and finish_part behind a part's last copy.
      * Shared-memory banks: neighbouring lines lie in neighbouring banks; with READ_TERMS a warp writes 8 terms of 4
      * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
     template <reading HOW> __device__ __forceinline__ void copy(int i, int more) {
@@ -1687,8 +1687,8 @@ IEEE_TILE_KERNELS = r"""
  * shared memory brings four of them; the groups of one warp interleave: row of thread = group*4*LANES_M + lane_m*4 +
  * 0..3.
  *
- * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab is on
- * its way from global to shared memory, and the next term's values from shared memory to registers.
+ * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab is
+ * on its way from global to shared memory, and the next term's values from shared memory to registers.
  *
  * What the speed hangs on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
  * costs. Per term a thread does ROWS*COLS fma for (ROWS + COLS)/4 loads: large thread tiles. And an fma reads three
@@ -1958,17 +1958,17 @@ namespace ieee_mma_sm90 {
 /* ieee_mma_sm90.cu: C = alpha*A*B + beta*S on Hopper's float64 tensor cores, a tile of C at a time.
  *
  * A product of two float32 is exact in float64, and sums in float64 lose next to nothing: what remains is one rounding
- * to float32 in the end. And it is quicker than float32 units are. An SM's float64 tensor cores do as many multiply-adds
- * a cycle, 128, but one warp instruction is 1024 of them and takes 32 cycles, which leaves the issue slots to all that
- * must happen besides.
+ * to float32 in the end. And it is quicker than float32 units are. An SM's float64 tensor cores do no more
+ * multiply-adds a cycle, 128, but one warp instruction is 1024 of them and takes 32 cycles, which leaves the issue
+ * slots to all that must happen besides.
  *
  * Operands come to shared memory as float32, as ieee_slab.cuh says, and are widened in registers.
  *
  * Tile map. A block's warps are WARPS_M x WARPS_N parts of the tile x WARPS_K warps, which share a part: each takes 8
  * terms of every step, and their sums meet in the end. The instruction multiplies 16 lines of A by 8 lines of B over 8
  * terms: lane 4g + t gives terms t and t + 4 of lines g and g + 8 of A and of line g of B, and gets rows g and g + 8 of
- * columns 2t and 2t + 1. Which lines of the tile these are is ours to choose. Of every 32 lines, lane 4g + t has the four
- * from line(g) = g/2*4 + g%2*16 on, for one instruction each (B) or two (A):
+ * columns 2t and 2t + 1. Which lines of the tile these are is ours to choose. Of every 32 lines, lane 4g + t has the
+ * four from line(g) = g/2*4 + g%2*16 on, one for an instruction (B) or two (A):
  *
  *   - one 16-byte load from shared memory brings a term of four lines; the eight lanes served together, two g and four
  *     t, read at 4*t + line(g) floats modulo 32 (the pitch being 4), which are all banks once;
@@ -1976,8 +1976,8 @@ namespace ieee_mma_sm90 {
  *     and the same 16 further on.
  *
  * What the speed hangs on. A warp issues in order, so what stands between two of the instructions must fit into the 32
- * cycles that the first one takes; see multiply. The rest is left to the other warps of the SM: two for each of its four
- * tensor cores, at least.
+ * cycles that the first one takes; see multiply. What does not is hidden by the other warps of the SM, which has two or
+ * three for each of its four tensor cores.
  */
 
 /* ---- Instructions ------------------------------------------------------------------------------------------------ */
@@ -2163,7 +2163,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                         make_double2(sum[row / 2][col][row % 2 * 2 + half], sum[row / 2][col + 1][row % 2 * 2 + half]);
     }
 
-    /* Stores a segment's sums: a thread four neighbouring columns, or where these are not 16 aligned bytes of C, one. */
+    /* Stores a segment's sums: a thread four neighbouring columns, or one where these are not 16 aligned bytes of C. */
     static __device__ __forceinline__ void store(const ieee_args &args, const segment &piece, const extent &rows,
                                                  const extent &cols, const double *sum, const uint8_t *doubts) {
         /* Of the tile: the rows and columns that are its own, and where the matrix ends. */

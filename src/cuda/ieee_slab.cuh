@@ -136,7 +136,7 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
     /* What a thread copies of one of PARTS parts of a slab. */
     template <reading HOW> static constexpr int COPIES = SLAB / PARTS *LINES / THREADS / (HOW == READ_VECTORS ? 4 : 1);
 
-    /* Copy `i` of a part, if `more`. Copies, parts and slabs come in order; finish_part comes behind the last of a part.
+    /* Copy `i` of a part, if `more`. Copies, parts and slabs come in order, and finish_part behind a part's last copy.
      * Shared-memory banks: neighbouring lines lie in neighbouring banks; with READ_TERMS a warp writes 8 terms of 4
      * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
     template <reading HOW> __device__ __forceinline__ void copy(int i, int more) {

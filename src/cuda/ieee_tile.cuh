@@ -7,8 +7,8 @@
  * shared memory brings four of them; the groups of one warp interleave: row of thread = group*4*LANES_M + lane_m*4 +
  * 0..3.
  *
- * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab is on
- * its way from global to shared memory, and the next term's values from shared memory to registers.
+ * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab is
+ * on its way from global to shared memory, and the next term's values from shared memory to registers.
  *
  * What the speed hangs on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
  * costs. Per term a thread does ROWS*COLS fma for (ROWS + COLS)/4 loads: large thread tiles. And an fma reads three
