@@ -1641,6 +1641,12 @@ namespace ieee_reduce {
  * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 
+/* Four neighbours, of which those from `count` on are past the matrix: nobody has written them. */
+static __device__ __forceinline__ float4 four_of(const float *from, int count) {
+    if (count >= 4) return *(const float4 *)from;
+    return make_float4(from[0], count > 1 ? from[1] : 0, count > 2 ? from[2] : 0, 0);
+}
+
 extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
     const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
@@ -1658,10 +1664,10 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
     if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
 
     const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;
-    float4 sum = *(const float4 *)from;
+    float4 sum = four_of(from, args.n - col);
 #pragma unroll 4
     for (int piece = 1; piece < pieces; ++piece) {
-        const float4 next = *(const float4 *)(from + (int64_t)piece * tile_size);
+        const float4 next = four_of(from + (int64_t)piece * tile_size, args.n - col);
         sum.x += next.x;
         sum.y += next.y;
         sum.z += next.z;
