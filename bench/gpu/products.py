@@ -12,7 +12,6 @@ from harness import machine, timing  # noqa: E402
 from harness.data import REFERENCE  # noqa: E402, F401  (bench/pytorch/compare.py multiplies them, too)
 
 HOST_CLOCK_SECONDS = 0.02  # a sample of what is timed by the host's clock lasts this long
-SPACER_CYCLES = 100000  # about 50 us
 
 
 def make(m, n, k, layout, data):
@@ -35,9 +34,9 @@ def replay(function, repeats):
 
 class Rounds:
     """Samples of several products by the GPU's clock: CUDA events around each, one product after the other. Short products are timed several
-    to a pair of events, from a CUDA graph, so that the GPU and not the host is measured; and a round begins with a kernel that only waits,
-    so that the first product of a round, like the others, is queued before the GPU is ready for it. What has a stream of its own is timed
-    by the host's clock."""
+    to a pair of events, from a CUDA graph where they can be captured, so that the GPU and not the host is measured. A round begins with an
+    untimed product of the last library, so that the first, like the others, is queued before the GPU is ready for it, and finds it at work:
+    after a pause the first product is slower by some percent. What has a stream of its own (`synchronize`) is timed by the host's clock."""
 
     def __init__(self, functions, flops):
         self.repeats = max(1, min(50, round(1e10 / flops)))  # products to a pair of events
@@ -48,12 +47,20 @@ class Rounds:
         for function in functions:
             if hasattr(function, "synchronize"):
                 function.synchronize()
-        self.launched = [function if self.repeats == 1 or hasattr(function, "synchronize") else replay(function, self.repeats)
-                         for function in functions]
+        self.launched = [self.several(function) for function in functions]
+        self.untimed = [launched for function, launched in zip(functions, self.launched) if not hasattr(function, "synchronize")][-1]
+
+    def several(self, function):
+        """A function that does as many products as are timed together."""
+        if self.repeats == 1 or hasattr(function, "synchronize"):
+            return function
+        if getattr(function, "can_be_captured", True):
+            return replay(function, self.repeats)
+        return lambda: [function() for _ in range(self.repeats)]
 
     def __call__(self, halfway):
         pairs = []
-        torch.cuda._sleep(SPACER_CYCLES)
+        self.untimed()
         for function, launched in zip(self.functions, self.launched):
             if hasattr(function, "synchronize"):
                 pairs.append(None)
@@ -71,11 +78,14 @@ class Rounds:
 
     @staticmethod
     def by_the_hosts_clock(function):
-        calls, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < HOST_CLOCK_SECONDS:
+        begin = time.perf_counter()
+        function()
+        function.wait()
+        calls = int(HOST_CLOCK_SECONDS / (time.perf_counter() - begin)) + 1
+        begin = time.perf_counter()
+        for _ in range(calls):
             function()
-            function.result.block_until_ready()
-            calls += 1
+        function.wait()
         return (time.perf_counter() - begin) / calls
 
 
