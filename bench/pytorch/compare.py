@@ -38,21 +38,22 @@ def sizes_of_layers():
     return grid + [(drawn(1, 16384), drawn(64, 16384), drawn(64, 16384)) for _ in range(ODD_SIZES)]
 
 
-def interleaved(functions, seconds, flops):
-    """Median microseconds of each function's calls, as a program sees them: launched one after the other, in turn, there and back."""
-    calls, directions = max(1, min(20, round(1e11 / flops))), itertools.cycle((1, -1))
+def interleaved(functions, seconds, calls):
+    """Median microseconds of each function's calls, as a program sees them: launched one after the other. Turns are taken in all orders, for a
+    function is quicker after itself than after another."""
+    orders = itertools.cycle(itertools.permutations(range(len(functions))))
 
     def take_round(_):
-        samples, direction = [], next(directions)
-        for function in functions[::direction]:
+        samples = [0.0] * len(functions)
+        for i in next(orders):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             for _ in range(calls):
-                function()
+                functions[i]()
             end.record()
             end.synchronize()
-            samples.append(start.elapsed_time(end) / calls * 1e-3)
-        return samples[::direction]
+            samples[i] = start.elapsed_time(end) / calls * 1e-3
+        return samples
 
     for function in functions:
         function()
@@ -73,7 +74,7 @@ def reference(seconds, name, m, n, k, layout):
     a, b = make(m, n, k, layout, "rand")
     out = torch.empty(m, n, device="cuda")
     library = Tessera(context("fp32"), a, b, torch.empty(m, n, device="cuda"))
-    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, 2.0 * m * n * k)
+    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=5)
     record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": round(operator, 2),
               "c_library_us": round(c, 2), "torch_us": round(peer, 2), "of_c_library": round(c / operator, 3)}
     return [record], (f"{name:16s} tessera.matmul {operator:8.1f} us, C library {c:8.1f} us ({c / operator:.3f}), torch {peer:8.1f} us "
@@ -98,7 +99,7 @@ def linear(seconds, batch, inner, outer):
     with torch.no_grad():
         on()
         taken = tessera.stats().taken > 0
-        torch_us, on_us, always_us = interleaved([off, on, everything], seconds, 2.0 * batch * inner * outer)
+        torch_us, on_us, always_us = interleaved([off, on, everything], seconds, max(1, min(20, round(5e10 / (batch * inner * outer)))))
     tessera.disable()
     record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": round(torch_us, 2),
               "drop_in_us": round(on_us, 2), "always_us": round(always_us, 2), "speedup": round(torch_us / on_us, 3),
