@@ -841,7 +841,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         args.partial = (float *)workspace;
         workspace += p->batch * args.slices * p->m * p->n * (int64_t)sizeof(float);
     }
-    if (kernel->pieces == 2 && args.mark_limit >= 1 && isfinite(args.least_per_deep)) /* else no sum is good */
+    if (kernel->pieces == 2 && args.mark_limit >= 1 && args.least_per_deep < INFINITY) /* else no sum is good */
         args.doubts = (uint8_t *)workspace, args.doubts_batch_stride = doubts_in(p->m, p->n);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
