@@ -266,6 +266,29 @@ def dots(rows, x, width, label=""):
     return svg(width, bottom + 38, parts, label)
 
 
+def names_beside(marks, width, top, bottom):
+    """Names of marks (series, x, y), each at the first place beside its own that is free: to the right, left, above, below, and further off."""
+    taken = [(x - 7, y - 7, x + 7, y + 7) for _, x, y in marks]
+    parts = []
+    for series, x, y in marks:
+        long = len(shown(series)) * CHARACTER
+        places = [(x + 11, y + 4), (x - 11 - long, y + 4)]
+        places += [(left, y + 4 + step * sign) for step in (15, 24, 36, 48, 60) for sign in (-1, 1) for left in (x - long / 2, x + 11, x - 11 - long)]
+        for left, base in places:
+            box = (left, base - 10, left + long, base + 3)
+            free = not any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in taken)
+            if free and left >= 0 and box[2] <= width and box[1] >= top and box[3] <= bottom:
+                break
+        else:
+            left, base = places[0]
+            box = (left, base - 10, left + long, base + 3)
+        taken.append(box)
+        if abs(base - y - 4) > 15:  # too far off to be seen as belonging together
+            parts.append(f'<path class="leader" d="M{number(x)} {number(y)}L{number(min(max(x, left), left + long))} {number(base - 10 if base > y else base + 2)}"/>')
+        parts.append(text(left, base, shown(series), f"name {class_of(series)}"))
+    return parts
+
+
 def scatter(points, x, y, width, frontier=(), label=""):
     """points: (series, x, y, what to say of it, whether it is named there). frontier: places to join."""
     height = 420 if width > 600 else 380
@@ -280,8 +303,5 @@ def scatter(points, x, y, width, frontier=(), label=""):
         parts.append(mark(across, up, series, said, 6.0 if is_named else 3.0).replace('class="mark', 'class="mark faint' if not is_named else 'class="mark'))
         if is_named:
             taken.append((series, across, up))
-    for series, across, up in taken:  # beside its mark, on the side that is free
-        long = len(shown(series)) * CHARACTER
-        before = across + 12 + long > width or any(o is not series and 0 < ox - across < long + 20 and abs(oy - up) < 12 for o, ox, oy in taken)
-        parts.append(text(across - 11 if before else across + 11, up + 4, shown(series), f"name {class_of(series)}", "end" if before else "start"))
+    parts += names_beside(taken, width, frame.top, frame.bottom)
     return svg(width, height, parts, label)
