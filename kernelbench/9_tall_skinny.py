@@ -502,8 +502,8 @@ way ieee_way(const cuda_device *device, const tsr_problem *p) {
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;
-    size_t exponents, overflows, deep, suspects, marks; /* panels begin at 0 */
-    size_t bytes;                                       /* in all, a multiple of 256 */
+    size_t exponents, overflows, deep, sample_depths, marks; /* panels begin at 0 */
+    size_t bytes;                                            /* in all, a multiple of 256 */
 } panels_layout;
 
 /* From src/cuda/plan.c. */
@@ -517,8 +517,8 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
     l.overflows = l.exponents + of_rows;
     l.deep = l.overflows + of_rows;
-    l.suspects = l.deep + of_rows;
-    l.marks = l.suspects + of_panels;
+    l.sample_depths = l.deep + of_rows;
+    l.marks = l.sample_depths + of_panels;
     l.bytes = l.marks + of_panels;
     return l;
 }
@@ -767,7 +767,7 @@ static pack_args pack_args_of(const split_source *s) {
         .exponents = (int32_t *)(s->memory + l.exponents),
         .overflows = (float *)(s->memory + l.overflows),
         .deep = (uint32_t *)(s->memory + l.deep),
-        .suspects = (float *)(s->memory + l.suspects),
+        .sample_depths = (float *)(s->memory + l.sample_depths),
         .marks = (float *)(s->memory + l.marks),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
@@ -1109,7 +1109,7 @@ typedef struct split_args {
 } split_args;
 
 /* Splits one operand into panels (pack.cu). A first sweep scales each row by a sample of it, and notes each panel's depth
- * in `suspects` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
+ * in `sample_depths` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
  * which something did not fit by these, and splits them again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
@@ -1119,9 +1119,9 @@ typedef struct pack_args {
     int32_t pieces; /* 2: hi and lo; 1: hi */
     uint8_t *panels;
     int32_t *exponents;
-    float *overflows;        /* [rows]: 0 where all fits; pack_sample sets these and what follows */
-    uint32_t *deep;          /* [rows], counted each time a row is split */
-    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good */
+    float *overflows;             /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    uint32_t *deep;               /* [rows], counted each time a row is split */
+    float *sample_depths, *marks; /* [panels]: depths by the sample's scales, and for good */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 
@@ -2766,10 +2766,10 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
+/* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
  * thread that found a depth above 1. Copies run two units ahead. */
-template <bool AGAIN, typename NEXT, typename DEEP>
-__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
+template <bool AGAIN, typename NEXT, typename NOTE>
+__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
     place now, ahead, further;
     bool has_now = next(&now);
     if (has_now) fetch<AGAIN>(pair, now, stages[0]);
@@ -2786,7 +2786,7 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         const pack_args &o = pair.operand[now.operand];
         float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
         if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
-        if (depth > 1) deep(now, depth);
+        if (depth > 1) note(now, depth);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -2797,8 +2797,8 @@ extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_res
 
 } // namespace
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks set to 1.
- */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; what the next kernels count
+ * and raise is set to its least. */
 extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
@@ -2854,7 +2854,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
-        o.suspects[panel] = 1;
+        o.sample_depths[panel] = 1;
         o.marks[panel] = 1;
     }
 }
@@ -2874,7 +2874,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         return there;
     };
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
-        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
+        raise(&pair.operand[u.operand].sample_depths[panel_of(pair, u)], depth);
     });
     let_next_kernel_come();
 }
@@ -2888,7 +2888,7 @@ __device__ bool any_overflow(const pack_pair_args &pair) {
         const pack_args &o = pair.operand[i];
         const int64_t panels = o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
         for (int64_t panel = threadIdx.x; panel < panels; panel += THREADS) {
-            const float by_sample = o.suspects[panel];
+            const float by_sample = o.sample_depths[panel];
             if (by_sample == INFINITY)
                 any = true;
             else if (panel / THREADS % gridDim.x == blockIdx.x)
@@ -2907,7 +2907,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
     int index = blockIdx.x;
     auto next = [&](place *u) {
         for (; place_at(pair, index, UNIT_ROWS, true, u); index += gridDim.x)
-            if (pair.operand[u->operand].suspects[panel_of(pair, *u)] == INFINITY) {
+            if (pair.operand[u->operand].sample_depths[panel_of(pair, *u)] == INFINITY) {
                 index += gridDim.x;
                 return true;
             }

@@ -142,7 +142,7 @@ typedef struct split_args {
 } split_args;
 
 /* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it, and notes each panel's depth
- * in `suspects` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
+ * in `sample_depths` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
  * which something did not fit by these, and splits them again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
@@ -152,9 +152,9 @@ typedef struct pack_args {
     int32_t pieces; /* 2: hi and lo; 1: hi */
     uint8_t *panels;
     int32_t *exponents;
-    float *overflows;        /* [rows]: 0 where all fits; pack_sample sets these and what follows */
-    uint32_t *deep;          /* [rows], counted each time a row is split */
-    float *suspects, *marks; /* [panels]: depths by the sample's scales, and for good */
+    float *overflows;             /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    uint32_t *deep;               /* [rows], counted each time a row is split */
+    float *sample_depths, *marks; /* [panels]: depths by the sample's scales, and for good */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 

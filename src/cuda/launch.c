@@ -210,7 +210,7 @@ static pack_args pack_args_of(const split_source *s) {
         .exponents = (int32_t *)(s->memory + l.exponents),
         .overflows = (float *)(s->memory + l.overflows),
         .deep = (uint32_t *)(s->memory + l.deep),
-        .suspects = (float *)(s->memory + l.suspects),
+        .sample_depths = (float *)(s->memory + l.sample_depths),
         .marks = (float *)(s->memory + l.marks),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,

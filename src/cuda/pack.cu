@@ -321,10 +321,10 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; deep(unit, depth) is called by each
+/* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
  * thread that found a depth above 1. Copies run two units ahead. */
-template <bool AGAIN, typename NEXT, typename DEEP>
-__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, DEEP deep) {
+template <bool AGAIN, typename NEXT, typename NOTE>
+__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
     place now, ahead, further;
     bool has_now = next(&now);
     if (has_now) fetch<AGAIN>(pair, now, stages[0]);
@@ -341,7 +341,7 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         const pack_args &o = pair.operand[now.operand];
         float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
         if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
-        if (depth > 1) deep(now, depth);
+        if (depth > 1) note(now, depth);
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -352,8 +352,8 @@ extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_res
 
 } // namespace
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; suspects and marks set to 1.
- */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; what the next kernels count
+ * and raise is set to its least. */
 extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
@@ -409,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
-        o.suspects[panel] = 1;
+        o.sample_depths[panel] = 1;
         o.marks[panel] = 1;
     }
 }
@@ -429,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         return there;
     };
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
-        raise(&pair.operand[u.operand].suspects[panel_of(pair, u)], depth);
+        raise(&pair.operand[u.operand].sample_depths[panel_of(pair, u)], depth);
     });
     let_next_kernel_come();
 }
@@ -443,7 +443,7 @@ __device__ bool any_overflow(const pack_pair_args &pair) {
         const pack_args &o = pair.operand[i];
         const int64_t panels = o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
         for (int64_t panel = threadIdx.x; panel < panels; panel += THREADS) {
-            const float by_sample = o.suspects[panel];
+            const float by_sample = o.sample_depths[panel];
             if (by_sample == INFINITY)
                 any = true;
             else if (panel / THREADS % gridDim.x == blockIdx.x)
@@ -462,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __gr
     int index = blockIdx.x;
     auto next = [&](place *u) {
         for (; place_at(pair, index, UNIT_ROWS, true, u); index += gridDim.x)
-            if (pair.operand[u->operand].suspects[panel_of(pair, *u)] == INFINITY) {
+            if (pair.operand[u->operand].sample_depths[panel_of(pair, *u)] == INFINITY) {
                 index += gridDim.x;
                 return true;
             }

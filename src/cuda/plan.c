@@ -79,8 +79,8 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
     l.overflows = l.exponents + of_rows;
     l.deep = l.overflows + of_rows;
-    l.suspects = l.deep + of_rows;
-    l.marks = l.suspects + of_panels;
+    l.sample_depths = l.deep + of_rows;
+    l.marks = l.sample_depths + of_panels;
     l.bytes = l.marks + of_panels;
     return l;
 }

@@ -144,6 +144,27 @@ def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
     assert (stats.products, stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 1, 0, 0)
 
 
+@pytest.mark.parametrize("m, n, k, batch, options", [
+    (300, 260, 256, 1, {}), (130, 70, 4096, 1, {}), (300, 260, 256, 3, {}), (600, 260, 256, 1, {"max_workspace": 700000})],
+    ids=["whole", "slices", "batch", "parts"])
+def test_blocks_in_doubt_are_recomputed_alone(m, n, k, batch, options):
+    """Columns of B that meet nothing but elements far below their rows' largest; C is its own addend, so that what is
+    written twice, or not at all, shows."""
+    rng = np.random.default_rng(k + batch)
+    a, b, before = (rng.integers(-8, 9, (batch, *shape)).astype(np.float32) for shape in ((m, k), (k, n), (m, n)))
+    a[..., :k // 4] *= np.float32(2.0**-40)
+    b[:, k // 4:, [3, 40, n - 1]] = 0
+    engine, c = engines.Engine(CUDA, FP32, "split_fp32_sm90"), before.copy()
+    context = engine.new_context(**options)
+    engine.multiply(*((a, b, c) if batch > 1 else (a[0], b[0], c[0])), 1.0, 1.0, context=context)
+    exact = a.astype(np.float64) @ b + before
+    bound = 4 * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(before))  # the driver's sums are in float64
+    assert (np.abs(c - exact) <= bound).all()
+    assert ("split_reduce" in names()) == (k > 1000)
+    stats = context.stats()
+    assert stats.marked_panels == 0 and stats.fallback_tiles > 0
+
+
 def early():
     """Which launches may begin before the one in front of them has ended."""
     return [bool(one.early) for one in launches()]
