@@ -240,6 +240,17 @@ def test_check_sees_a_change(tmp_path):
     assert ran.returncode == 1 and "make report" in ran.stderr
 
 
+def test_products_of_the_same_rate(tmp_path):
+    """The roofline has a mark for each, though nothing but their layouts tells them apart."""
+    ceiling = {"what": "ceiling", "value": 4.0, "unit": "TB/s", "origin": "a copy", **ABOUT}
+    (tmp_path / "results").mkdir()
+    results.save(tmp_path / "results/test.json", [product(problem="transposed A", layout="tn"), product(problem="transposed both", layout="tt"),
+                                                  {**ceiling, "name": "copy"}, {**ceiling, "name": "fp16 tensor cores", "value": 800.0, "unit": "TFLOP/s"}])
+    assert program("bench/report", "--results", tmp_path / "results", "--docs", tmp_path).returncode == 0
+    (page,) = tmp_path.glob("results-*.html")
+    assert all(f"4096 x 4096 x 4096 {layout}: 270.0 TFLOP/s at" in page.read_text() for layout in ("tn", "tt"))
+
+
 # What is wrong with the charts of a page, as a list of sentences.
 FAULTS = """
 [...document.querySelectorAll("figure")].flatMap((figure) => {

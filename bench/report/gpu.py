@@ -133,7 +133,7 @@ def roofline_figure(records):
         flat["float32 units"] = ceilings["float32 units"]["value"]
 
     names = ["tessera " + p for p in PRECISIONS if any(r["precision"] == p for r in products)]
-    series = {name: sorted((intensity(r), r["tflops"], r) for r in products if "tessera " + r["precision"] == name) for name in names}
+    series = {name: sorted((intensity(r), r["tflops"], shape(r)) for r in products if "tessera " + r["precision"] == name) for name in names}
 
     def draw(width):
         every = [i for points in series.values() for i, _, _ in points]
@@ -143,7 +143,7 @@ def roofline_figure(records):
         rules = [("", [(begin, begin * copy), (fp16 / copy, fp16)] if fp16 / copy > begin else [])]
         rules = [rule for rule in rules if rule[1]]
         rules += [(f"{name} {value:.0f}", [(max(x.low, value / copy), value), (x.high, value)]) for name, value in flat.items()]
-        marks = [Series(name, [(i, t, f"{shown(name)}, {shape(r)}: {t:.1f} TFLOP/s at {i:.0f} flop a byte") for i, t, r in points])
+        marks = [Series(name, [(i, t, f"{shown(name)}, {shape_of}: {t:.1f} TFLOP/s at {i:.0f} flop a byte") for i, t, shape_of in points])
                  for name, points in series.items()]
         return charts.lines(marks, x, y, width, label="roofline", rules=rules, joined=False)
 
@@ -217,6 +217,12 @@ def losses(records):
         for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
             if not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and other["gflops_median"] > r["gflops_median"]:
                 lose(f"fp32 is slower than {other['library']}", f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+    for r in of(records, "module"):
+        if r["speedup"] < 1:
+            lose(f"a module is slower than eager torch at {r['precision']}", f"{r['problem']} {r['name'].replace('_', ' ')} ({ratio(r['speedup'])})")
+        if r["error"] > r["torch_error"]:
+            lose(f"a module is less accurate than torch at {r['precision']}",
+                 f"{r['problem']} {r['name'].replace('_', ' ')} ({r['error']:.2e}, {r['torch_error']:.2e})")
     for r in of(records, "accuracy"):
         peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if not o["library"].startswith("tessera")]
         best = min(peers, key=lambda o: o["error"], default=None)
