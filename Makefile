@@ -8,7 +8,7 @@ TESTS        = tests/run $(BUILD)
 MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 
-.PHONY: build run test test-programs test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-compare report bench-pytorch modules format install clean
+.PHONY: build run test test-gpu test-programs test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-compare report bench-pytorch modules format install clean
 
 build: ## the library and the command
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -31,12 +31,15 @@ python: build ## the operator for python3's torch, so that PYTHONPATH=python is 
 test-programs: build ## NumPy, Octave, R and ScaLAPACK on libtessera_blas; installs what it needs, if root
 	TESSERA_INSTALL=all $(TESTS) tests/test_blas_programs.py
 
+test-gpu: build ## the tests of the GPU, eight processes at a time
+	tests/side_by_side $(BUILD) 8 tests -k cuda $(PYTEST)
+
 sanitize: build ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
 	$(TESTS) tests/test_sanitizers.py
 
 sanitize-gpu: build ## compute-sanitizer on a reduced set of the GPU tests
 	for tool in memcheck racecheck initcheck synccheck; do \
-	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" $(TESTS) tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
+	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" tests/side_by_side $(BUILD) 8 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
 	done
 
 bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run

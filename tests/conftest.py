@@ -56,6 +56,24 @@ def rng():
     return np.random.default_rng(20260)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shard", metavar="I/N", help="the I-th of N parts of the tests, which may run side by side, or `alone`: those that may not")
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m have chosen
+def pytest_collection_modifyitems(config, items):
+    shard = config.getoption("--shard")
+    if not shard:
+        return
+    if shard == "alone":
+        kept = [item for item in items if item.get_closest_marker("alone")]
+    else:
+        part, parts = map(int, shard.split("/"))
+        kept = [item for item in items if not item.get_closest_marker("alone")][part - 1::parts]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
 def pytest_report_header():
     gpu = engines.NO_GPU or "GPU of compute capability {}.{}".format(*engines.DRIVER.capability())
     return [f"library: {engines.binding.lib._name}", f"engines: {', '.join(e.name for e in engines.all_engines())}", gpu]

@@ -401,6 +401,7 @@ print(refused)
 """
 
 
+@pytest.mark.alone
 def test_out_of_memory(driver):
     """A pool limited to 1 MiB: a status, C untouched, and the context goes on working, with the caller's workspace too."""
     assert int(run_alone(OUT_OF_MEMORY, TESSERA_CUDA_POOL_LIMIT=str(2**20))) >= 1
@@ -414,6 +415,7 @@ def test_workspace_is_at_most_a_tenth_more_than_the_operands(driver):
         assert plan.workspace() <= max(1.1 * 4 * (m * k + k * n), 32 << 20), (m, n, k)
 
 
+@pytest.mark.alone
 def test_trim_gives_memory_back(driver, rng):
     a = rng.random((3000, 3000), np.float32)
     context = binding.Context(device=CUDA)
@@ -428,6 +430,7 @@ def test_trim_gives_memory_back(driver, rng):
         driver.synchronize()
 
 
+@pytest.mark.alone
 def test_nothing_leaks(driver, rng):
     """A hundred contexts, packed operands and plans later the device has as much free memory as before."""
     a = rng.random((512, 512), np.float32)
