@@ -173,10 +173,12 @@ def pytorch():
     lines.append("| --- " * (len(features) + 1) + "|")
     for batch in sorted({b for b, _ in square}):
         lines.append(f"| {batch} | " + " | ".join(f"{square[batch, f]:.2f} x" for f in features) + " |")
+    beside_itself = [r["torch_beside_itself"] for r in layers if "torch_beside_itself" in r]
     slow = sorted((r for r in layers if r["speedup"] < 0.95), key=lambda r: r["speedup"])
     lines += ["", f"As many inputs as outputs. Of all {len(layers)} layers measured, rectangular and odd sizes among them, Tessera took "
-              f"{sum(r['taken'] for r in layers)}, the least of them {min(r['speedup'] for r in layers if r['taken']):.2f} x; the others were left to torch. "
-              f"Below 0.95 x: " + (", ".join(f"{r['batch']} x {r['in']} -> {r['out']} ({r['speedup']:.2f} x, {'taken' if r['taken'] else 'left to torch'})"
+              f"{sum(r['taken'] for r in layers)}, the least of them {min(r['speedup'] for r in layers if r['taken']):.2f} x; the others were left to torch"
+              + (f" (whose own calls, measured beside themselves, came to {min(beside_itself):.2f} to {max(beside_itself):.2f} x)" if beside_itself else "") +
+              ". Below 0.95 x: " + (", ".join(f"{r['batch']} x {r['in']} -> {r['out']} ({r['speedup']:.2f} x, {'taken' if r['taken'] else 'left to torch'})"
                                              for r in slow) or "none") + f". {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
               f"{about['commit']}."]
     return "\n".join(lines)

@@ -95,9 +95,9 @@ def interleaved(functions, seconds, flops):
     return timing.interleaved(rounds, seconds), rounds.state
 
 
-def host_microseconds(function):
+def host_microseconds(function, **counts):
     """Host time of one call, the queue kept short enough never to block."""
-    return timing.host_microseconds(function, torch.cuda.synchronize)
+    return timing.host_microseconds(function, torch.cuda.synchronize, **counts)
 
 
 def latency_microseconds(function, calls=50):

@@ -4,7 +4,10 @@
 
 host        microseconds of host time for one call of tessera.matmul and of torch.matmul
 reference   the five reference problems through tessera.matmul and through the C library alone
-linear      nn.Linear in float32, the drop-in off, on, and taking everything, interleaved
+linear      nn.Linear in float32, the drop-in off, on, and taking everything, interleaved; where it leaves a layer to torch, torch
+            beside itself, too, which tells how far two measurements of the same thing can be apart
+
+Ratios are medians of those within a round: the host has slow and quick moments, longer than a round, that would be seen in medians of times.
 """
 
 import argparse
@@ -38,10 +41,16 @@ def sizes_of_layers():
     return grid + [(drawn(1, 16384), drawn(64, 16384), drawn(64, 16384)) for _ in range(ODD_SIZES)]
 
 
+def orders_of(count):
+    """Orders of turns in which each follows each other equally often, for a function is quicker after itself than after another."""
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+    orders = [[(i + shift) % count for i in zigzag] for shift in range(count)]
+    return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]
+
+
 def interleaved(functions, seconds, calls):
-    """Median microseconds of each function's calls, as a program sees them: launched one after the other. Turns are taken in all orders, for a
-    function is quicker after itself than after another."""
-    orders = itertools.cycle(itertools.permutations(range(len(functions))))
+    """The Timing of each function's calls, as a program sees them: launched one after the other."""
+    orders = itertools.cycle(orders_of(len(functions)))
 
     def take_round(_):
         samples = [0.0] * len(functions)
@@ -58,16 +67,28 @@ def interleaved(functions, seconds, calls):
     for function in functions:
         function()
     torch.cuda.synchronize()
-    return [1e6 * measured.median for measured in timing.interleaved(take_round, seconds)]
+    return timing.interleaved(take_round, seconds)
+
+
+def ratio(above, below):
+    """How many times as long one took as the other: the median of the rounds'."""
+    return round(statistics.median(x / y for x, y in zip(above.samples, below.samples)), 3)
+
+
+def microseconds(measured):
+    return round(1e6 * measured.median, 2)
 
 
 def host(size, precision):
     a, b = make(size, size, size, "nn", "rand")
-    rounds = [(host_microseconds(lambda: tessera.matmul(a, b, precision=precision)), host_microseconds(lambda: torch.matmul(a, b)))
-              for _ in range(5)]
+    few = {"calls": 50, "samples": 4}
+    rounds = [(host_microseconds(lambda: tessera.matmul(a, b, precision=precision), **few), host_microseconds(lambda: torch.matmul(a, b), **few))
+              for _ in range(25)]
     ours, theirs = (statistics.median(column) for column in zip(*rounds))
-    record = {"what": "host", "m": size, "n": size, "k": size, "precision": precision, "tessera_us": round(ours, 2), "torch_us": round(theirs, 2)}
-    return [record], f"host time {size}^3 {precision}: {ours:.2f} us, torch {theirs:.2f} us"
+    more = statistics.median(x - y for x, y in rounds)
+    record = {"what": "host", "m": size, "n": size, "k": size, "precision": precision, "tessera_us": round(ours, 2), "torch_us": round(theirs, 2),
+              "more_us": round(more, 2)}
+    return [record], f"host time {size}^3 {precision}: {ours:.2f} us, torch {theirs:.2f} us, {more:+.2f} us within a round"
 
 
 def reference(seconds, name, m, n, k, layout):
@@ -75,10 +96,10 @@ def reference(seconds, name, m, n, k, layout):
     out = torch.empty(m, n, device="cuda")
     library = Tessera(context("fp32"), a, b, torch.empty(m, n, device="cuda"))
     operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=5)
-    record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": round(operator, 2),
-              "c_library_us": round(c, 2), "torch_us": round(peer, 2), "of_c_library": round(c / operator, 3)}
-    return [record], (f"{name:16s} tessera.matmul {operator:8.1f} us, C library {c:8.1f} us ({c / operator:.3f}), torch {peer:8.1f} us "
-                      f"({peer / operator:.2f} x)")
+    record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": microseconds(operator),
+              "c_library_us": microseconds(c), "torch_us": microseconds(peer), "of_c_library": ratio(c, operator), "speedup": ratio(peer, operator)}
+    return [record], ("{problem:16s} tessera.matmul {tessera_us:8.1f} us, C library {c_library_us:8.1f} us ({of_c_library:.3f}), torch {torch_us:8.1f} us "
+                      "({speedup:.2f} x)".format(**record))
 
 
 def setting(layer, x, on, always=False):
@@ -99,11 +120,15 @@ def linear(seconds, batch, inner, outer):
     with torch.no_grad():
         on()
         taken = tessera.stats().taken > 0
-        torch_us, on_us, always_us = interleaved([off, on, everything], seconds, max(1, min(20, round(5e10 / (batch * inner * outer)))))
+        # What is taken is taken by "everything", too.
+        functions = [off, on] if taken else [off, on, everything, setting(layer, x, False)]
+        times = interleaved(functions, seconds, max(1, min(20, round(5e10 / (batch * inner * outer)))))
     tessera.disable()
-    record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": round(torch_us, 2),
-              "drop_in_us": round(on_us, 2), "always_us": round(always_us, 2), "speedup": round(torch_us / on_us, 3),
-              "always_speedup": round(torch_us / always_us, 3)}
+    theirs, ours, always = times[0], times[1], times[1 if taken else 2]
+    record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": microseconds(theirs),
+              "drop_in_us": microseconds(ours), "always_us": microseconds(always), "speedup": ratio(theirs, ours), "always_speedup": ratio(theirs, always)}
+    if not taken:
+        record["torch_beside_itself"] = ratio(theirs, times[3])
     return [record], ("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us ({speedup:.2f} x, "
                       "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record))
 

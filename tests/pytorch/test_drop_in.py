@@ -125,12 +125,24 @@ def test_other_devices_are_untouched():
     assert taken() == 0
 
 
-def test_small_products_are_left_to_torch(device):
-    a, b = integers(4, 8, device=device), integers(8, 4, device=device)
+def test_what_torch_does_quicker_is_left_to_it(device):
+    a, b = integers(4, 4096, device=device), integers(4096, 4096, device=device)
     expected = a @ b
     with tessera.enabled(devices=device):
         assert torch.equal(a @ b, expected)
     assert taken() == 0 and tessera.stats().passed["torch is quicker"] == 1
+
+
+@pytest.mark.parametrize("m, n, k, gains", [(16, 64, 64, True), (64, 1024, 4096, True), (4, 1000, 1000, True), (1, 4096, 4096, False),
+                                            (4096, 4096, 64, False), (1024, 1024, 256, False)])
+def test_small_products_on_hopper(m, n, k, gains):
+    """There the ieee kernels are quicker than torch's; products that would be split for tensor cores have to be large."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    a, b = integers(m, k, device="cuda"), integers(k, n, device="cuda")
+    with tessera.enabled():
+        product = a @ b
+    assert taken() == gains and torch.equal(product, a @ b)
 
 
 def test_large_products_are_taken(device):

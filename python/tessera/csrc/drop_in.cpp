@@ -71,17 +71,45 @@ void forget_counts() {
 
 /* ---- Leaving a product ------------------------------------------------------------------------------------------- */
 
-/* By measurement (bench/pytorch/compare.py). On a GPU it is the tensor cores that are quicker than torch, once a product
- * is large enough to pay for packing its operands: their elements, (m + n) k, must be few beside the m n k products, the
- * fewer the shorter k is. On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
-static bool expect_quicker(bool on_cpu, tsr_precision precision, double batch, double m, double n, double k) {
-    if (on_cpu) return std::min({m, n, k}) >= 16;
-    const double work = batch * m * n * k, reuse = m * n / (m + n); /* products to an element packed */
-    if (precision == TSR_IEEE) return std::min(m, n) >= 1024 && work >= 1e10;
-    if (k >= 16384) return reuse >= 60;
-    if (k >= 4096) return reuse >= 100;
-    if (k >= 1024) return reuse >= 225;
-    return work >= 8e8 && (k >= 256 ? reuse >= 400 : k >= 128 && reuse >= 600);
+/* All by measurement (bench/pytorch/compare.py). */
+
+struct Sizes {
+    double batch, m, n, k;
+    double work() const { return batch * m * n * k; }
+};
+
+/* On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
+static bool quicker_on_cpu(const Sizes &s) { return std::min({s.m, s.n, s.k}) >= 16; }
+
+/* Split for tensor cores a product must be large enough to pay for packing its operands: their elements, (m + n) k, must
+ * be few beside the m n k products, the fewer the shorter k is. */
+static bool quicker_split(const Sizes &s) {
+    const double reuse = s.m * s.n / (s.m + s.n); /* products to an element packed */
+    if (s.k >= 16384) return reuse >= 60;
+    if (s.k >= 4096) return reuse >= 100;
+    if (s.k >= 1024) return reuse >= 225;
+    return s.work() >= 8e8 && (s.k >= 256 ? reuse >= 400 : s.k >= 128 && reuse >= 600);
+}
+
+/* As they are, by the ieee kernels. On Hopper these are quicker than torch's: small products take less of the host's time,
+ * and of larger ones gain those with a long k, by which torch does not fill the GPU. With a thin C the matter is to read
+ * the other operand, for which torch has better kernels once that is large. On other GPUs nothing is known to gain but
+ * large products, over torch's float32. */
+static bool quicker_in_place(tsr_precision precision, bool on_hopper, const Sizes &s) {
+    if (!on_hopper) return precision == TSR_IEEE && std::min(s.m, s.n) >= 1024 && s.work() >= 1e10;
+    if (precision == TSR_TF32 || s.batch > 1) return false;
+    if (std::min(s.m, s.n) <= 8) return std::max(s.m, s.n) * s.k <= 8e6;
+    return s.work() <= 1e8 || s.k >= 1024;
+}
+
+/* What a plan may do with a product, as far as it is known. */
+struct Ways {
+    bool split, in_place;
+};
+
+static bool quicker_on_cuda(const c10::Device &device, tsr_precision precision, Ways ways, const Sizes &s) {
+    return (ways.split && precision != TSR_IEEE && quicker_split(s)) ||
+           (ways.in_place && quicker_in_place(precision, is_hopper(device), s));
 }
 
 /* Whether the sizes alone say that torch is quicker. Asked before anything else, and of nothing else: such products are
@@ -90,9 +118,11 @@ template <const Switch &device, int dims>
 static bool is_small(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
     if (word & ALWAYS || a.dim() != dims || b.dim() != dims || a.scalar_type() != at::kFloat) return false;
     const at::IntArrayRef a_sizes = a.sizes(), b_sizes = b.sizes();
-    const double batch = dims == 3 ? static_cast<double>(a_sizes[0]) : 1, m = static_cast<double>(a_sizes[dims - 2]);
-    const double k = static_cast<double>(a_sizes[dims - 1]), n = static_cast<double>(b_sizes[dims - 1]);
-    return !expect_quicker(&device == &cpu_switch, precision_of(word), batch, m, n, k) && !pass(TORCH_IS_QUICKER);
+    const Sizes sizes = {dims == 3 ? static_cast<double>(a_sizes[0]) : 1, static_cast<double>(a_sizes[dims - 2]),
+                         static_cast<double>(b_sizes[dims - 1]), static_cast<double>(a_sizes[dims - 1])};
+    const bool quicker = &device == &cpu_switch ? quicker_on_cpu(sizes)
+                                                : quicker_on_cuda(a.device(), precision_of(word), {true, true}, sizes);
+    return !quicker && !pass(TORCH_IS_QUICKER);
 }
 
 /* ---- Taking a product -------------------------------------------------------------------------------------------- */
@@ -144,8 +174,12 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
     } catch (const c10::Error &) {
         return pass(NOT_POSSIBLE);
     }
-    if (!always && p.a.is_cuda() && p.precision != TSR_IEEE && !uses_tensor_cores(*reduced))
-        return pass(TORCH_IS_QUICKER);
+    if (!always && p.a.is_cuda()) {
+        const Sizes planned = {static_cast<double>(reduced->batch), static_cast<double>(reduced->m),
+                               static_cast<double>(reduced->n), static_cast<double>(reduced->k)};
+        const bool split = is_split(*reduced);
+        if (!quicker_on_cuda(p.a.device(), p.precision, {split, !split}, planned)) return pass(TORCH_IS_QUICKER);
+    }
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
     try {
         execute(*reduced, p);

@@ -58,16 +58,33 @@ static void *current_stream(const c10::Device &device) {
     return stream;
 }
 
-/* Whether what is queued on the stream is recorded into a graph. Asked of the driver itself, so that CUDA's headers are not
- * needed. */
+/* ---- What only the driver knows ---------------------------------------------------------------------------------- */
+
+/* A function of the CUDA driver, asked itself so that CUDA's headers are not needed; NULL where torch has not loaded it. */
+template <class Function> static Function *driver_function(const char *name) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return driver ? reinterpret_cast<Function *>(dlsym(driver, name)) : nullptr;
+}
+
+/* Whether what is queued on the stream is recorded into a graph. */
 static bool is_capturing(void *stream) {
-    using Function = int(void *stream, int *status);
-    static Function *const ask = [] {
-        void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        return driver ? reinterpret_cast<Function *>(dlsym(driver, "cuStreamIsCapturing")) : nullptr;
-    }();
+    static auto *const ask = driver_function<int(void *stream, int *status)>("cuStreamIsCapturing");
     int status = 0;
     return ask && !ask(stream, &status) && status;
+}
+
+bool is_hopper(const c10::Device &device) {
+    enum { MOST_DEVICES = 64, MAJOR_CAPABILITY = 75 /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR */ };
+    static std::atomic<int> majors[MOST_DEVICES]; /* 0 where not yet asked */
+    const int index = device.index();
+    if (!device.is_cuda() || index < 0 || index >= MOST_DEVICES) return false;
+    int major = majors[index].load(std::memory_order_relaxed);
+    if (!major) {
+        static auto *const ask = driver_function<int(int *value, int attribute, int device)>("cuDeviceGetAttribute");
+        if (!ask || ask(&major, MAJOR_CAPABILITY, index)) return false;
+        majors[index].store(major, std::memory_order_relaxed);
+    }
+    return major == 9;
 }
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
@@ -260,7 +277,7 @@ static Planned *planned_for(const Place &place, const Reduced &r) {
     return slot.get();
 }
 
-bool uses_tensor_cores(const Reduced &reduced) { return tsr_plan_is_split(reduced.planned->plan); }
+bool is_split(const Reduced &reduced) { return tsr_plan_is_split(reduced.planned->plan); }
 
 void count_taken(const Reduced &r, const Product &product) {
     std::atomic<uint64_t> *&counter = r.planned->taken;

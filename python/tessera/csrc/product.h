@@ -80,8 +80,11 @@ struct Reduced {
 Reduced reduce(const Product &product);
 void execute(const Reduced &reduced, const Product &product);
 
-/* Whether the plan is to use tensor cores. */
-bool uses_tensor_cores(const Reduced &reduced);
+/* Whether the plan is to split the operands for tensor cores. */
+bool is_split(const Reduced &reduced);
+
+/* Whether the device is a GPU of compute capability 9, for which there are kernels of its own. */
+bool is_hopper(const c10::Device &device);
 
 /* Counts a product that was taken from torch. */
 void count_taken(const Reduced &reduced, const Product &product);
