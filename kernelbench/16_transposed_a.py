@@ -1074,6 +1074,9 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
+/* So much of k tensor cores sum before float32 registers take over (docs/numerics.md, Promotion). */
+enum { SPLIT_SUM_K = 32 };
+
 /* The exponent of a row of zeros; those of others are within +-62. */
 enum { ALL_ZERO = 63 };
 
@@ -3099,9 +3102,10 @@ namespace split_wgmma_sm90 {
  *   split_fp32_sm90_t128   the same with blocks of 128 threads  tile 128 x 128   2 x 128 threads, two blocks per SM
  *   split_tf32_sm90        one product                          tile 128 x 256   384 threads
  *
- * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a block of SPLIT_K of k gives
+ * Arithmetic of the three products. With A = hi_a + lo_a 2^-11 and B likewise (scaled), a part of a block of k,
+ * SPLIT_SUM_K, gives
  *
- *     main += hi_a*hi_b                  a fresh sum for each block, added to `main` by ordinary float32 additions: the
+ *     main += hi_a*hi_b                  a fresh sum for each part, added to `main` by ordinary float32 additions: the
  *                                        tensor cores truncate as they accumulate, so they never do it for long
  *     corr += hi_a*lo_b + lo_a*hi_b      2^11 smaller, so that its truncation does not matter: one sum for all of k
  *
@@ -3115,13 +3119,13 @@ namespace split_wgmma_sm90 {
  *
  * Order within a warpgroup: the tensor cores are never idle, because
  *
- *     issue corr(kb)   wait hi*hi(kb)   main += it   issue hi*hi(kb+1)   wait corr(kb)   free the stage
+ *     issue corr(i)   wait hi*hi(i)   main += it   issue hi*hi(i+1)   wait corr(i), and free its stage if it was the last
  *
- * runs the additions under corr(kb), and hi*hi(kb+1) is queued before corr(kb) has drained.
+ * runs the additions of part i under corr(i), and hi*hi(i+1) is queued before corr(i) has drained.
  *
- * Names: d sum of the current block, q corr, v main; kb block of k; wg warpgroup.
+ * Names: d sum of the current part, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM. With blocks of 128 threads 245 registers, 2 stages of 48 KB.
+ * per SM. With blocks of 128 threads 248 registers, 2 stages of 48 KB.
  */
 
 namespace {
@@ -3129,6 +3133,7 @@ namespace {
 constexpr int WARPGROUP = 128;
 constexpr int WG_ROWS = 64;         /* rows of C one warpgroup computes: the instruction's m */
 constexpr int STEPS = SPLIT_K / 16; /* instructions along a block of k */
+constexpr int SUM_STEPS = SPLIT_SUM_K / 16, PARTS = STEPS / SUM_STEPS;
 
 static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
 
@@ -3187,24 +3192,49 @@ template <int STAGES> struct ring {
 
 /* ---- Products of one warpgroup ----------------------------------------------------------------------------------- */
 
-__device__ void issue_hi_hi(float (&d)[64], const uint8_t *a_hi, const uint8_t *b_hi) {
-    const uint64_t a = tile_descriptor(a_hi), b = tile_descriptor(b_hi);
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) wgmma_64x128x16(d, a + 2 * i, b + 2 * i, i > 0);
-    wgmma_commit();
-}
+/* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
+struct stage_products {
+    uint64_t a[2], b[2]; /* descriptors of hi and lo */
 
-__device__ void issue_corrections(float (&q)[64], const uint8_t *a_hi, const uint8_t *a_lo, const uint8_t *b_hi,
-                                  const uint8_t *b_lo, bool accumulate) {
-    const uint64_t ah = tile_descriptor(a_hi), al = tile_descriptor(a_lo);
-    const uint64_t bh = tile_descriptor(b_hi), bl = tile_descriptor(b_lo);
+    template <typename STAGE>
+    __device__ stage_products(const STAGE &s, int row = 0)
+        : a{tile_descriptor(s.a[0] + row * SPLIT_ROW_BYTES), tile_descriptor(s.a[1] + row * SPLIT_ROW_BYTES)},
+          b{tile_descriptor(s.b[0]), tile_descriptor(s.b[1])} {}
+
+    __device__ void issue_hi_hi(float (&d)[64], int part) const {
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        wgmma_64x128x16(q, ah + 2 * i, bl + 2 * i, accumulate || i > 0);
-        wgmma_64x128x16(q, al + 2 * i, bh + 2 * i, true);
+        for (int i = 0; i < SUM_STEPS; i++) {
+            const int at = 2 * (part * SUM_STEPS + i);
+            wgmma_64x128x16(d, a[0] + at, b[0] + at, i > 0);
+        }
+        wgmma_commit();
     }
-    wgmma_commit();
-}
+
+    __device__ void issue_corrections(float (&q)[64], int part, bool accumulate) const {
+#pragma unroll
+        for (int i = 0; i < SUM_STEPS; i++) {
+            const int at = 2 * (part * SUM_STEPS + i);
+            wgmma_64x128x16(q, a[0] + at, b[1] + at, accumulate || i > 0);
+            wgmma_64x128x16(q, a[1] + at, b[0] + at, true);
+        }
+        wgmma_commit();
+    }
+
+    /* All of the stage but the first part's hi*hi, which is on its way: returns when the last part's corrections are. */
+    __device__ void issue_rest(float (&d)[64], float (&q)[64], float (&v)[64], bool accumulate) const {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            issue_corrections(q, part, accumulate || part > 0);
+            wgmma_wait<1>();
+            hold(d);
+#pragma unroll
+            for (int i = 0; i < 64; i++) v[i] += d[i];
+            if (part + 1 == PARTS) break;
+            wgmma_fence();
+            issue_hi_hi(d, part + 1);
+        }
+    }
+};
 
 /* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
 
@@ -3305,7 +3335,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
         if (threadIdx.x == 0) produce(g, s);
     } else {
         registers_take<232>();
-        const int row_offset = (wg - 1) * WG_ROWS, byte_offset = row_offset * SPLIT_ROW_BYTES;
+        const int row_offset = (wg - 1) * WG_ROWS;
         ring<STAGES> at;
         for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
             const work w = work_at<TILE_M, TILE_N>(g, index);
@@ -3316,16 +3346,10 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
-            issue_hi_hi(d, s.stages[at.index].a[0] + byte_offset, s.stages[at.index].b[0]);
+            stage_products(s.stages[at.index], row_offset).issue_hi_hi(d, 0);
 #pragma unroll 1
             for (int kb = w.kb_begin;; kb++) {
-                const STAGE &now = s.stages[at.index];
-                issue_corrections(q, now.a[0] + byte_offset, now.a[1] + byte_offset, now.b[0], now.b[1],
-                                  kb > w.kb_begin);
-                wgmma_wait<1>();
-                hold(d);
-#pragma unroll
-                for (int i = 0; i < 64; i++) v[i] += d[i];
+                stage_products(s.stages[at.index], row_offset).issue_rest(d, q, v, kb > w.kb_begin);
                 const int done = at.index;
                 at.advance();
                 if (kb + 1 == w.kb_end) {
@@ -3335,7 +3359,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 }
                 barrier_wait(&s.full[at.index], at.phase);
                 wgmma_fence();
-                issue_hi_hi(d, s.stages[at.index].a[0] + byte_offset, s.stages[at.index].b[0]);
+                stage_products(s.stages[at.index], row_offset).issue_hi_hi(d, 0);
                 wgmma_wait<1>();
                 if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
             }
@@ -3370,8 +3394,7 @@ namespace split_mma_sm80 {
  *     v += d                          by ordinary float32 additions
  *     q += hi_a*lo_b + lo_a*hi_b      one sum for all of k: 2^11 smaller, so its truncation does not matter
  *
- * and C = (v + q 2^-11) * 2^-(e_a + e_b). A stage is half the block that docs/numerics.md counts with: less than half
- * the truncation and twice the additions, within the same bound. tf32 sums hi_a*hi_b over all of k.
+ * and C = (v + q 2^-11) * 2^-(e_a + e_b). tf32 sums hi_a*hi_b over all of k.
  *
  * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16
  * x 8. Blocks stay and take every gridDim-th tile.
@@ -3395,7 +3418,7 @@ constexpr int THREADS = 256;
 constexpr int WARPS_M = 2, WARP_M = 64;
 constexpr int FRAGMENT_M = 16, FRAGMENT_N = 8, FRAGMENT_K = 16; /* of the instruction */
 constexpr int FRAGMENTS_M = WARP_M / FRAGMENT_M;                /* of a warp */
-constexpr int STAGES = 3, AHEAD = STAGES - 1, STAGE_K = SPLIT_K / 2, STEPS = STAGE_K / FRAGMENT_K;
+constexpr int STAGES = 3, AHEAD = STAGES - 1, STAGE_K = SPLIT_SUM_K, STEPS = STAGE_K / FRAGMENT_K;
 constexpr int ROW_BYTES = STAGE_K * 2, CHUNK = 16, CHUNKS = ROW_BYTES / CHUNK;
 constexpr int COPY_ROWS = THREADS / CHUNKS; /* rows the block copies at once */
 

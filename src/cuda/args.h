@@ -107,6 +107,9 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
+/* So much of k tensor cores sum before float32 registers take over (docs/numerics.md, Promotion). */
+enum { SPLIT_SUM_K = 32 };
+
 /* The exponent of a row of zeros; those of others are within +-62. */
 enum { ALL_ZERO = 63 };
 

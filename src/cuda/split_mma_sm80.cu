@@ -10,8 +10,7 @@
  *     v += d                          by ordinary float32 additions
  *     q += hi_a*lo_b + lo_a*hi_b      one sum for all of k: 2^11 smaller, so its truncation does not matter
  *
- * and C = (v + q 2^-11) * 2^-(e_a + e_b). A stage is half the block that docs/numerics.md counts with: less than half
- * the truncation and twice the additions, within the same bound. tf32 sums hi_a*hi_b over all of k.
+ * and C = (v + q 2^-11) * 2^-(e_a + e_b). tf32 sums hi_a*hi_b over all of k.
  *
  * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16
  * x 8. Blocks stay and take every gridDim-th tile.
@@ -39,7 +38,7 @@ constexpr int THREADS = 256;
 constexpr int WARPS_M = 2, WARP_M = 64;
 constexpr int FRAGMENT_M = 16, FRAGMENT_N = 8, FRAGMENT_K = 16; /* of the instruction */
 constexpr int FRAGMENTS_M = WARP_M / FRAGMENT_M;                /* of a warp */
-constexpr int STAGES = 3, AHEAD = STAGES - 1, STAGE_K = SPLIT_K / 2, STEPS = STAGE_K / FRAGMENT_K;
+constexpr int STAGES = 3, AHEAD = STAGES - 1, STAGE_K = SPLIT_SUM_K, STEPS = STAGE_K / FRAGMENT_K;
 constexpr int ROW_BYTES = STAGE_K * 2, CHUNK = 16, CHUNKS = ROW_BYTES / CHUNK;
 constexpr int COPY_ROWS = THREADS / CHUNKS; /* rows the block copies at once */
 
