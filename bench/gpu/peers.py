@@ -1,14 +1,20 @@
 """What multiplies float32 matrices on a GPU: Tessera in its precisions, and its peers. Each is a function of tensors a, b and out that makes
 one, `multiply()`, to be called as often as wanted; it queues a @ b into out on torch's current stream.
 
-LIBRARIES has all of them by name; `present()` says which are here, and why the others are not.
+LIBRARIES has all of them by name; `present()` says which are here, and why the others are not; `prepare()` compiles beforehand what is compiled at
+first use.
 """
 
+import concurrent.futures
+import importlib.util
+import multiprocessing
 import os
 import pathlib
 import sys
 
 import torch
+
+from products import make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -131,18 +137,43 @@ if triton:
         tl.store(out + tl.program_id(0) * width + tl.arange(0, width), total)
 
 
+def triton_numbers(m, n, k, a_strides, b_strides):
+    """The kernel's arguments behind its pointers; C is contiguous."""
+    return m, n, k, *a_strides, *b_strides, n, 1, 2 * (a_strides[1] == 1) + (b_strides[1] == 1)
+
+
 def triton_product(precision):
     def bind(a, b, out):
         (m, k), n = a.shape, b.shape[1]
+        numbers = triton_numbers(m, n, k, a.stride(), b.stride())
 
         def multiply():
-            TRITON[precision][lambda tile: (triton.cdiv(m, tile["tile_m"]) * triton.cdiv(n, tile["tile_n"]),)](
-                a, b, out, m, n, k, *a.stride(), *b.stride(), *out.stride(), 2 * (a.stride(1) == 1) + (b.stride(1) == 1),
-                precision=precision)
+            TRITON[precision][lambda tile: (triton.cdiv(m, tile["tile_m"]) * triton.cdiv(n, tile["tile_n"]),)](a, b, out, *numbers, precision=precision)
 
         return multiply
 
     return bind
+
+
+def strides_of(m, n, k, layout):
+    """Of A and B, as products.make makes them."""
+    return (1, m) if layout[0] == "t" else (k, 1), (1, k) if layout[1] == "t" else (n, 1)
+
+
+def triton_kinds(problems):
+    """Of these problems one of each kind that Triton compiles apart: it looks whether a number is 1, and whether 16 divides it."""
+    kinds = {}
+    for m, n, k, layout in problems:
+        numbers = triton_numbers(m, n, k, *strides_of(m, n, k, layout))
+        kinds.setdefault(tuple((number == 1, number % 16 == 0) for number in numbers), (m, n, k, layout))
+    return kinds.values()
+
+
+def compile_triton(precision, tile, m, n, k, layout):
+    """Leaves the kernel with one of its tiles in Triton's cache of files."""
+    tuned_kernel = TRITON[precision]
+    tuned_kernel.fn.warmup(*[torch.float32] * 3, *triton_numbers(m, n, k, *strides_of(m, n, k, layout)), precision=precision,
+                           **tuned_kernel.configs[tile].all_kwargs(), grid=(1,))
 
 
 # ---- CuPy and JAX -------------------------------------------------------------------------------------------------------
@@ -169,11 +200,10 @@ class JaxProduct:
     def __init__(self, a, b, out):
         import jax
         transposes = not a.is_contiguous(), not b.is_contiguous()
-        if transposes not in self.compiled:
-            self.compiled[transposes] = jax.jit(lambda x, y: jax.numpy.matmul(x.T if transposes[0] else x, y.T if transposes[1] else y, precision="highest"))
         torch.cuda.synchronize()  # JAX does not wait for torch's stream
         self.operands = [jax.dlpack.from_dlpack(x.t() if transposed else x) for x, transposed in zip((a, b), transposes)]
-        self.out, self.function = out, self.compiled[transposes]
+        self.out, self.function = out, self.compiled.setdefault(transposes, jax.jit(
+            lambda x, y: jax.numpy.matmul(x.T if transposes[0] else x, y.T if transposes[1] else y, precision="highest")))
 
     def __call__(self):
         self.result = self.function(*self.operands)
@@ -195,9 +225,30 @@ LIBRARIES = {
     "Triton ieee": triton_product("ieee"), "Triton tf32x3": triton_product("tf32x3"),
     "CuPy": cupy_float32, "JAX highest": JaxProduct,
 }
-TRIAL = (4096, 4096, 1024)  # m, n, k of the product that each library must get right first, and that Triton's tiles are tuned on
+TRIAL = (4096, 4096, 4096)  # m, n, k of the product that each library must get right first, and that Triton's tiles are tuned on
 COMPILED_FOR_EACH_SHAPE = ("JAX highest",)  # which takes seconds: only on the reference problems
 MODULES = {"Triton ieee": "triton", "Triton tf32x3": "triton", "CuPy": "cupy", "JAX highest": "jax"}
+
+
+def multiply_once(name, m, n, k, layout):
+    multiply = LIBRARIES[name](*make(m, n, k, layout, "rand"), torch.empty(m, n, device="cuda"))
+    multiply()
+    multiply.wait()
+
+
+def prepare(names, problems):
+    """Compiles for these problems (m, n, k, layout) what would be compiled at first use, on all cores at once: in turn it takes minutes. Triton's
+    compiler does so in processes, JAX's in threads. What cannot be compiled says so when it is used."""
+    names = [name for name in names if importlib.util.find_spec(MODULES.get(name, "torch"))]
+    precisions = [precision for precision in ("tf32x3", "ieee") if "Triton " + precision in names]
+    tiles = [(precision, tile, *kind) for kind in triton_kinds(problems) for precision in precisions for tile in range(len(TRITON[precision].configs))]
+    shapes = [(name, *problem) for name in COMPILED_FOR_EACH_SHAPE if name in names for problem in problems]
+    spawned = multiprocessing.get_context("spawn")  # for a process with CUDA cannot be forked
+    with concurrent.futures.ProcessPoolExecutor(mp_context=spawned) as processes, concurrent.futures.ThreadPoolExecutor() as threads:
+        for tile in tiles:
+            processes.submit(compile_triton, *tile)
+        for shape in shapes:
+            threads.submit(multiply_once, *shape)
 
 
 def present(names):

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from peers import COMPILED_FOR_EACH_SHAPE, LIBRARIES, present, triton
+from peers import COMPILED_FOR_EACH_SHAPE, LIBRARIES, TRIAL, prepare, present, triton
 from products import about, host_microseconds, interleaved, latency_microseconds, make
 from harness import data, errors, results
 
@@ -139,10 +139,16 @@ def main():
     options = parser.parse_args()
     begin, here = time.monotonic(), {**about(), **({"triton": triton.__version__} if triton else {})}
     wanted = [name for name in LIBRARIES if name.startswith("tessera")] + options.peer if options.peer else list(LIBRARIES)
+    topics = options.topic or list(TOPICS)
+    if "peers" in topics:
+        prepare(wanted, [tuple(problem[1:]) for problem in data.REFERENCE])
+    else:
+        prepare(quick_to_start(wanted), [(*TRIAL, "nn")])
+    print(f"compiled what others compile at first use, on all cores, in {time.monotonic() - begin:.0f} s", flush=True)
     libraries, absent = present(wanted)
     for name, why in absent.items():
         print(f"{name} is not here ({why})")
-    for topic in options.topic or TOPICS:
+    for topic in topics:
         path = results.default_path(topic, here["gpu"])
         path = options.folder / path.name if options.folder else path
         jobs, measure = TOPICS[topic](libraries, options.seconds)
