@@ -122,7 +122,8 @@ def picture_of(machine):
         return None
     dates = sorted({r["date"][:10] for r in machine.records if "date" in r})
     return page.picture(f"Float32 matrix multiplication on {machine.name}", rows,
-                        f"Geometric means over five reference problems, uniform data, errors against float64; {dates[-1]}.")
+                        f"Geometric means over five reference problems, uniform data, errors against float64; {dates[-1]}."
+                        + (" Triton: its tutorial's kernel." if "Triton tf32x3" in means else ""))
 
 
 def schema():

@@ -114,7 +114,7 @@ def accuracy_sentence(by, families, depths, names):
         ratios = [by[peer, family, k]["error"] / by[ours, family, k]["error"] for k in depths if (ours, family, k) in by and (peer, family, k) in by]
         if ratios:
             parts.append(f"{min(ratios):.1f} to {max(ratios):.1f} times on {'wide exponents' if family == 'wide' else family + ' data'}")
-    return f"The error of {shown(peer)} is that of {shown(ours)} {', '.join(parts)}."
+    return f"{shown(peer)}'s error beside {shown(ours)}'s: {', '.join(parts)}."
 
 
 def bound_sentence(found):

@@ -132,6 +132,7 @@ def roofline_figure(records):
     if "float32 units" in ceilings:
         flat["float32 units"] = ceilings["float32 units"]["value"]
 
+    by_float64 = any(r["precision"] == "ieee" and r.get("kernel", "").startswith("ieee_mma") for r in products)
     names = ["tessera " + p for p in PRECISIONS if any(r["precision"] == p for r in products)]
     series = {name: sorted((intensity(r), r["tflops"], shape(r)) for r in products if "tessera " + r["precision"] == name) for name in names}
 
@@ -158,7 +159,8 @@ def roofline_figure(records):
         parts.append(f"tf32 {100 * best['tessera tf32'] / fp16:.0f} % of one fp16 product")
     return Figure("roofline", "Roofline", "At best " + ", ".join(parts) + ", packing included.", [("", draw)],
                   (["ceiling", "height", "how it was measured"], table),
-                  f"The slope is memory, {copy:g} TB/s. fp32 does three fp16 products for each float32 one.", names)
+                  f"The slope is memory, {copy:g} TB/s. fp32 does three fp16 products for each float32 one."
+                  + (" ieee runs on the float64 tensor cores here, by NVIDIA's figures as fast as the float32 units." if by_float64 else ""), names)
 
 
 def overhead_sentence(by, names, sizes):
