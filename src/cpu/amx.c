@@ -1,0 +1,332 @@
+/* amx.c: float32 products from bf16 tiles.
+ *
+ * An operand is three bf16 pieces, h + m + l (amx.h), and six of the nine products of pieces make a product that is as
+ * accurate as float32; the three left out are below its last bit. A tile of C is 32 x 32: four sums in tiles of their own,
+ * two tiles of A, two of B.
+ *
+ *              b 0..15   b 16..31
+ *     a 0..15   sum 0     sum 1        tiles 4, 5: a piece of A
+ *     a 16..31  sum 2     sum 3        tiles 6, 7: a piece of B
+ *
+ * The five small products of all steps come first, h*h last: so the sums are rounded at their full size once a step and
+ * not six times. In the order hl, hm, mm, mh, lh each piece is loaded once. The sums start from zero for each block of kc
+ * and are then added to C, or to the addend, by ordinary float32 operations. Steps of h*h run backwards, because what the
+ * small products loaded last is nearest.
+ *
+ * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound, and
+ * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this tile's
+ * sums for this block of k. docs/numerics.md has the bounds.
+ *
+ * tf32 does without l and what is made of it: three products, hm, mh and hh.
+ */
+#include "amx.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "amx_tile.h"
+#include "cpu.h"
+#include "kernel.h"
+#include "pack.h"
+
+/* The tile. */
+enum { MR = AMX_LANES, NR = AMX_LANES };
+
+static_assert((int)AMX_LANES == 2 * (int)TILE_ROWS, "a panel has two tiles a step");
+static_assert(AMX_STEP * 2 == TILE_ROW_BYTES, "a step is a tile's row of bf16");
+
+typedef float floats __attribute__((vector_size(64)));
+typedef float floats_anywhere __attribute__((vector_size(64), aligned(4), may_alias));
+
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
+
+/* What the thread's tiles held before. */
+struct tile_state {
+    struct tile_config config;
+    _Alignas(64) char tiles[TILES][TILE_BYTES];
+};
+
+static bool had(const struct tile_state *before, int t) { return before->config.palette && before->config.rows[t]; }
+
+static void take_tiles(struct tile_state *before) {
+    tile_config_store(&before->config);
+    if (had(before, 0)) tile_store(0, before->tiles[0], TILE_ROW_BYTES);
+    if (had(before, 1)) tile_store(1, before->tiles[1], TILE_ROW_BYTES);
+    if (had(before, 2)) tile_store(2, before->tiles[2], TILE_ROW_BYTES);
+    if (had(before, 3)) tile_store(3, before->tiles[3], TILE_ROW_BYTES);
+    if (had(before, 4)) tile_store(4, before->tiles[4], TILE_ROW_BYTES);
+    if (had(before, 5)) tile_store(5, before->tiles[5], TILE_ROW_BYTES);
+    if (had(before, 6)) tile_store(6, before->tiles[6], TILE_ROW_BYTES);
+    if (had(before, 7)) tile_store(7, before->tiles[7], TILE_ROW_BYTES);
+    struct tile_config ours = {.palette = 1};
+    for (int t = 0; t < TILES; t++) {
+        ours.rows[t] = TILE_ROWS;
+        ours.row_bytes[t] = TILE_ROW_BYTES;
+    }
+    tile_config_load(&ours);
+}
+
+static void give_tiles_back(const struct tile_state *before) {
+    if (!before->config.palette) {
+        tile_release();
+        return;
+    }
+    tile_config_load(&before->config);
+    if (had(before, 0)) tile_load(0, before->tiles[0]);
+    if (had(before, 1)) tile_load(1, before->tiles[1]);
+    if (had(before, 2)) tile_load(2, before->tiles[2]);
+    if (had(before, 3)) tile_load(3, before->tiles[3]);
+    if (had(before, 4)) tile_load(4, before->tiles[4]);
+    if (had(before, 5)) tile_load(5, before->tiles[5]);
+    if (had(before, 6)) tile_load(6, before->tiles[6]);
+    if (had(before, 7)) tile_load(7, before->tiles[7]);
+}
+
+/* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. */
+#define MULTIPLY_LOADED() \
+    do {                  \
+        tile_dot(0, 4, 6); \
+        tile_dot(2, 5, 6); \
+        tile_dot(1, 4, 7); \
+        tile_dot(3, 5, 7); \
+    } while (0)
+
+static inline void load_a(const char *a) {
+    tile_load(4, a);
+    tile_load(5, a + TILE_BYTES);
+}
+
+static inline void load_b(const char *b) {
+    tile_load(6, b);
+    tile_load(7, b + TILE_BYTES);
+}
+
+/* sums[32][32] = the product of two panels. */
+static inline __attribute__((always_inline)) void multiply_panels(float *sums, const float *a_panel, const float *b_panel, int64_t steps, const int pieces) {
+    const char *a = (const char *)a_panel + sizeof(struct amx_marks);
+    const char *b = (const char *)b_panel + sizeof(struct amx_marks);
+    const int64_t m = steps * AMX_STEP_BYTES, l = 2 * m; /* from a piece h to its m and l */
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+    for (int64_t s = 0; s < steps; s++, a += AMX_STEP_BYTES, b += AMX_STEP_BYTES) {
+        load_a(a);
+        if (pieces == 3) {
+            load_b(b + l);
+            MULTIPLY_LOADED();
+        }
+        load_b(b + m);
+        MULTIPLY_LOADED();
+        load_a(a + m);
+        if (pieces == 3) MULTIPLY_LOADED();
+        load_b(b);
+        MULTIPLY_LOADED();
+        if (pieces == 3) {
+            load_a(a + l);
+            MULTIPLY_LOADED();
+        }
+    }
+    for (int64_t s = 0; s < steps; s++) {
+        a -= AMX_STEP_BYTES;
+        b -= AMX_STEP_BYTES;
+        load_a(a);
+        load_b(b);
+        MULTIPLY_LOADED();
+    }
+    tile_store(0, sums, NR * sizeof *sums);
+    tile_store(1, sums + 16, NR * sizeof *sums);
+    tile_store(2, sums + 16 * NR, NR * sizeof *sums);
+    tile_store(3, sums + 16 * NR + 16, NR * sizeof *sums);
+}
+
+/* ---- What AMX cannot carry --------------------------------------------------------------------------------------- */
+
+/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC products of pieces, together at
+ * most 1 + 2^-6 times the product of the largest elements, stay below 2^127. */
+static const float most_element = 0x1p126f, most_product = 0x1p117f;
+
+static_assert(AMX_KC <= 512, "most_product counts on it");
+
+/* Elements from here on have normal numbers for pieces, and what is flushed is far below the last bit of such products. */
+static const float least_element = 0x1p-103f, least_product = 0x1p-97f;
+
+bool amx_is_marked(const struct amx_marks *marks) { return !(marks->largest <= most_element); }
+
+static bool are_finite(const struct amx_marks *a, const struct amx_marks *b) {
+    return !amx_is_marked(a) && !amx_is_marked(b) && a->largest * b->largest <= most_product;
+}
+
+static bool are_exact(const struct amx_marks *a, const struct amx_marks *b) {
+    return a->least >= least_element && b->least >= least_element && a->least * b->least >= least_product;
+}
+
+/* Whether what was flushed cannot matter beside sums as large as these. */
+static bool are_large(const float *sums, const struct amx_marks *a, const struct amx_marks *b, int rows, int columns) {
+    const float least = 0x1p-98f * (a->largest + b->largest + 4);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++)
+            if (!(fabsf(sums[i * NR + j]) >= least)) return false;
+    return true;
+}
+
+/* Depth for which floats are copied at a time. */
+enum { COPIED = 128 };
+
+/* The floats of some lanes, from p on; strides says how they lie. Copied where the kernel cannot read them as they are. */
+static const float *floats_of(const struct amx_source *source, int64_t lane, int lanes, int64_t p, int64_t depth,
+                              bool side_by_side, float *copy, int64_t strides[2]) {
+    strides[0] = 1;
+    strides[1] = AMX_LANES;
+    if (source->packed) {
+        cpu_packed_lanes(copy, source->packed, source->lane + lane, lanes, source->depth + p, depth, AMX_LANES);
+        return copy;
+    }
+    const float *data = source->data + lane * source->lane_stride + p * source->depth_stride;
+    if (side_by_side && source->lane_stride != 1) {
+        cpu_pack_panels(copy, data, lanes, depth, source->lane_stride, source->depth_stride, AMX_LANES);
+        return copy;
+    }
+    strides[0] = source->lane_stride;
+    strides[1] = source->depth_stride;
+    return data;
+}
+
+/* The sums of one tile by the ieee kernel. */
+static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row, int rows, int64_t column,
+                        int columns) {
+    const struct cpu_kernel *ieee = block->ieee;
+    float a_copy[COPIED * AMX_LANES], b_copy[COPIED * AMX_LANES];
+    for (int64_t p = 0; p < block->depth; p += COPIED) {
+        const int64_t depth = block->depth - p < COPIED ? block->depth - p : COPIED;
+        int64_t a_strides[2], b_strides[2];
+        const float *a = floats_of(&block->a_source, row, rows, p, depth, false, a_copy, a_strides);
+        const float *b = floats_of(&block->b_source, column, columns, p, depth, true, b_copy, b_strides);
+        for (int i = 0; i < rows; i += ieee->mr)
+            for (int j = 0; j < columns; j += ieee->nr)
+                ieee->multiply(&(struct cpu_tile){.m = rows - i < ieee->mr ? rows - i : ieee->mr,
+                                                  .n = columns - j < ieee->nr ? columns - j : ieee->nr,
+                                                  .k = depth,
+                                                  .a = a + i * a_strides[0],
+                                                  .a_row = a_strides[0],
+                                                  .a_step = a_strides[1],
+                                                  .b = b + j,
+                                                  .b_step = b_strides[1],
+                                                  .s = sums + i * NR + j,
+                                                  .s_row = NR,
+                                                  .c = sums + i * NR + j,
+                                                  .c_row = NR,
+                                                  .alpha = 1,
+                                                  .beta = p > 0});
+    }
+}
+
+/* ---- From sums to C ---------------------------------------------------------------------------------------------- */
+
+static inline floats fused(const floats *x, float y, const floats *z) {
+#ifdef __AVX512F__
+    return (floats)_mm512_fmadd_ps((__m512)*x, _mm512_set1_ps(y), (__m512)*z);
+#else
+    floats sum;
+    for (int i = 0; i < 16; i++) sum[i] = fmaf((*x)[i], y, (*z)[i]);
+    return sum;
+#endif
+}
+
+/* Sixteen elements of C that are next to each other, as their addends are. */
+static inline void put_vector(float *c, const float *s, const float *sums, float alpha, float beta) {
+    floats x = *(const floats_anywhere *)sums;
+    if (beta != 0) {
+        const floats addend = beta * *(const floats_anywhere *)s;
+        x = fused(&x, alpha, &addend);
+    } else if (alpha != 1)
+        x *= alpha;
+    *(floats_anywhere *)c = x;
+}
+
+/* At most 16 x 16 sums, rows of them `stride` apart. */
+static void put_sums(float *c, int64_t c_row, int64_t c_col, const float *s, int64_t s_row, int64_t s_col,
+                     const float *sums, int64_t stride, int rows, int columns, float alpha, float beta) {
+    for (int i = 0; i < rows; i++, c += c_row, s += s_row, sums += stride) {
+        if (columns == 16 && c_col == 1 && (beta == 0 || s_col == 1)) {
+            put_vector(c, s, sums, alpha, beta);
+            continue;
+        }
+        for (int j = 0; j < columns; j++)
+            c[j * c_col] = beta != 0 ? fmaf(alpha, sums[j], beta * s[j * s_col]) : alpha * sums[j];
+    }
+}
+
+/* The sums of one tile to C; where its columns are contiguous, transposed. */
+static void put_tile(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns,
+                     const float *sums) {
+    const bool transposes = block->c_row == 1 && block->c_col != 1;
+    for (int i = 0; i < rows; i += 16)
+        for (int j = 0; j < columns; j += 16) {
+            float *c = block->c + (row + i) * block->c_row + (column + j) * block->c_col;
+            const float *s = block->beta != 0 ? block->s + (row + i) * block->s_row + (column + j) * block->s_col : c;
+            const float *from = sums + i * NR + j;
+            const int m = rows - i < 16 ? rows - i : 16, n = columns - j < 16 ? columns - j : 16;
+            if (transposes) {
+                _Alignas(64) float turned[256];
+                amx_transpose(turned, from, NR);
+                put_sums(c, block->c_col, 1, s, block->s_col, block->s_row, turned, 16, n, m, block->alpha,
+                         block->beta);
+            } else
+                put_sums(c, block->c_row, block->c_col, s, block->s_row, block->s_col, from, NR, m, n, block->alpha,
+                         block->beta);
+        }
+}
+
+/* The tile of C arrives while its sums are made. */
+static void prefetch_tile(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns) {
+    const bool turned = block->c_row == 1;
+    const float *c = block->c + row * block->c_row + column * block->c_col;
+    for (int i = 0; i < (turned ? columns : rows); i++, c += turned ? block->c_col : block->c_row) {
+        __builtin_prefetch(c, 1);
+        __builtin_prefetch(c + 16, 1);
+    }
+}
+
+void amx_multiply(struct amx_block *block) {
+    const int64_t steps = amx_steps(block->depth), panel_floats = amx_panel_floats(block->depth, block->pieces);
+    struct tile_state before;
+    take_tiles(&before);
+    for (int64_t column = 0; column < block->columns; column += NR)
+        for (int64_t row = 0; row < block->rows; row += MR) {
+            const int rows = (int)(block->rows - row < MR ? block->rows - row : MR);
+            const int columns = (int)(block->columns - column < NR ? block->columns - column : NR);
+            const float *a = block->a + row / MR * panel_floats, *b = block->b + column / NR * panel_floats;
+            const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
+            _Alignas(64) float sums[MR * NR];
+            prefetch_tile(block, row, rows, column, columns);
+            bool carried = are_finite(a_marks, b_marks);
+            if (carried) {
+                if (block->pieces == 3)
+                    multiply_panels(sums, a, b, steps, 3);
+                else
+                    multiply_panels(sums, a, b, steps, 2);
+                carried = are_exact(a_marks, b_marks) || are_large(sums, a_marks, b_marks, rows, columns);
+            }
+            if (!carried) {
+                sum_as_ieee(sums, block, row, rows, column, columns);
+                block->recomputed++;
+            }
+            put_tile(block, row, rows, column, columns, sums);
+        }
+    give_tiles_back(&before);
+}
+
+const struct cpu_kernel cpu_kernel_amx = {
+    .name = "amx",
+#ifndef TESSERA_AMX_MODEL
+    .needs = CPU_AVX512F | CPU_AVX512VL | CPU_AMX_BF16,
+#endif
+    .mr = MR,
+    .nr = NR,
+    .kc = AMX_KC,
+};
