@@ -184,6 +184,17 @@ def pytorch():
     return "\n".join(lines)
 
 
+def certificates():
+    """README.md: what `tessera check --report` came to, from the certificates in docs/."""
+    lines = ["| certificate | engine | held to | grade | products | most of the bound used | commit |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for path in sorted((ROOT / "docs").glob("certificate-*.md")):
+        text = path.read_text()
+        commit = re.search(r"^\| Tessera \| [^|]*commit (\S+) \|$", text, re.M)[1]
+        for engine, precision, grade, _, products, used in re.findall(r"^\| (.+?) \| `?(\w+)`? \| (\*\*\w\*\*) \| (.+?) \| (\d+) \| (\S+) \|$", text, re.M):
+            lines.append(f"| [{path.stem.removeprefix('certificate-')}](docs/{path.name}) | {engine} | `{precision}` | {grade} | {products} | {used} | {commit} |")
+    return "\n".join(lines) if len(lines) > 2 else "No certificates yet: `tessera check --report docs/certificate-MACHINE.md`."
+
+
 def programs():
     records = load("blas-programs.json")
     if not records:
@@ -197,7 +208,7 @@ def programs():
 
 
 def main():
-    for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
+    for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "certificates": certificates, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
                          ("docs/blas.md", {"offload": offload, "blas": blas, "programs": programs}),
                          ("docs/pytorch.md", {"pytorch": pytorch})):
         path = ROOT / name
