@@ -251,6 +251,19 @@ def test_products_of_the_same_rate(tmp_path):
     assert all(f"4096 x 4096 x 4096 {layout}: 270.0 TFLOP/s at" in page.read_text() for layout in ("tn", "tt"))
 
 
+def test_losses_are_named(tmp_path):
+    module = {"what": "module", "problem": 7, "name": "small_k", "precision": "fp32", "ms": 5.0, "torch_ms": 4.0, "speedup": 0.8, "error": 3e-7,
+              "torch_error": 2e-7, **ABOUT}
+    (tmp_path / "results").mkdir()
+    results.save(tmp_path / "results/test.json", [product(m=512, n=512, k=512, tessera_ms=2.0, peer_ms=1.0, speedup=0.5, problem="squares"), product(), module])
+    results.save(tmp_path / "results/threads-test.json", [cpu_rate("tessera", 90.0, **ABOUT), cpu_rate("mkl", 100.0, **ABOUT)])
+    assert program("bench/report", "--results", tmp_path / "results", "--docs", tmp_path).returncode == 0
+    said = (tmp_path / "results.md").read_text()
+    for words in ("fp32 is slower than torch float32: 512 (0.50 x)", "a module is slower than eager torch at fp32: 7 small k (0.80 x)",
+                  "a module is less accurate than torch at fp32: 7 small k", "the CPU engine is slower than the best other library: 1024 on 1 thread (0.90 x, MKL)"):
+        assert words in said
+
+
 # What is wrong with the charts of a page, as a list of sentences.
 FAULTS = """
 [...document.querySelectorAll("figure")].flatMap((figure) => {

@@ -2,7 +2,7 @@
 
 import charts
 from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, frontier_of, intensity, mean, of, ordered, overhead_figure, ratio, shape, size,
+from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, intensity, mean, of, ordered, overhead_figure, ratio, shape, size,
                      threads_figure)
 
 PRECISIONS = ("fp32", "ieee", "tf32")
@@ -219,6 +219,12 @@ def losses(records):
         for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
             if not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and other["gflops_median"] > r["gflops_median"]:
                 lose(f"fp32 is slower than {other['library']}", f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+    for r in of(records, "library", library="tessera"):  # the CPU engine
+        others = [o for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"]) if o["library"] != "tessera"]
+        best = max(others, key=lambda o: o["gflops_best"], default=r)
+        if r["gflops_best"] < best["gflops_best"]:
+            lose("the CPU engine is slower than the best other library",
+                 f"{briefly(r)} on {counted(r['threads'])} ({ratio(r['gflops_best'] / best['gflops_best'])}, {shown(best['library'])})")
     for r in of(records, "module"):
         if r["speedup"] < 1:
             lose(f"a module is slower than eager torch at {r['precision']}", f"{r['problem']} {r['name'].replace('_', ' ')} ({ratio(r['speedup'])})")
