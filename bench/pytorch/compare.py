@@ -25,6 +25,8 @@ from harness import results, timing  # noqa: E402
 
 import tessera  # noqa: E402
 
+DEVICE = "cuda"
+HOST_SIZES = (64, 1024)
 BATCHES = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 FEATURES = (64, 256, 1024, 4096, 16384)
 ODD_SIZES = 120  # beside that grid
@@ -107,14 +109,14 @@ def setting(layer, x, on, always=False):
     switch = torch.ops.tessera.switch.default
 
     def call():
-        switch("cuda", on, "fp32", always)
+        switch(DEVICE, on, "fp32", always)
         layer(x)
 
     return call
 
 
 def linear(seconds, batch, inner, outer):
-    layer, x = torch.nn.Linear(inner, outer, device="cuda"), torch.randn(batch, inner, device="cuda")
+    layer, x = torch.nn.Linear(inner, outer, device=DEVICE), torch.randn(batch, inner, device=DEVICE)
     tessera.reset_stats()  # which loads the operator, with its switch
     off, on, everything = setting(layer, x, False), setting(layer, x, True), setting(layer, x, True, True)
     with torch.no_grad():
@@ -140,7 +142,7 @@ def main():
     parser.add_argument("--save", metavar="FILE", help="write the records there as JSON")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    kinds = {"host": (host, list(itertools.product((64, 1024), ("ieee", "fp32")))),
+    kinds = {"host": (host, list(itertools.product(HOST_SIZES, ("ieee", "fp32")))),
              "reference": (reference, [(options.seconds, *problem) for problem in REFERENCE]),
              "linear": (linear, [(options.seconds, *sizes) for sizes in sizes_of_layers()])}
     jobs = [(name, *job) for name in options.only or kinds for job in kinds[name][1]]

@@ -1,4 +1,4 @@
-"""The benchmarks of bench/gpu without a GPU: bench_without_gpu.py PROGRAM [its arguments]. Tensors lie in host memory, Tessera's CPU engine multiplies them,
+"""The benchmarks of bench/gpu and bench/pytorch without a GPU: bench_without_gpu.py PROGRAM [its arguments]. Tensors lie in host memory, Tessera's CPU engine multiplies them,
 and torch.cuda's streams, events and graphs are stand-ins, so that everything but the times is real. Problems are a thirty-second of their size."""
 
 import contextlib
@@ -33,6 +33,9 @@ class Event:
     def __init__(self, enable_timing):
         assert enable_timing
 
+    def synchronize(self):
+        pass
+
     def record(self):
         self.seconds = time.perf_counter()
 
@@ -47,9 +50,15 @@ class Graph:
         time.sleep(1e-6)
 
 
+class Generator(torch.Generator):
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, device.replace("cuda", "cpu"))
+
+
 torch.set_num_threads(1)  # which two cores' worth of small products would only wait for
-for name in ("rand", "randn", "full", "empty", "Generator"):
+for name in ("rand", "randn", "full", "empty"):
     setattr(torch, name, in_host_memory(getattr(torch, name)))
+torch.Generator = Generator
 torch.cuda.synchronize = lambda: None
 torch.cuda.current_stream = lambda: types.SimpleNamespace(cuda_stream=0)
 torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.graph = Event, Graph, lambda graph: contextlib.nullcontext()
@@ -69,5 +78,10 @@ compare.HOST_SIZES = survey.SMALL = (16, 32)
 peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
 
+package = types.ModuleType("package")  # bench/pytorch has a compare.py, too
+package.__file__ = str(BENCH / "pytorch/compare.py")
+exec(pathlib.Path(package.__file__).read_text(), package.__dict__)
+package.DEVICE, package.HOST_SIZES, package.BATCHES, package.FEATURES, package.ODD_SIZES = "cpu", (16,), (1, 64), (64,), 0
+
 sys.argv = sys.argv[1:]
-{"compare": compare, "survey": survey}[sys.argv[0]].main()
+{"compare": compare, "survey": survey, "package": package}[sys.argv[0]].main()

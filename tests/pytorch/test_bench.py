@@ -1,4 +1,4 @@
-"""The benchmarks of bench/gpu, on stand-ins for torch.cuda: what they measure, check and save."""
+"""The benchmarks of bench/gpu and bench/pytorch, on stand-ins for torch.cuda: what they measure, check and save."""
 
 import pathlib
 import subprocess
@@ -37,6 +37,14 @@ def test_beside_every_library(tmp_path):
     accuracy = [r for r in load(tmp_path, "accuracy") if r["what"] == "accuracy"]
     assert {r["data"] for r in accuracy} == {"uniform", "normal", "wide"} and all(r["worst_units"] < r["k"] + 2 for r in accuracy)
     assert {"tessera fp32", "torch TF32"} <= {r["library"] for r in load(tmp_path, "overhead")}
+
+
+def test_through_the_package(tmp_path):
+    said = run("package", "--seconds", "0.001", "--save", tmp_path / "r.json")
+    records = results.load(tmp_path / "r.json")
+    layers = [r for r in records if r["what"] == "linear"]
+    assert len(layers) == 2 and len(records) == 9 and "left]" in said, "2 host times, 5 of the reference problems, 2 layers"
+    assert {r["batch"]: r["taken"] for r in layers} == {1: False, 64: True} and all(("torch_beside_itself" in r) != r["taken"] for r in layers)
 
 
 def test_an_unknown_library_is_refused(tmp_path):
