@@ -98,8 +98,8 @@ tsr_status tsr_context_create(tsr_context **context, const tsr_options *options)
     }
     if (chosen.device == TSR_DEVICE_CUDA)
         status = cuda_context_create(&made->cuda, &chosen);
-    else if (!(made->cpu_kernel = cpu_kernel_find(chosen.kernel)))
-        status = TSR_INVALID_ARGUMENT;
+    else
+        status = cpu_kernels_choose(made, &chosen);
     made->options = chosen;
     if (status) {
         free(made);

@@ -37,6 +37,7 @@ struct tsr_context {
     char kernel_name[64];
     struct cuda_context *cuda;           /* NULL on the CPU */
     const struct cpu_kernel *cpu_kernel; /* NULL on CUDA */
+    enum { CPU_AMX_NEVER, CPU_AMX_WHERE_QUICKER, CPU_AMX_ALWAYS } cpu_amx;
     atomic_uint_fast64_t products, split_products, marked_panels, fallback_tiles;
 };
 

@@ -10,7 +10,7 @@ tsr_status plan_make(tsr_plan *plan) {
 
 size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace : plan->cpu.workspace; }
 
-bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) && plan->cuda.split; }
+bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.split : plan->cpu.pieces > 0; }
 
 void plan_print(const tsr_plan *plan, tsr_text *text) {
     static const char *const precision_name[] = {[TSR_FP32] = "fp32", [TSR_IEEE] = "ieee", [TSR_TF32] = "tf32"};

@@ -146,6 +146,7 @@ def forced_cuda_engines():
 def all_engines():
     """Every precision with the plan choosing, and every kernel this machine can run, forced. CPU first."""
     engines = [Engine(CPU, precision) for precision in (FP32, IEEE, TF32)]
-    engines += [Engine(CPU, IEEE, kernel) for kernel in kernel_names(CPU)]
+    for kernel in kernel_names(CPU):
+        engines += [Engine(CPU, precision, kernel) for precision in ((FP32, TF32) if kernel == "amx" else (IEEE,))]
     engines += [Engine(CUDA, precision) for precision in (FP32, IEEE, TF32)]
     return engines + list(forced_cuda_engines() if DRIVER else ())

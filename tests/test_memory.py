@@ -59,9 +59,10 @@ import binding
 from layouts import POISON
 size = 1200
 a = np.random.default_rng(1).integers(-8, 9, (size, size)).astype(np.float32)
-expected = a.astype(np.float64) @ a
+expected = a.T.astype(np.float64) @ a
 c = np.full((size, size), POISON, np.float32)
-operand, result = binding.matrix(binding.Operand, a), binding.matrix(binding.Result, c)
+left, right = binding.matrix(binding.Operand, a.T), binding.matrix(binding.Operand, a)  # both are packed
+result = binding.matrix(binding.Result, c)
 def used(): return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 refused = served = 0
 for room in (0, 2**16, 2**18, 2**20, 2**22, 2**24, 2**28):
@@ -70,7 +71,7 @@ for room in (0, 2**16, 2**18, 2**20, 2**22, 2**24, 2**28):
     c.fill(POISON)
     resource.setrlimit(resource.RLIMIT_AS, (used() + room, resource.RLIM_INFINITY))
     try:
-        binding.gemm(context, operand, operand, result)
+        binding.gemm(context, left, right, result)
         status = None
     except binding.TesseraError as error:
         status, message = error.status, error.message
@@ -82,7 +83,7 @@ for room in (0, 2**16, 2**18, 2**20, 2**22, 2**24, 2**28):
         refused += 1
         assert status == binding.OUT_OF_MEMORY and message, (status, message)
         assert (c.view(np.uint32) == POISON.view(np.uint32)).all(), "a call that failed wrote to C"
-    binding.gemm(context, operand, operand, result)
+    binding.gemm(context, left, right, result)
     assert np.array_equal(c, expected), "the context was not usable afterwards"
 print(refused, served)
 """

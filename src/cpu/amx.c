@@ -87,8 +87,8 @@ static void give_tiles_back(const struct tile_state *before) {
 }
 
 /* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. */
-#define MULTIPLY_LOADED() \
-    do {                  \
+#define MULTIPLY_LOADED()  \
+    do {                   \
         tile_dot(0, 4, 6); \
         tile_dot(2, 5, 6); \
         tile_dot(1, 4, 7); \
@@ -106,7 +106,8 @@ static inline void load_b(const char *b) {
 }
 
 /* sums[32][32] = the product of two panels. */
-static inline __attribute__((always_inline)) void multiply_panels(float *sums, const float *a_panel, const float *b_panel, int64_t steps, const int pieces) {
+static inline __attribute__((always_inline)) void
+multiply_panels(float *sums, const float *a_panel, const float *b_panel, int64_t steps, const int pieces) {
     const char *a = (const char *)a_panel + sizeof(struct amx_marks);
     const char *b = (const char *)b_panel + sizeof(struct amx_marks);
     const int64_t m = steps * AMX_STEP_BYTES, l = 2 * m; /* from a piece h to its m and l */
@@ -146,14 +147,14 @@ static inline __attribute__((always_inline)) void multiply_panels(float *sums, c
 
 /* ---- What AMX cannot carry --------------------------------------------------------------------------------------- */
 
-/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC products of pieces, together at
- * most 1 + 2^-6 times the product of the largest elements, stay below 2^127. */
+/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC of them, whose pieces' products
+ * come to at most 1 + 2^-6 times as much, stay below 2^127. */
 static const float most_element = 0x1p126f, most_product = 0x1p117f;
 
 static_assert(AMX_KC <= 512, "most_product counts on it");
 
-/* Elements from here on have normal numbers for pieces, and what is flushed is far below the last bit of such products. */
-static const float least_element = 0x1p-103f, least_product = 0x1p-97f;
+/* From here on elements have normal numbers for pieces, and what is flushed is far below the last bit of a product. */
+static const float least_element = 0x1p-103f, least_product = 0x1p-95f;
 
 bool amx_is_marked(const struct amx_marks *marks) { return !(marks->largest <= most_element); }
 
@@ -167,7 +168,7 @@ static bool are_exact(const struct amx_marks *a, const struct amx_marks *b) {
 
 /* Whether what was flushed cannot matter beside sums as large as these. */
 static bool are_large(const float *sums, const struct amx_marks *a, const struct amx_marks *b, int rows, int columns) {
-    const float least = 0x1p-98f * (a->largest + b->largest + 4);
+    const float least = 0x1p-98f * (a->largest + b->largest + 16);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++)
             if (!(fabsf(sums[i * NR + j]) >= least)) return false;
@@ -227,13 +228,12 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
 
 /* ---- From sums to C ---------------------------------------------------------------------------------------------- */
 
-static inline floats fused(const floats *x, float y, const floats *z) {
+/* x = x*y + z */
+static inline void fuse(floats *x, float y, const floats *z) {
 #ifdef __AVX512F__
-    return (floats)_mm512_fmadd_ps((__m512)*x, _mm512_set1_ps(y), (__m512)*z);
+    *x = (floats)_mm512_fmadd_ps((__m512)*x, _mm512_set1_ps(y), (__m512)*z);
 #else
-    floats sum;
-    for (int i = 0; i < 16; i++) sum[i] = fmaf((*x)[i], y, (*z)[i]);
-    return sum;
+    for (int i = 0; i < 16; i++) (*x)[i] = fmaf((*x)[i], y, (*z)[i]);
 #endif
 }
 
@@ -242,7 +242,7 @@ static inline void put_vector(float *c, const float *s, const float *sums, float
     floats x = *(const floats_anywhere *)sums;
     if (beta != 0) {
         const floats addend = beta * *(const floats_anywhere *)s;
-        x = fused(&x, alpha, &addend);
+        fuse(&x, alpha, &addend);
     } else if (alpha != 1)
         x *= alpha;
     *(floats_anywhere *)c = x;

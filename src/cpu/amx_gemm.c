@@ -25,8 +25,9 @@
 enum { MC = 256, NC = 4096 };
 
 /* 6 bytes for an element. */
-static_assert(6 * AMX_KC * (MC + AMX_LANES) <= 1 << 20,
-              "a block of A and the columns of B in use: half of the 2 MiB that cores with AMX have of second-level cache");
+static_assert(
+    6 * AMX_KC * (MC + AMX_LANES) <= 1 << 20,
+    "a block of A and the columns of B in use: half of the 2 MiB that cores with AMX have of second-level cache");
 static_assert(6 * AMX_KC * (MC + NC) < 16 << 20, "what a thread may take: see kernel.h");
 static_assert(MC % AMX_LANES == 0 && NC % AMX_LANES == 0, "only the last panel of a matrix is padded");
 
@@ -135,7 +136,8 @@ bool amx_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *p) {
 }
 
 void amx_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text) {
-    static const char *const products[] = {[2] = "three bf16 products: hh, hm, mh", [3] = "six bf16 products: hh, hm, mh, mm, hl, lh"};
+    static const char *const products[] = {
+        [2] = "three bf16 products: hh, hm, mh", [3] = "six bf16 products: hh, hm, mh, mm, hl, lh"};
     tsr_text_add(text, "engine: cpu\n");
     tsr_text_add(text, "kernel: amx (%s; what they cannot carry by %s)\n", products[plan->pieces], plan->kernel->name);
     tsr_text_add(text, "amx: chosen, at %.2f x the speed of %s by its estimate\n", plan->amx_gain, plan->kernel->name);
@@ -179,11 +181,11 @@ struct member {
 /* One depth of one panel of B. */
 struct panel {
     const cpu_plan *plan;
-    const tsr_problem *p;   /* of this product of the batch: data points at its matrices */
-    int64_t j, columns;     /* which columns of C */
-    int64_t first, depth;   /* which part of k */
-    int64_t floats;         /* of 32 lanes with this depth */
-    const float *a, *b;     /* packed forms; A's is NULL where blocks are packed as they are wanted */
+    const tsr_problem *p; /* of this product of the batch: data points at its matrices */
+    int64_t j, columns;   /* which columns of C */
+    int64_t first, depth; /* which part of k */
+    int64_t floats;       /* of 32 lanes with this depth */
+    const float *a, *b;   /* packed forms; A's is NULL where blocks are packed as they are wanted */
 };
 
 static int64_t take(_Atomic int64_t *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
@@ -308,8 +310,13 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
         for (int64_t first = 0; first < p->k; first += plan->kc) {
             const unsigned number = self->panel++;
             if (number + 1 < self->met) continue; /* done before this member joined */
-            struct panel s = {.plan = plan, .p = p, .j = j, .columns = least(plan->nc, p->n - j), .first = first,
-                              .depth = least(plan->kc, p->k - first), .b = self->panel_b[number % 2]};
+            struct panel s = {.plan = plan,
+                              .p = p,
+                              .j = j,
+                              .columns = least(plan->nc, p->n - j),
+                              .first = first,
+                              .depth = least(plan->kc, p->k - first),
+                              .b = self->panel_b[number % 2]};
             s.floats = amx_panel_floats(s.depth, plan->pieces);
             if (packed_a) s.a = packed_panels(packed_a, &s, p->m, 0);
             if (packed_b) s.b = packed_panels(packed_b, &s, p->n, j);

@@ -98,8 +98,8 @@ void amx_transpose(float *to, const float *from, int64_t stride) {
         for (int j = 0; j < 2; j++) {
             const floats even = y[i + j], odd = y[i + j + 2];
             x[i + 2 * j] = __builtin_shufflevector(even, odd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-            x[i + 2 * j + 1] =
-                __builtin_shufflevector(even, odd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+            x[i + 2 * j + 1] = __builtin_shufflevector(even, odd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15,
+                                                       30, 31);
         }
     /* ... then the quarters: x[4*g + c] has columns c, c+4, c+8 and c+12 of the rows 4*g to 4*g+3. */
     CPU_UNROLL
@@ -107,8 +107,8 @@ void amx_transpose(float *to, const float *from, int64_t stride) {
         floats half[2][2]; /* columns c and c+8, or c+4 and c+12; of the upper eight rows, or the lower */
         for (int rows = 0; rows < 2; rows++) {
             const floats upper = x[c + 8 * rows], lower_rows = x[c + 8 * rows + 4];
-            half[0][rows] =
-                __builtin_shufflevector(upper, lower_rows, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+            half[0][rows] = __builtin_shufflevector(upper, lower_rows, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25,
+                                                    26, 27);
             half[1][rows] = __builtin_shufflevector(upper, lower_rows, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28,
                                                     29, 30, 31);
         }
@@ -173,7 +173,7 @@ ALWAYS_INLINE void pack_panels(float *panels, const float *source, int64_t lanes
 }
 
 void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-              int64_t depth_stride, bool left, int pieces) {
+                     int64_t depth_stride, bool left, int pieces) {
     const int64_t at_once = (lane_stride == 1 ? PANELS_AT_ONCE : 1) * AMX_LANES;
     const int64_t panel_floats = amx_panel_floats(depth, pieces);
     for (int64_t first = 0; first < lanes; first += at_once, panels += at_once / AMX_LANES * panel_floats) {

@@ -65,8 +65,7 @@ static inline void tile_dot(int c, int a, int b) {
                 even[j] = flush(fmaf(left[i][2 * p], right[p][2 * j], even[j]));
                 odd[j] = flush(fmaf(left[i][2 * p + 1], right[p][2 * j + 1], odd[j]));
             }
-        for (int j = 0; j < 16; j++)
-            tiles[c].sums[i][j] = flush(flush(tiles[c].sums[i][j]) + flush(even[j] + odd[j]));
+        for (int j = 0; j < 16; j++) tiles[c].sums[i][j] = flush(flush(tiles[c].sums[i][j]) + flush(even[j] + odd[j]));
     }
 }
 
@@ -78,7 +77,7 @@ static inline void tile_release(void) {}
 
 /* The operands that the text does not name say which memory is read and written: compilers' own intrinsics leave that
  * out, and some lose stores to a buffer that is loaded right after. */
-#define tile_load(t, from)                                                 \
+#define tile_load(t, from)                                                  \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"(64L), \
                      "m"(*(const char(*)[TILE_BYTES])(const void *)(from)))
 #define tile_store(t, to, row_bytes) \
@@ -89,9 +88,7 @@ static inline void tile_release(void) {}
 static inline void tile_config_load(const struct tile_config *config) {
     __asm__ volatile("ldtilecfg %0" ::"m"(*config));
 }
-static inline void tile_config_store(struct tile_config *config) {
-    __asm__ volatile("sttilecfg %0" : "=m"(*config));
-}
+static inline void tile_config_store(struct tile_config *config) { __asm__ volatile("sttilecfg %0" : "=m"(*config)); }
 static inline void tile_release(void) { __asm__ volatile("tilerelease" ::); }
 
 #endif

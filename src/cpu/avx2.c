@@ -11,14 +11,14 @@
 
 #include "kernel.h"
 
-enum { MR = 6, NR = 16, MC = 336, NC = 4096, KC = 384, LANES = 8 };
+enum { MR = 6, NR = 16, MC = 3072, NC = 384, KC = 384, LANES = 8 };
 
 static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
 static_assert(MR * 2 + 3 <= 16, "the sums, the row of B and the broadcast are in registers");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
 static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
-static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
+static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 
 /* A vector whose first `count` lanes, 0 to 8, have the sign bit set: what vmaskmov asks for. */
 static inline __m256i mask_of(int count) {
@@ -101,4 +101,4 @@ static void multiply(const struct cpu_tile *t) {
     }
 }
 
-const struct cpu_kernel cpu_kernel_avx2 = {"avx2", CPU_AVX2 | CPU_FMA, MR, NR, MC, NC, KC, multiply, NULL};
+const struct cpu_kernel cpu_kernel_avx2 = {"avx2", CPU_AVX2 | CPU_FMA, MR, NR, MC, NC, KC, multiply, NULL, NULL, NULL};

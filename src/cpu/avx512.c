@@ -1,17 +1,18 @@
 /* avx512.c: the AVX-512 microkernel.
  *
- * Tile 12 x 32: 12 rows of A against two vectors of 16 columns of B. Of the 32 vector registers 24 hold sums, two hold
- * the row of B, and one the element of A being broadcast. A step of K is 24 multiply-adds on 14 loads: where
+ * Tile 6 x 64: 6 rows of A against four vectors of 16 columns of B. Of the 32 vector registers 24 hold sums, four hold
+ * the row of B, and one the element of A being broadcast. A step of K is 24 multiply-adds on 10 loads: where
  * two of each are done a cycle, the multiply-adds are the limit, and 24 chains are three times what covers a latency of
  * four cycles.
  *
- *             b[0..15]    b[16..31]
- *     a[0]    sum[0][0]   sum[0][1]
- *      ..        ..          ..
- *     a[11]   sum[11][0]  sum[11][1]
+ *             b[0..15]    b[16..31]   b[32..47]   b[48..63]
+ *     a[0]    sum[0][0]   sum[0][1]   sum[0][2]   sum[0][3]
+ *      ..        ..          ..          ..          ..
+ *     a[5]    sum[5][0]   sum[5][1]   sum[5][2]   sum[5][3]
  *
- * Edges: one body per number of rows, compiled for two vectors, for two and for one with the last one masked, and for
- * half of one.
+ * Edges: one body per number of rows, compiled for four vectors, for four and for three with the last one masked. Tiles
+ * of at most 32 columns may have 12 rows, with bodies for two vectors, for two and for one with the last one masked, and
+ * for half of one.
  *
  * Small products, read where they lie, have tiles of 4 x 64 where C is as wide: rows of C are written whole then, and
  * few at a time, which keeps the writing out of the way of the next tile's multiply-adds.
@@ -21,19 +22,21 @@
 
 #include "kernel.h"
 
-enum { MR = 12, NR = 32, MC = 240, NC = 4096, KC = 640, LANES = 16 };
+enum { MR = 6, NR = 64, MC = 3072, NC = 256, KC = 640, LANES = 16, VECTORS = NR / LANES };
 
-enum { WIDE_MR = 4, WIDE_NR = 64, MOST_VECTORS = 4 };
+/* A tile of at most half as many columns may have twice as many rows. */
+enum { TALL_MR = 2 * MR, TALL_NR = NR / 2 };
 
-static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
-static_assert(WIDE_NR == MOST_VECTORS * LANES, "or four");
-static_assert(WIDE_MR * MOST_VECTORS + MOST_VECTORS + 1 <= 32, "these sums are in registers, too");
-static_assert((int)WIDE_NR <= (int)CPU_STRIP_COLUMNS, "kernel.h leaves no room for wider strips");
-static_assert(MR * 2 + 3 <= 32, "the sums, the row of B and the broadcast are in registers");
+/* Rows of a small product's tile. */
+enum { SMALL_MR = 4 };
+
+static_assert(NR == VECTORS * LANES, "multiply_tile keeps four vectors of B");
+static_assert(MR * VECTORS + VECTORS + 1 <= 32, "the sums, the row of B and the broadcast are in registers");
+static_assert((int)NR <= (int)CPU_STRIP_COLUMNS, "kernel.h leaves no room for wider strips");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
 static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
-static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
+static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 
 /* The last vector of a row of so many columns. */
 static inline __mmask16 last_mask(int columns) { return (__mmask16)((2u << (columns - 1) % LANES) - 1); }
@@ -45,17 +48,9 @@ static inline __attribute__((always_inline)) void store(float *to, const __mmask
         _mm512_mask_storeu_ps(to, mask, x);
 }
 
-/* The tile of C arrives while the sums are made. */
-static inline void prefetch_tile(const float *c, int64_t c_row, int rows, int vectors) {
-    for (int i = 0; i < rows; i++, c += c_row) {
-        _mm_prefetch((const char *)c, _MM_HINT_T0);
-        if (vectors > 1) _mm_prefetch((const char *)(c + LANES), _MM_HINT_T0);
-    }
-}
-
 /* In what follows rows and vectors are constants wherever it is inlined, so that the loops over them unroll and the sums
  * are registers. `last` masks the last vector. */
-static inline __attribute__((always_inline)) void load_row(__m512 row[MOST_VECTORS], const float *b, const int vectors,
+static inline __attribute__((always_inline)) void load_row(__m512 row[VECTORS], const float *b, const int vectors,
                                                            const __mmask16 last) {
     CPU_UNROLL
     for (int v = 0; v < vectors; v++)
@@ -63,36 +58,94 @@ static inline __attribute__((always_inline)) void load_row(__m512 row[MOST_VECTO
                                                    : _mm512_maskz_loadu_ps(last, b + v * LANES);
 }
 
-static inline __attribute__((always_inline)) void sum_tile(__m512 sum[MR][MOST_VECTORS], const struct cpu_tile *t,
-                                                           const int rows, const int vectors, const __mmask16 last) {
-    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
+/* One step of K. */
+static inline __attribute__((always_inline)) void add_step(__m512 sum[TALL_MR][VECTORS], const __m512 row[VECTORS],
+                                                           const float *const group[TALL_MR / 3], int64_t a_row,
+                                                           const int rows, const int vectors) {
+    CPU_UNROLL
+    for (int i = 0; i < rows; i++) {
+        const __m512 x = _mm512_set1_ps(group[i / 3][i % 3 * a_row]);
+        CPU_UNROLL
+        for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_fmadd_ps(x, row[v], sum[i][v]);
+    }
+}
+
+/* Where sum_tile begins: no sums yet; rows 3g, 3g+1 and 3g+2 of A at group[g], + a_row, + 2*a_row, offsets which the load
+ * instruction scales by itself. */
+static inline __attribute__((always_inline)) void start_tile(__m512 sum[TALL_MR][VECTORS],
+                                                             const float *group[TALL_MR / 3], const struct cpu_tile *t,
+                                                             const int rows, const int vectors) {
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         CPU_UNROLL
         for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_setzero_ps();
     }
-
-    /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
-    const float *group[MR / 3], *b = t->b;
     CPU_UNROLL
-    for (int g = 0; g < MR / 3; g++) group[g] = t->a + 3 * g * a_row;
+    for (int g = 0; g < TALL_MR / 3; g++) group[g] = t->a + 3 * g * t->a_row;
+}
 
-    for (int64_t p = t->k; p > 0; p--) {
-        __m512 row[MOST_VECTORS];
+static inline __attribute__((always_inline)) void sum_tile(__m512 sum[TALL_MR][VECTORS], const struct cpu_tile *t,
+                                                           const int rows, const int vectors, const __mmask16 last) {
+    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
+    const float *group[TALL_MR / 3], *b = t->b;
+    start_tile(sum, group, t, rows, vectors);
+    for (int64_t p = t->k; p > 0; p--, b += b_step) {
+        __m512 row[VECTORS];
         load_row(row, b, vectors, last);
+        add_step(sum, row, group, a_row, rows, vectors);
         CPU_UNROLL
-        for (int i = 0; i < rows; i++) {
-            const __m512 x = _mm512_set1_ps(group[i / 3][i % 3 * a_row]);
-            CPU_UNROLL
-            for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_fmadd_ps(x, row[v], sum[i][v]);
-        }
-        CPU_UNROLL
-        for (int g = 0; g < MR / 3; g++) group[g] += a_step;
-        b += b_step;
+        for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
     }
 }
 
-static inline __attribute__((always_inline)) void store_tile(__m512 sum[MR][MOST_VECTORS], const struct cpu_tile *t,
+/* The same for large products: what is needed later is asked for now, a row of C and a line of each of the next rows of
+ * A at a time, some steps of K apart, so that loads in between do not have to wait. `panel`, where there is one, gets
+ * the rows of B, packed. */
+static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[TALL_MR][VECTORS],
+                                                                     const struct cpu_tile *t, const int rows,
+                                                                     const int vectors, const __mmask16 last,
+                                                                     float *panel) {
+    enum { ROWS_AHEAD = 12 };
+    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
+    const float *group[TALL_MR / 3], *b = t->b, *c = t->c, *next_a = t->next_a, *next_b = t->next_b;
+    start_tile(sum, group, t, rows, vectors);
+    int c_left = rows;
+    for (int64_t left = t->k; left > 0;) {
+        if (c_left-- > 0) {
+            CPU_UNROLL
+            for (int v = 0; v < vectors; v++) _mm_prefetch((const char *)(c + v * LANES), _MM_HINT_T0);
+            c += t->c_row;
+        }
+        if (next_a) {
+            CPU_UNROLL
+            for (int i = 0; i < rows; i++) _mm_prefetch((const char *)(next_a + i * t->next_a_row), _MM_HINT_T1);
+            next_a += t->next_a_step;
+        }
+        for (int i = 0; next_b && i < CPU_FETCH_ROWS; i++, next_b += t->next_b_step) {
+            CPU_UNROLL
+            for (int v = 0; v < VECTORS; v++) _mm_prefetch((const char *)(next_b + v * LANES), _MM_HINT_T1);
+        }
+        const int64_t end = left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
+        for (; left > end; left--, b += b_step) {
+            __m512 row[VECTORS];
+            load_row(row, b, vectors, last);
+            if (panel) {
+                CPU_UNROLL
+                for (int v = 0; v < vectors; v++) {
+                    _mm512_store_ps(panel + v * LANES, row[v]);
+                    if (left > ROWS_AHEAD)
+                        _mm_prefetch((const char *)(b + ROWS_AHEAD * b_step + v * LANES), _MM_HINT_T0);
+                }
+                panel += vectors * LANES;
+            }
+            add_step(sum, row, group, a_row, rows, vectors);
+            CPU_UNROLL
+            for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void store_tile(__m512 sum[TALL_MR][VECTORS], const struct cpu_tile *t,
                                                              const int rows, const int vectors, const __mmask16 last) {
     const __m512 alpha = _mm512_set1_ps(t->alpha), beta = _mm512_set1_ps(t->beta);
     float *c = t->c;
@@ -122,9 +175,16 @@ static inline __attribute__((always_inline)) void store_tile(__m512 sum[MR][MOST
 
 static inline __attribute__((always_inline)) void multiply_tile(const struct cpu_tile *t, const int rows,
                                                                 const int vectors, const __mmask16 last) {
-    __m512 sum[MR][MOST_VECTORS];
-    if (vectors <= 2) prefetch_tile(t->c, t->c_row, rows, vectors);
+    __m512 sum[TALL_MR][VECTORS];
     sum_tile(sum, t, rows, vectors, last);
+    store_tile(sum, t, rows, vectors, last);
+}
+
+static inline __attribute__((always_inline)) void multiply_tile_and_fetch(const struct cpu_tile *t, const int rows,
+                                                                          const int vectors, const __mmask16 last,
+                                                                          float *panel) {
+    __m512 sum[TALL_MR][VECTORS];
+    sum_tile_and_fetch(sum, t, rows, vectors, last, panel);
     store_tile(sum, t, rows, vectors, last);
 }
 
@@ -133,12 +193,12 @@ static inline __attribute__((always_inline)) void multiply_narrow(const struct c
                                                                   const bool whole) {
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
     const __mmask8 mask = (__mmask8)((1u << t->n) - 1);
-    __m256 sum[MR];
+    __m256 sum[TALL_MR];
     CPU_UNROLL
     for (int i = 0; i < rows; i++) sum[i] = _mm256_setzero_ps();
-    const float *group[MR / 3], *b = t->b;
+    const float *group[TALL_MR / 3], *b = t->b;
     CPU_UNROLL
-    for (int g = 0; g < MR / 3; g++) group[g] = t->a + 3 * g * a_row;
+    for (int g = 0; g < TALL_MR / 3; g++) group[g] = t->a + 3 * g * a_row;
 
     for (int64_t p = t->k; p > 0; p--) {
         const __m256 row = whole ? _mm256_loadu_ps(b) : _mm256_maskz_loadu_ps(mask, b);
@@ -146,7 +206,7 @@ static inline __attribute__((always_inline)) void multiply_narrow(const struct c
         for (int i = 0; i < rows; i++)
             sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
         CPU_UNROLL
-        for (int g = 0; g < MR / 3; g++) group[g] += a_step;
+        for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
         b += b_step;
     }
 
@@ -168,10 +228,34 @@ static inline __attribute__((always_inline)) void multiply_narrow(const struct c
     }
 }
 
-/* One body for each number of rows. Tiles of at most eight columns have a function to themselves, whose few registers
- * need no saving: that takes as long as some of them do. */
-static inline __attribute__((always_inline)) void multiply_rows(const struct cpu_tile *t, const int rows) {
+/* One body for each number of rows. */
+static inline __attribute__((always_inline)) void multiply_wide_rows(const struct cpu_tile *t, const int rows) {
     if (t->n == NR)
+        multiply_tile_and_fetch(t, rows, 4, 0xffff, NULL);
+    else if (t->n > 3 * LANES)
+        multiply_tile_and_fetch(t, rows, 4, last_mask(t->n), NULL);
+    else
+        multiply_tile_and_fetch(t, rows, 3, last_mask(t->n), NULL);
+}
+
+static __attribute__((noinline)) void multiply_wide_tile(const struct cpu_tile *t) {
+    switch (t->m) {
+    case 1: multiply_wide_rows(t, 1); break;
+    case 2: multiply_wide_rows(t, 2); break;
+    case 3: multiply_wide_rows(t, 3); break;
+    case 4: multiply_wide_rows(t, 4); break;
+    case 5: multiply_wide_rows(t, 5); break;
+    default: multiply_wide_rows(t, MR);
+    }
+}
+
+/* Tiles of at most eight columns have a function to themselves, whose few registers
+ * need no saving: that takes as long as some of them do. */
+static inline __attribute__((always_inline)) void multiply_tall_rows(const struct cpu_tile *t, const int rows) {
+    const bool large = t->k > 4 * CPU_FETCH_STEPS;
+    if (t->n == TALL_NR && large)
+        multiply_tile_and_fetch(t, rows, 2, 0xffff, NULL);
+    else if (t->n == TALL_NR)
         multiply_tile(t, rows, 2, 0xffff);
     else if (t->n > LANES)
         multiply_tile(t, rows, 2, last_mask(t->n));
@@ -179,20 +263,20 @@ static inline __attribute__((always_inline)) void multiply_rows(const struct cpu
         multiply_tile(t, rows, 1, last_mask(t->n));
 }
 
-static __attribute__((noinline)) void multiply_wide_tile(const struct cpu_tile *t) {
+static __attribute__((noinline)) void multiply_tall_tile(const struct cpu_tile *t) {
     switch (t->m) {
-    case 1: multiply_rows(t, 1); break;
-    case 2: multiply_rows(t, 2); break;
-    case 3: multiply_rows(t, 3); break;
-    case 4: multiply_rows(t, 4); break;
-    case 5: multiply_rows(t, 5); break;
-    case 6: multiply_rows(t, 6); break;
-    case 7: multiply_rows(t, 7); break;
-    case 8: multiply_rows(t, 8); break;
-    case 9: multiply_rows(t, 9); break;
-    case 10: multiply_rows(t, 10); break;
-    case 11: multiply_rows(t, 11); break;
-    default: multiply_rows(t, MR);
+    case 1: multiply_tall_rows(t, 1); break;
+    case 2: multiply_tall_rows(t, 2); break;
+    case 3: multiply_tall_rows(t, 3); break;
+    case 4: multiply_tall_rows(t, 4); break;
+    case 5: multiply_tall_rows(t, 5); break;
+    case 6: multiply_tall_rows(t, 6); break;
+    case 7: multiply_tall_rows(t, 7); break;
+    case 8: multiply_tall_rows(t, 8); break;
+    case 9: multiply_tall_rows(t, 9); break;
+    case 10: multiply_tall_rows(t, 10); break;
+    case 11: multiply_tall_rows(t, 11); break;
+    default: multiply_tall_rows(t, TALL_MR);
     }
 }
 
@@ -216,15 +300,142 @@ static __attribute__((noinline)) void multiply_narrow_tile(const struct cpu_tile
     case 9: multiply_narrow_rows(t, 9); break;
     case 10: multiply_narrow_rows(t, 10); break;
     case 11: multiply_narrow_rows(t, 11); break;
-    default: multiply_narrow_rows(t, MR);
+    default: multiply_narrow_rows(t, TALL_MR);
     }
 }
 
 static void multiply(const struct cpu_tile *t) {
-    if (t->n > LANES / 2)
+    if (t->n > TALL_NR)
         multiply_wide_tile(t);
+    else if (t->n > LANES / 2)
+        multiply_tall_tile(t);
     else
         multiply_narrow_tile(t);
+}
+
+static void multiply_and_pack(const struct cpu_tile *t, float *panel) {
+    multiply_tile_and_fetch(t, MR, VECTORS, 0xffff, panel);
+}
+
+/* ---- One row of C ------------------------------------------------------------------------------------------------ */
+
+/* The sums of one depth of kc become C's from column j on, as in store_tile; those of the depths before are there. */
+static inline __attribute__((always_inline)) void store_sums(const struct cpu_tile *t, int j, bool adds_to_c,
+                                                             __m512 sums, __mmask16 mask) {
+    const __m512 alpha = _mm512_set1_ps(t->alpha);
+    __m512 result = _mm512_mul_ps(alpha, sums);
+    if (adds_to_c)
+        result = _mm512_fmadd_ps(alpha, sums, _mm512_maskz_loadu_ps(mask, t->c + j));
+    else if (t->beta != 0)
+        result = _mm512_fmadd_ps(alpha, sums,
+                                 _mm512_mul_ps(_mm512_set1_ps(t->beta), _mm512_maskz_loadu_ps(mask, t->s + j)));
+    _mm512_mask_storeu_ps(t->c + j, mask, result);
+}
+
+/* B's rows are contiguous: long parts of them are read from end to end, several side by side, and their sums wait in the
+ * nearest cache. */
+static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
+    enum { COLUMNS = 2048, ROWS = 8 };
+    _Alignas(64) float sums[COLUMNS];
+    for (int j = 0; j < t->n; j += COLUMNS) {
+        const int columns = t->n - j < COLUMNS ? t->n - j : COLUMNS;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const int64_t end = first + kc < t->k ? first + kc : t->k;
+            for (int v = 0; v < columns; v += LANES) _mm512_store_ps(sums + v, _mm512_setzero_ps());
+            for (int64_t p = first; p < end; p += ROWS) {
+                const int rows = (int)(end - p < ROWS ? end - p : ROWS);
+                const float *b = t->b + p * t->b_step + j;
+                __m512 x[ROWS];
+                for (int i = 0; i < rows; i++) x[i] = _mm512_set1_ps(t->a[(p + i) * t->a_step]);
+                for (int v = 0; v < columns; v += LANES, b += LANES) {
+                    const __mmask16 mask = columns - v < LANES ? last_mask(columns) : 0xffff;
+                    __m512 sum = _mm512_load_ps(sums + v);
+                    if (rows == ROWS) {
+                        CPU_UNROLL
+                        for (int i = 0; i < ROWS; i++)
+                            sum = _mm512_fmadd_ps(x[i], _mm512_maskz_loadu_ps(mask, b + i * t->b_step), sum);
+                    } else
+                        for (int i = 0; i < rows; i++)
+                            sum = _mm512_fmadd_ps(x[i], _mm512_maskz_loadu_ps(mask, b + i * t->b_step), sum);
+                    _mm512_store_ps(sums + v, sum);
+                }
+            }
+            for (int v = 0; v < columns; v += LANES)
+                store_sums(t, j + v, first > 0, _mm512_load_ps(sums + v),
+                           columns - v < LANES ? last_mask(columns) : 0xffff);
+        }
+    }
+}
+
+/* Sixteen vectors, of sixteen steps of K each, become sixteen of as many columns. */
+static inline __attribute__((always_inline)) void transpose_16x16(__m512 x[LANES]) {
+    __m512 y[LANES];
+    CPU_UNROLL
+    for (int i = 0; i < LANES; i += 2) {
+        y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+    }
+    CPU_UNROLL
+    for (int i = 0; i < LANES; i += 4) {
+        CPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            const __m512d low = _mm512_castps_pd(y[i + h]), high = _mm512_castps_pd(y[i + 2 + h]);
+            x[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            x[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+    CPU_UNROLL
+    for (int i = 0; i < 4; i++) {
+        CPU_UNROLL
+        for (int h = 0; h < 2; h++) {
+            y[8 * h + i] = _mm512_shuffle_f32x4(x[8 * h + i], x[8 * h + 4 + i], 0x88);
+            y[8 * h + 4 + i] = _mm512_shuffle_f32x4(x[8 * h + i], x[8 * h + 4 + i], 0xdd);
+        }
+    }
+    CPU_UNROLL
+    for (int i = 0; i < 8; i++) {
+        x[i] = _mm512_shuffle_f32x4(y[i], y[8 + i], 0x88);
+        x[8 + i] = _mm512_shuffle_f32x4(y[i], y[8 + i], 0xdd);
+    }
+}
+
+/* B's columns are contiguous: sixteen of them are read side by side and transposed in registers. */
+static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    enum { AHEAD = 16 * LANES };
+    for (int j = 0; j < t->n; j += LANES) {
+        const int columns = t->n - j < LANES ? t->n - j : LANES;
+        const __mmask16 mask = last_mask(columns);
+        const float *column[LANES];
+        for (int i = 0; i < LANES; i++) column[i] = t->b + (j + (i < columns ? i : 0)) * b_col;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const int64_t end = first + kc < t->k ? first + kc : t->k;
+            __m512 sum = _mm512_setzero_ps(), x[LANES];
+            for (int64_t p = first; p < end; p += LANES) {
+                const int steps = (int)(end - p < LANES ? end - p : LANES);
+                const __mmask16 in_depth = last_mask(steps);
+                CPU_UNROLL
+                for (int i = 0; i < LANES; i++) {
+                    x[i] = _mm512_maskz_loadu_ps(in_depth, column[i] + p);
+                    _mm_prefetch((const char *)(column[i] + p) + AHEAD * sizeof(float), _MM_HINT_T1);
+                }
+                transpose_16x16(x);
+                const float *a = t->a + p * t->a_step;
+                if (steps == LANES) {
+                    CPU_UNROLL
+                    for (int i = 0; i < LANES; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(a[i * t->a_step]), x[i], sum);
+                } else
+                    for (int i = 0; i < steps; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(a[i * t->a_step]), x[i], sum);
+            }
+            store_sums(t, j, first > 0, sum, mask);
+        }
+    }
+}
+
+static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    if (b_col == 1)
+        multiply_row_by_rows(t, kc);
+    else
+        multiply_row_by_columns(t, b_col, kc);
 }
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
@@ -261,13 +472,13 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
     }
 }
 
-/* A strip of C, m rows of more than NR and at most WIDE_NR columns. */
+/* A strip of C, m rows of more than TALL_NR and at most NR columns. */
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
                                                                       const __mmask16 last) {
-    for (; m >= WIDE_MR; m -= WIDE_MR) {
-        multiply_tile(t, WIDE_MR, vectors, last);
-        t->a += WIDE_MR * t->a_row;
-        t->s = t->c += WIDE_MR * t->c_row;
+    for (; m >= SMALL_MR; m -= SMALL_MR) {
+        multiply_tile(t, SMALL_MR, vectors, last);
+        t->a += SMALL_MR * t->a_row;
+        t->s = t->c += SMALL_MR * t->c_row;
     }
     switch (m) {
     case 1: multiply_tile(t, 1, vectors, last); break;
@@ -277,20 +488,20 @@ static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu
     }
 }
 
-/* The same of at most WIDE_NR. */
+/* The same of at most NR. */
 static __attribute__((noinline)) void multiply_strip(struct cpu_tile *t, int m) {
-    if (t->n == WIDE_NR)
+    if (t->n == NR)
         multiply_wide_strip(t, m, 4, 0xffff);
     else if (t->n > 3 * LANES)
         multiply_wide_strip(t, m, 4, last_mask(t->n));
-    else if (t->n > NR)
+    else if (t->n > TALL_NR)
         multiply_wide_strip(t, m, 3, last_mask(t->n));
     else
-        for (; m > 0; m -= MR) {
-            t->m = m < MR ? m : MR;
+        for (; m > 0; m -= TALL_MR) {
+            t->m = m < TALL_MR ? m : TALL_MR;
             multiply(t);
-            t->a += MR * t->a_row;
-            t->s = t->c += MR * t->c_row;
+            t->a += TALL_MR * t->a_row;
+            t->s = t->c += TALL_MR * t->c_row;
         }
 }
 
@@ -303,9 +514,9 @@ multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, con
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
     const int depth = (int)t->k;
     const float *a = t->a, *b = copy;
-    __m512 sum[MR][MOST_VECTORS];
+    __m512 sum[TALL_MR][VECTORS];
     CPU_UNROLL
-    for (int i = 0; i < WIDE_MR; i++) {
+    for (int i = 0; i < SMALL_MR; i++) {
         CPU_UNROLL
         for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_setzero_ps();
     }
@@ -323,10 +534,10 @@ multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, con
             to += LANES;
             from += LANES * b_col;
             if (p < 0 || p + q >= depth) continue;
-            __m512 row[MOST_VECTORS];
+            __m512 row[VECTORS];
             load_row(row, b, vectors, last);
             CPU_UNROLL
-            for (int i = 0; i < WIDE_MR; i++) {
+            for (int i = 0; i < SMALL_MR; i++) {
                 CPU_UNROLL
                 for (int v = 0; v < vectors; v++)
                     sum[i][v] = _mm512_fmadd_ps(_mm512_set1_ps(a[i * a_row]), row[v], sum[i][v]);
@@ -335,11 +546,11 @@ multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, con
             b += b_step;
         }
     }
-    store_tile(sum, t, WIDE_MR, vectors, last);
+    store_tile(sum, t, SMALL_MR, vectors, last);
 }
 
 static __attribute__((noinline)) void multiply_first_tile(const struct cpu_tile *t, float *copy, int64_t b_col) {
-    if (t->n == WIDE_NR)
+    if (t->n == NR)
         multiply_and_transpose(t, copy, b_col, 4, 0xffff);
     else if (t->n > 3 * LANES)
         multiply_and_transpose(t, copy, b_col, 4, last_mask(t->n));
@@ -364,15 +575,15 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
     for (int j = 0; j < n; j += t->n) {
-        t->n = n - j < WIDE_NR ? n - j : WIDE_NR;
+        t->n = n - j < NR ? n - j : NR;
         t->a = a;
         t->b = b + j * b_col;
         t->b_step = (t->n + 7) / 8 * 8;
         t->s = t->c = c + j;
         int done = 0;
-        if (t->n > NR && m >= WIDE_MR) {
+        if (t->n > TALL_NR && m >= SMALL_MR) {
             multiply_first_tile(t, copy, b_col);
-            done = WIDE_MR;
+            done = SMALL_MR;
         } else
             transpose(copy, t->b_step, t->b, b_col, t->n, (int)t->k);
         t->a += done * t->a_row;
@@ -387,7 +598,7 @@ static void multiply_strips(struct cpu_tile *t) {
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
     for (int j = 0; j < n; j += t->n) {
-        t->n = n - j < WIDE_NR ? n - j : WIDE_NR;
+        t->n = n - j < NR ? n - j : NR;
         t->a = a;
         t->b = b + j;
         t->s = t->c = c + j;
@@ -396,7 +607,7 @@ static void multiply_strips(struct cpu_tile *t) {
 }
 
 static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
-    const bool one_tile = t->m <= MR && t->n <= NR;
+    const bool one_tile = t->m <= TALL_MR && t->n <= TALL_NR;
     if (b_col == 1 && one_tile)
         multiply(t);
     else if (b_col == 1)
@@ -408,4 +619,5 @@ static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
 }
 
 const struct cpu_kernel cpu_kernel_avx512 = {
-    "avx512", CPU_AVX512F | CPU_AVX512VL | CPU_FMA, MR, NR, MC, NC, KC, multiply, multiply_whole};
+    "avx512",      CPU_AVX512F | CPU_AVX512VL | CPU_FMA, MR, NR, MC, NC, KC, multiply, multiply_and_pack, multiply_row,
+    multiply_whole};

@@ -1,16 +1,18 @@
 /* gemm.c: plan and loops of the CPU engine.
  *
- * Five loops around the microkernel, as Goto and the BLIS authors taught:
+ * Five loops around the microkernel, as Goto and the BLIS authors taught, with the factors' parts exchanged:
  *
- *     for each nc columns of C and B            a panel of B (kc x nc) is packed by all threads together,
+ *     for each mc rows of C and A               a panel of A (mc x kc) is packed by all threads together,
  *       for each kc of depth                    into the third-level cache
- *         for each mc rows of C and A           one thread packs a block of A (mc x kc), into its second-level cache
- *           for each nr columns                 kc x nr of B come nearer, and stay for all of A's block
- *             for each mr rows                  the microkernel
+ *         for each nc columns of C and B        a thread packs a block of B (kc x nc), into its second-level cache
+ *           for each mr rows                    mr x kc of A come into the first, and stay for all of B's block
+ *             for each nr columns               the microkernel, from left to right in the rows of C
  *
- * Threads take blocks of A from a counter and meet once per panel; one that finds no block left helps another with its
- * block, nr columns at a time. Two panels take turns: while the last threads multiply with one, the first pack the
- * other.
+ * A whose rows are contiguous is not packed: mr of them are few enough to be read side by side where they lie.
+ *
+ * Threads that share a product have a block of B each, and meet once when all is packed. One that has finished its own
+ * block helps with the others', some rows at a time. There are two panels of A and twice as many blocks of B, taking
+ * turns: while the last threads multiply with the ones, the first pack the others.
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
  * or the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in
@@ -23,6 +25,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "amx.h"
 #include "cpu.h"
 #include "kernel.h"
 #include "pack.h"
@@ -32,13 +35,20 @@
 /* Work, in multiply-adds, below which another thread costs more than it brings. */
 static const double work_per_thread = 3e6;
 
-/* An operand is packed where this many tiles reuse what one packing read. */
-enum { REUSE_WORTH_PACKING = 6 };
+/* B is packed where this many tiles reuse what one packing read. */
+enum { REUSE_WORTH_PACKING = 2 };
 
-/* Columns of B that one thread packs at a time, in panels. */
-enum { PANELS_PER_PACK = 4 };
+/* Rows of A that one thread packs at a time, in panels of mr. */
+enum { PANELS_PER_PACK = 16 };
+
+/* Pieces that a thread's share is cut into, so that threads end nearly together, and the most rows of one, in panels. */
+enum { PIECES_PER_THREAD = 8, PANELS_PER_PIECE = 8 };
+
+/* Blocks that a single row of C is cut into for each thread. */
+enum { BLOCKS_OF_A_ROW = 4 };
 
 static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+static int64_t greatest(int64_t x, int64_t y) { return x > y ? x : y; }
 static int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
 static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
 
@@ -48,12 +58,6 @@ static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
     return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
 }
 
-/* Where the part with this number begins, of `whole` cut at multiples of `unit` into parts as equal as that allows. */
-static int64_t part_begin(int64_t part, int64_t parts, int64_t whole, int64_t unit) {
-    const int64_t units = ceil_div(whole, unit);
-    return least((units / parts * part + units % parts * part / parts) * unit, whole);
-}
-
 /* ---- Which way round --------------------------------------------------------------------------------------------- */
 
 /* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
@@ -61,11 +65,15 @@ static const float *packed_form(const tsr_operand *o, int64_t batch) {
     return o->packed && (batch == 1 || o->batch_stride == 0) ? o->packed->panels : NULL;
 }
 
-/* Whether C is better computed as the transpose it is: its columns are contiguous and its rows are not. Packed operands
- * are packed for their side, which settles it. */
-static bool is_better_swapped(const tsr_problem *p) {
-    if (packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
-    return p->c.row_stride == 1 && p->c.col_stride != 1 && p->n > 1;
+/* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once, and a matrix whose
+ * columns are contiguous, in a product with one that has few: packing it costs as much as multiplying. Else it depends on
+ * C, whose rows the kernels write. Packed operands are packed for their side, which settles it. */
+static bool is_better_swapped(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    enum { FEW = 64, MANY = 256 };
+    if (p->m == 1 || packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
+    if (p->n == 1) return kernel->multiply_row;
+    if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
+    return p->c.row_stride == 1 && p->c.col_stride != 1;
 }
 
 static tsr_operand transposed_operand(const tsr_operand *o) {
@@ -91,23 +99,44 @@ static tsr_problem oriented(const tsr_problem *p, bool swapped) {
 
 /* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
-static int64_t block_floats_a(const cpu_plan *plan) { return plan->packs_a ? round_up(plan->mc * plan->kc, 16) : 0; }
-static int64_t panel_floats_b(const cpu_plan *plan) { return plan->packs_b ? round_up(plan->nc * plan->kc, 16) : 0; }
+static int64_t panel_floats_a(const cpu_plan *plan) { return plan->packs_a ? round_up(plan->mc * plan->kc, 16) : 0; }
+static int64_t block_floats_b(const cpu_plan *plan) { return plan->packs_b ? round_up(plan->nc * plan->kc, 16) : 0; }
 
-/* Panels of B in use at once: two taking turns where threads share them, else one for each thread. */
-static int64_t panels_b(const cpu_plan *plan) { return plan->shares_products && plan->threads > 1 ? 2 : plan->threads; }
+/* Floats of everything packed at once: a panel of A, and the blocks of B. */
+static int64_t panel_floats(const cpu_plan *plan) { return panel_floats_a(plan) + plan->blocks * block_floats_b(plan); }
 
-static size_t workspace_bytes(const cpu_plan *plan) {
-    return (size_t)(plan->threads * block_floats_a(plan) + panels_b(plan) * panel_floats_b(plan)) * sizeof(float);
+/* How many of those there are: two taking turns where threads share them, else one for each thread. */
+static int64_t panels_in_use(const cpu_plan *plan) {
+    return plan->shares_products && plan->threads > 1 ? 2 : plan->threads;
 }
 
-/* Threads that share a product begin with equal numbers of blocks of rows, where there are enough rows. */
+static size_t workspace_bytes(const cpu_plan *plan) {
+    return (size_t)(panels_in_use(plan) * panel_floats(plan)) * sizeof(float);
+}
+
+/* Whether so few rows use a block of B that waiting for it in memory takes a good part of the time: what comes next is
+ * asked for meanwhile then, and blocks are narrow, so that both have room. */
+static bool has_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) { return p->m <= 16 * kernel->mr; }
+
+/* Threads that share a product have a block of columns each, as long as there are columns; then pieces of rows. */
 static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const struct cpu_kernel *kernel = plan->kernel;
-    plan->mc = even_block(p->m, kernel->mc, kernel->mr);
-    if (plan->threads == 1 || !plan->shares_products) return;
-    const int64_t blocks = round_up(ceil_div(p->m, plan->mc), plan->threads);
-    plan->mc = round_up(ceil_div(p->m, blocks), kernel->mr);
+    const int64_t shared = plan->shares_products ? plan->threads : 1;
+    if (plan->by_row) {
+        plan->mc = plan->piece = kernel->mr;
+        plan->blocks = shared == 1 ? 1 : greatest(1, least(BLOCKS_OF_A_ROW * shared, p->n / kernel->nr));
+        plan->nc = round_up(greatest(1, ceil_div(p->n, plan->blocks)), kernel->nr);
+        return;
+    }
+    plan->mc = even_block(p->m, plan->packs_a ? kernel->mc : INT64_MAX / 2, kernel->mr);
+    plan->blocks = greatest(1, least(shared, ceil_div(p->n, kernel->nr)));
+    const int64_t most = has_few_rows(kernel, p) ? kernel->nr : kernel->nc;
+    const int64_t panels = greatest(1, ceil_div(p->n, plan->blocks * most));
+    plan->nc = round_up(greatest(1, ceil_div(p->n, panels * plan->blocks)), kernel->nr);
+    const int64_t tiles = plan->blocks * ceil_div(plan->mc, kernel->mr);
+    plan->piece = plan->threads == 1 || !plan->shares_products
+                      ? plan->mc
+                      : kernel->mr * greatest(1, least(PANELS_PER_PIECE, tiles / (PIECES_PER_THREAD * shared)));
 }
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
@@ -122,10 +151,12 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
 static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
     const struct cpu_kernel *kernel = plan->kernel;
     while (workspace_bytes(plan) > limit) {
-        if (plan->packs_b && plan->nc > kernel->nr)
-            plan->nc = round_up(plan->nc / 2, kernel->nr);
-        else if (plan->packs_a && plan->mc > kernel->mr)
+        if (plan->packs_a && plan->mc > kernel->mr)
             plan->mc = round_up(plan->mc / 2, kernel->mr);
+        else if (plan->packs_b && plan->nc > kernel->nr)
+            plan->nc = round_up(plan->nc / 2, kernel->nr);
+        else if (plan->packs_b && plan->blocks > 1)
+            plan->blocks /= 2;
         else if (plan->threads > 1)
             plan->threads /= 2;
         else if (plan->packs_a)
@@ -138,15 +169,22 @@ static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
     return true;
 }
 
-tsr_status cpu_plan_make(cpu_plan *plan, const tsr_context *context, const tsr_problem *problem) {
-    const bool swapped = is_better_swapped(problem);
-    const tsr_problem p = oriented(problem, swapped);
+/* A is packed where its rows are not contiguous and many columns use what one packing read. */
+static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    return p->k && !packed_form(&p->a, p->batch) && p->a.col_stride != 1 && p->n > 8 * kernel->nr;
+}
+
+tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem) {
+    if (amx_plan_make(plan, context, problem)) return TSR_OK;
     const struct cpu_kernel *kernel = context->cpu_kernel;
-    *plan = (cpu_plan){.kernel = kernel, .swapped = swapped, .threads = 1};
+    const bool swapped = is_better_swapped(kernel, problem);
+    const tsr_problem p = oriented(problem, swapped);
+    *plan = (cpu_plan){.kernel = kernel, .swapped = swapped, .threads = 1, .amx_gain = amx_gain(context, &p)};
     plan->kc = even_block(p.k, kernel->kc, 1);
-    plan->nc = even_block(p.n, kernel->nc, kernel->nr);
-    plan->packs_a = p.k && !packed_form(&p.a, p.batch) && p.n > REUSE_WORTH_PACKING * kernel->nr;
-    plan->packs_b = p.k && !packed_form(&p.b, p.batch) &&
+    plan->by_row = p.m == 1 && kernel->multiply_row && (p.b.col_stride == 1 || p.b.row_stride == 1) &&
+                   !packed_form(&p.a, p.batch) && !packed_form(&p.b, p.batch);
+    plan->packs_a = packs_left(kernel, &p);
+    plan->packs_b = p.k && !packed_form(&p.b, p.batch) && !plan->by_row &&
                     (p.m > REUSE_WORTH_PACKING * kernel->mr || p.b.col_stride != 1);
     share_among_threads(plan, &p, context->options.threads);
     const size_t limit = context->options.max_workspace;
@@ -158,9 +196,15 @@ tsr_status cpu_plan_make(cpu_plan *plan, const tsr_context *context, const tsr_p
 }
 
 void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text) {
+    if (plan->pieces) {
+        amx_plan_print(plan, problem, text);
+        return;
+    }
     const tsr_problem p = oriented(problem, plan->swapped);
     tsr_text_add(text, "engine: cpu\n");
     tsr_text_add(text, "kernel: %s (ieee, which serves fp32 and tf32, too)\n", plan->kernel->name);
+    if (plan->amx_gain > 0)
+        tsr_text_add(text, "amx: not chosen, at %.2f x the speed by its estimate\n", plan->amx_gain);
     tsr_text_add(text, "tile: %d x %d\n", plan->kernel->mr, plan->kernel->nr);
     tsr_text_add(text, "computes: %s\n", plan->swapped ? "C^T = B^T A^T" : "C = A B");
     tsr_text_add(text, "blocks: %lld x %lld x %lld (mc, nc, kc)\n", (long long)plan->mc, (long long)plan->nc,
@@ -168,52 +212,59 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
     static const char *const packs[2][2] = {{"nothing", "right"}, {"left", "left and right"}};
     tsr_text_add(text, "packs: %s\n", packs[plan->packs_a][plan->packs_b]);
     if (plan->shares_products)
-        tsr_text_add(text, "threads: %d, sharing %lld blocks of at most %lld rows\n", plan->threads,
-                     (long long)ceil_div(p.m, plan->mc), (long long)plan->mc);
+        tsr_text_add(text, "threads: %d, sharing %lld blocks of at most %lld columns, in pieces of %lld rows\n",
+                     plan->threads, (long long)ceil_div(p.n, plan->nc), (long long)plan->nc, (long long)plan->piece);
     else
         tsr_text_add(text, "threads: %d, each on products of its own\n", plan->threads);
 }
 
 /* ---- One product ------------------------------------------------------------------------------------------------- */
 
-/* A member's place in its block of rows: block * ONE_BLOCK + the next nr columns of the panel. In one word, so that
- * others can help with the block: whoever adds one has taken the piece that was there. */
-enum { ONE_BLOCK = 1 << 20, NO_PIECE = ONE_BLOCK / 2 };
+/* What is left of one block of B: to pack, counted in nr columns, and to multiply with, in pieces of rows. A line of the
+ * cache to itself, for others look at it seldom. */
+struct block_counters {
+    _Alignas(64) _Atomic int64_t next_pack, next_piece;
+};
 
-/* Those who compute one product together, and what they take their work from. */
+/* Those who work on one product together. */
 struct team {
     struct cpu_gang *gang;
-    int size;                /* the most members it can have */
-    _Atomic int64_t *places; /* of each */
-    _Atomic int64_t next_pack, next_block;
+    int64_t blocks;
+    struct block_counters *of_block;
+    _Atomic int64_t next_pack; /* of A, in PANELS_PER_PACK panels */
 };
 
 /* One of them. */
 struct member {
     struct team *team;
-    int index;
-    float *block_a;    /* its own block of A */
-    float *panel_b[2]; /* the team's panels of B, which take turns; the same where one is enough */
-    unsigned met;      /* meetings of the team, one for each panel, before it joined */
-    unsigned panel;    /* the number of the panel it is at */
+    int64_t index;
+    float *panels[2]; /* the team's packed panels, which take turns; the same where one is enough */
+    unsigned met;     /* meetings of the team, one for each panel, before it joined */
+    unsigned panel;   /* the number of the panel it is at */
 };
 
-/* One depth of one panel: rows of A and columns of B from where the kernel reads them. */
+/* One depth of some rows of A and some columns of B: what is between two meetings. */
 struct panel {
     const cpu_plan *plan;
-    const tsr_problem *p;       /* of this product of the batch: data points at its matrices */
-    int64_t j, columns;         /* which columns of C */
-    int64_t depth_first, depth; /* which part of K */
-    const float *b;             /* kc x nr panels, or B itself */
-    int64_t b_step, b_panel;    /* from one depth to the next; from one nr columns to the next */
+    const tsr_problem *p;             /* of this product of the batch: data points at its matrices */
+    int64_t i, rows;                  /* which rows of C */
+    int64_t rows_done;                /* of those, multiplied while B was packed */
+    int64_t j, columns;               /* which columns */
+    int64_t depth_first, depth;       /* which part of K */
+    const float *a;                   /* mr x kc panels, or A itself */
+    int64_t a_row, a_step, a_panel;   /* from one row, one depth and one mr rows to the next */
+    const float *b;                   /* kc x nr panels, a block of them after the other, or B itself */
+    int64_t b_step, b_panel, b_block; /* from one depth, one nr columns and one block to the next */
 };
 
 static int64_t take(_Atomic int64_t *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
 
 static void start_counters(struct team *team) {
     atomic_store_explicit(&team->next_pack, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->next_block, 0, memory_order_relaxed);
-    for (int i = 0; i < team->size; i++) atomic_store_explicit(&team->places[i], NO_PIECE, memory_order_relaxed);
+    for (int64_t i = 0; i < team->blocks; i++) {
+        atomic_store_explicit(&team->of_block[i].next_pack, 0, memory_order_relaxed);
+        atomic_store_explicit(&team->of_block[i].next_piece, 0, memory_order_relaxed);
+    }
 }
 
 /* After the last of the team is here, and before the first goes on, the counters start again. */
@@ -223,134 +274,250 @@ static void meet(struct team *team) {
     cpu_gang_release(team->gang);
 }
 
-/* A tile whose columns are not contiguous in C, or in the addend, is made in a buffer. */
-static void multiply_through_buffer(const struct cpu_kernel *kernel, struct cpu_tile tile, int64_t s_col,
-                                    int64_t c_col) {
+/* One tile; with a panel, that is where its columns of B are packed. Where columns are not contiguous in C, or in the
+ * addend, the tile is made in a buffer. */
+static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s_col, int64_t c_col, float *panel) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
     float buffer[CPU_TILE_FLOATS];
     float *const c = tile.c;
     const int64_t c_row = tile.c_row;
-    if (tile.beta != 0)
-        for (int i = 0; i < tile.m; i++)
-            for (int j = 0; j < tile.n; j++) buffer[i * tile.n + j] = tile.s[i * tile.s_row + j * s_col];
-    tile.s = tile.c = buffer;
-    tile.s_row = tile.c_row = tile.n;
-    kernel->multiply(&tile);
-    for (int i = 0; i < tile.m; i++)
-        for (int j = 0; j < tile.n; j++) c[i * c_row + j * c_col] = buffer[i * tile.n + j];
+    const bool contiguous = c_col == 1 && (tile.beta == 0 || s_col == 1);
+    if (!contiguous) {
+        if (tile.beta != 0)
+            for (int i = 0; i < tile.m; i++)
+                for (int j = 0; j < tile.n; j++) buffer[i * tile.n + j] = tile.s[i * tile.s_row + j * s_col];
+        tile.s = tile.c = buffer;
+        tile.s_row = tile.c_row = tile.n;
+    }
+    if (s->plan->by_row)
+        kernel->multiply_row(&tile, s->p->b.col_stride, s->plan->kc);
+    else if (panel)
+        kernel->multiply_and_pack(&tile, panel);
+    else
+        kernel->multiply(&tile);
+    if (!contiguous)
+        for (int j = 0; j < tile.n; j++)
+            for (int i = 0; i < tile.m; i++) c[i * c_row + j * c_col] = buffer[i * tile.n + j];
 }
 
-/* Rows of A as the kernel reads them: from one row, one depth and one mr rows to the next. */
-struct block {
-    const float *a;
-    int64_t row, step, panel;
-};
+/* Where a block's columns end, counted from the panel's first. */
+static int64_t block_end(const struct panel *s, int64_t block) { return least((block + 1) * s->plan->nc, s->columns); }
 
-/* A piece of work: the rows of C from i_first to i_end, made of those in `block`, times nr columns from j of the panel. */
-static void multiply_piece(const struct panel *s, const struct block *block, int64_t i_first, int64_t i_end,
-                           int64_t j) {
-    const struct cpu_kernel *kernel = s->plan->kernel;
+/* The addend of this depth: those before it are in C, the problem's own with them. */
+static tsr_operand addend_of(const struct panel *s) {
     const tsr_result *c = &s->p->c;
-    /* The depths before this one are in C, the addend with them. */
-    const tsr_operand sums = {c->data, c->rows, c->cols, c->row_stride, c->col_stride, c->batch_stride, NULL};
-    const tsr_operand *addend = s->depth_first ? &sums : &s->p->addend;
-    struct cpu_tile tile = {.n = (int)least(kernel->nr, s->columns - j),
-                            .k = s->depth,
-                            .a = block->a,
-                            .a_row = block->row,
-                            .a_step = block->step,
-                            .b = s->b + j / kernel->nr * s->b_panel,
-                            .b_step = s->b_step,
-                            .s_row = addend->row_stride,
-                            .c_row = c->row_stride,
-                            .alpha = s->p->alpha,
-                            .beta = s->depth_first ? 1 : s->p->beta};
-    for (int64_t i = i_first; i < i_end; i += kernel->mr, tile.a += block->panel) {
-        tile.m = (int)least(kernel->mr, i_end - i);
-        tile.c = c->data + i * c->row_stride + (s->j + j) * c->col_stride;
-        if (tile.beta != 0) tile.s = addend->data + i * addend->row_stride + (s->j + j) * addend->col_stride;
-        if (c->col_stride == 1 && (tile.beta == 0 || addend->col_stride == 1))
-            kernel->multiply(&tile);
-        else
-            multiply_through_buffer(kernel, tile, addend->col_stride, c->col_stride);
-    }
+    if (!s->depth_first) return s->p->addend;
+    return (tsr_operand){c->data, c->rows, c->cols, c->row_stride, c->col_stride, c->batch_stride, NULL};
 }
 
-/* The next piece, as block * ONE_BLOCK + which nr columns: of the member's own block, else of a new one, else of one
- * that another member is not about to finish. -1: there is none. */
-static int64_t take_piece(struct member *self, int64_t blocks, int64_t pieces) {
-    struct team *team = self->team;
-    int64_t piece = take(&team->places[self->index]);
-    if (piece % ONE_BLOCK < pieces) return piece;
-    const int64_t block = take(&team->next_block);
-    if (block < blocks) {
-        atomic_store_explicit(&team->places[self->index], block * ONE_BLOCK + 1, memory_order_relaxed);
-        return block * ONE_BLOCK;
-    }
-    for (int i = 1; i < team->size; i++) {
-        _Atomic int64_t *place = &team->places[(self->index + i) % team->size];
-        if (atomic_load_explicit(place, memory_order_relaxed) % ONE_BLOCK + 1 >= pieces) continue;
-        piece = take(place);
-        if (piece % ONE_BLOCK < pieces) return piece;
-    }
-    return -1;
+/* One tile's place, and A there: row i of the panel, and column j. */
+static struct cpu_tile tile_at(const struct panel *s, const tsr_operand *addend, int64_t i, int64_t j) {
+    const tsr_result *c = &s->p->c;
+    const float beta = s->depth_first ? 1 : s->p->beta;
+    const int64_t row = s->i + i, column = s->j + j;
+    return (struct cpu_tile){
+        .m = (int)least(s->plan->kernel->mr, s->rows - i),
+        .n = (int)least(s->plan->kernel->nr, s->columns - j),
+        .k = s->depth,
+        .a = s->a + i / s->plan->kernel->mr * s->a_panel,
+        .a_row = s->a_row,
+        .a_step = s->a_step,
+        .b_step = s->b_step,
+        .s = beta != 0 ? addend->data + row * addend->row_stride + column * addend->col_stride : NULL,
+        .s_row = addend->row_stride,
+        .c = c->data + row * c->row_stride + column * c->col_stride,
+        .c_row = c->row_stride,
+        .alpha = s->p->alpha,
+        .beta = beta,
+    };
 }
 
-/* The team's share of one panel: pieces until none is left. */
-static void multiply_panel(const struct panel *s, struct member *self) {
-    const cpu_plan *plan = s->plan;
-    const struct cpu_kernel *kernel = plan->kernel;
-    const tsr_problem *p = s->p;
-    const float *packed = packed_form(&p->a, p->batch);
-    const int64_t blocks = ceil_div(p->m, plan->mc), pieces = ceil_div(s->columns, kernel->nr);
-    int64_t in_block = -1; /* which rows block_a holds */
-    for (int64_t piece; (piece = take_piece(self, blocks, pieces)) >= 0;) {
-        const int64_t i = part_begin(piece / ONE_BLOCK, blocks, p->m, kernel->mr);
-        const int64_t i_end = part_begin(piece / ONE_BLOCK + 1, blocks, p->m, kernel->mr);
-        const float *a = p->a.data + i * p->a.row_stride + s->depth_first * p->a.col_stride;
-        struct block block = {NULL, 1, kernel->mr, kernel->mr * s->depth};
-        if (packed)
-            block.a = packed + s->depth_first * round_up(p->m, kernel->mr) + i * s->depth;
-        else if (plan->packs_a) {
-            if (in_block != i)
-                cpu_pack_panels(self->block_a, a, i_end - i, s->depth, p->a.row_stride, p->a.col_stride, kernel->mr);
-            in_block = i;
-            block.a = self->block_a;
-        } else
-            block = (struct block){a, p->a.row_stride, p->a.col_stride, kernel->mr * p->a.row_stride};
-        multiply_piece(s, &block, i, i_end, piece % ONE_BLOCK * kernel->nr);
-    }
+/* What of A comes after the rows from i. */
+static void fetch_next_rows(const struct panel *s, struct cpu_tile *tile, int64_t i) {
+    const int mr = s->plan->kernel->mr;
+    if (i + mr >= s->rows) return;
+    const bool packed = s->a_row == 1 && s->a_step == mr;
+    if (!packed && s->a_step != 1) return;
+    tile->next_a = tile->a + s->a_panel;
+    tile->next_a_row = packed ? CPU_FETCH_STEPS : s->a_row;
+    tile->next_a_step = packed ? CPU_FETCH_STEPS * mr : CPU_FETCH_STEPS;
 }
 
-static void pack_panel(const struct panel *s, float *panel, struct member *self) {
-    const int nr = s->plan->kernel->nr;
+/* What of B comes after a block of few rows: a part of it with each of these. */
+static void fetch_next_columns(const struct panel *s, struct cpu_tile *tile, int64_t i, int64_t j) {
+    enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
     const tsr_operand *b = &s->p->b;
-    for (int64_t j; (j = take(&self->team->next_pack) * PANELS_PER_PACK * nr) < s->columns;)
-        cpu_pack_panels(panel + j * s->depth, b->data + s->depth_first * b->row_stride + (s->j + j) * b->col_stride,
-                        least(PANELS_PER_PACK * nr, s->columns - j), s->depth, b->col_stride, b->row_stride, nr);
+    const int64_t part = (i - s->rows_done) / s->plan->kernel->mr, next = s->j + j + s->plan->blocks * s->plan->nc;
+    if (!s->rows_done || !has_few_rows(s->plan->kernel, s->p) || part >= PARTS || next + s->plan->kernel->nr > s->p->n)
+        return;
+    tile->next_b = b->data + (s->depth_first + part * (s->depth / PARTS)) * b->row_stride + next;
+    tile->next_b_step = b->row_stride;
+}
+
+/* Some rows of the panel, from i, times the columns of one block. */
+static void multiply_piece(const struct panel *s, int64_t block, int64_t i, int64_t i_end) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
+    const tsr_operand addend = addend_of(s);
+    const int64_t c_col = s->p->c.col_stride, s_col = addend.col_stride;
+    const int64_t j_first = block * s->plan->nc, j_end = block_end(s, block);
+    for (; i < i_end; i += kernel->mr) {
+        struct cpu_tile tile = tile_at(s, &addend, i, j_first);
+        fetch_next_rows(s, &tile, i);
+        fetch_next_columns(s, &tile, i, j_first);
+        tile.b = s->b + block * s->b_block;
+        for (int64_t j = j_first; j < j_end; j += kernel->nr) {
+            tile.n = (int)least(kernel->nr, j_end - j);
+            multiply_tile(s, tile, s_col, c_col, NULL);
+            tile.b += s->b_panel;
+            tile.c += kernel->nr * c_col;
+            if (tile.s) tile.s += kernel->nr * s_col;
+            tile.next_a = tile.next_b = NULL;
+        }
+    }
+}
+
+/* The same where C is one row: as long a part of it at a time as it is contiguous. */
+static void multiply_row_piece(const struct panel *s, int64_t block) {
+    const tsr_operand addend = addend_of(s);
+    const int64_t c_col = s->p->c.col_stride, s_col = addend.col_stride, j_end = block_end(s, block);
+    const bool contiguous = c_col == 1 && (s->p->beta == 0 || s_col == 1);
+    const int64_t most = contiguous ? INT32_MAX / 2 : CPU_TILE_FLOATS;
+    for (int64_t j = block * s->plan->nc; j < j_end; j += most) {
+        struct cpu_tile tile = tile_at(s, &addend, 0, j);
+        tile.n = (int)least(most, j_end - j);
+        tile.b = s->b + j * s->p->b.col_stride;
+        multiply_tile(s, tile, s_col, c_col, NULL);
+    }
+}
+
+/* The block that a member turns to when it has helped with so many: its own first. */
+static int64_t block_after(const struct member *self, int64_t blocks, int64_t helped) {
+    return (self->index + helped) % blocks;
+}
+
+/* The member's share of one panel: its own block, then what is left of the others. */
+static void multiply_panel(const struct panel *s, const struct member *self) {
+    const int64_t blocks = ceil_div(s->columns, s->plan->nc), rows = s->plan->piece;
+    for (int64_t helped = 0; helped < blocks; helped++) {
+        const int64_t block = block_after(self, blocks, helped);
+        for (int64_t i; (i = s->rows_done + take(&self->team->of_block[block].next_piece) * rows) < s->rows;)
+            if (s->plan->by_row)
+                multiply_row_piece(s, block);
+            else
+                multiply_piece(s, block, i, least(i + rows, s->rows));
+    }
+}
+
+static void pack_rows(const struct panel *s, float *panels, const struct member *self) {
+    const int mr = s->plan->kernel->mr;
+    const tsr_operand *a = &s->p->a;
+    for (int64_t i; (i = take(&self->team->next_pack) * PANELS_PER_PACK * mr) < s->rows;)
+        cpu_pack_panels(panels + i * s->depth, a->data + (s->i + i) * a->row_stride + s->depth_first * a->col_stride,
+                        least(PANELS_PER_PACK * mr, s->rows - i), s->depth, a->row_stride, a->col_stride, mr);
+}
+
+/* Packs nr columns of B from j, and multiplies the panel's first rows by them, where those are to be done with it: A is
+ * read where it lies then, for its panel may not be ready. */
+static void pack_strip(const struct panel *s, float *strip, int64_t j, int columns) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
+    const tsr_operand *a = &s->p->a, *b = &s->p->b;
+    const float *from = b->data + s->depth_first * b->row_stride + (s->j + j) * b->col_stride;
+    const tsr_operand addend = addend_of(s);
+    struct cpu_tile tile = tile_at(s, &addend, 0, j);
+    tile.n = columns;
+    if (!packed_form(a, s->p->batch)) {
+        tile.a = a->data + s->i * a->row_stride + s->depth_first * a->col_stride;
+        tile.a_row = a->row_stride;
+        tile.a_step = a->col_stride;
+    }
+    const bool at_once = s->rows_done && columns == kernel->nr;
+    if (at_once) {
+        tile.b = from;
+        tile.b_step = b->row_stride;
+    } else {
+        tile.b = strip;
+        cpu_pack_panels(strip, from, columns, s->depth, b->col_stride, b->row_stride, kernel->nr);
+    }
+    if (s->rows_done) multiply_tile(s, tile, addend.col_stride, s->p->c.col_stride, at_once ? strip : NULL);
+}
+
+static void pack_columns(const struct panel *s, float *panels, const struct member *self) {
+    const int nr = s->plan->kernel->nr;
+    const int64_t blocks = ceil_div(s->columns, s->plan->nc);
+    for (int64_t helped = 0; helped < blocks; helped++) {
+        const int64_t block = block_after(self, blocks, helped), first = block * s->plan->nc, end = block_end(s, block);
+        for (int64_t j; (j = first + take(&self->team->of_block[block].next_pack) * nr) < end;)
+            pack_strip(s, panels + j * s->depth, j, (int)least(nr, end - j));
+    }
+}
+
+/* Rows of the panel that are multiplied while B is packed: one tile's, where the kernel can do that. */
+static int64_t rows_while_packing(const struct panel *s) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
+    return kernel->multiply_and_pack && s->p->b.col_stride == 1 && s->rows >= kernel->mr ? kernel->mr : 0;
+}
+
+/* Where the kernel reads the panel's rows and columns; what must be packed for that, is, unless the team has done so. */
+static void prepare_panel(struct panel *s, const struct member *self, bool packs, int64_t panels_across) {
+    const cpu_plan *plan = s->plan;
+    const tsr_problem *p = s->p;
+    const int mr = plan->kernel->mr, nr = plan->kernel->nr;
+    const float *packed_a = packed_form(&p->a, p->batch), *packed_b = packed_form(&p->b, p->batch);
+    s->a_row = 1;
+    s->a_step = mr;
+    s->a_panel = mr * s->depth;
+    if (packed_a)
+        s->a = packed_a + s->depth_first * round_up(p->m, mr) + s->i * s->depth;
+    else if (plan->packs_a) {
+        float *panels = self->panels[self->panel / panels_across % 2];
+        s->a = panels;
+        if (packs && s->j == 0) pack_rows(s, panels, self);
+    } else {
+        s->a = p->a.data + s->i * p->a.row_stride + s->depth_first * p->a.col_stride;
+        s->a_row = p->a.row_stride;
+        s->a_step = p->a.col_stride;
+        s->a_panel = mr * p->a.row_stride;
+    }
+    s->b_step = nr;
+    s->b_panel = nr * s->depth;
+    s->b_block = plan->nc * s->depth;
+    if (packed_b)
+        s->b = packed_b + s->depth_first * round_up(p->n, nr) + s->j * s->depth;
+    else if (plan->packs_b) {
+        float *panels = self->panels[self->panel % 2] + panel_floats_a(plan);
+        s->b = panels;
+        s->rows_done = rows_while_packing(s);
+        if (packs) pack_columns(s, panels, self);
+    } else {
+        s->b = p->b.data + s->depth_first * p->b.row_stride + s->j * p->b.col_stride;
+        s->b_step = p->b.row_stride;
+        s->b_panel = nr;
+        s->b_block = plan->nc;
+    }
 }
 
 static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct member *self) {
-    const int nr = plan->kernel->nr;
-    const float *packed = packed_form(&p->b, p->batch);
-    for (int64_t j = 0; j < p->n; j += plan->nc)
-        for (int64_t first = 0; first < p->k; first += plan->kc) {
-            const unsigned number = self->panel++;
-            if (number + 1 < self->met) continue; /* done before this member joined */
-            struct panel s = {plan, p, j, least(plan->nc, p->n - j), first, least(plan->kc, p->k - first), NULL, nr, 0};
-            s.b_panel = nr * s.depth;
-            if (packed)
-                s.b = packed + first * round_up(p->n, nr) + j * s.depth;
-            else if (plan->packs_b) {
-                s.b = self->panel_b[number % 2];
-                if (number >= self->met) pack_panel(&s, self->panel_b[number % 2], self);
-            } else {
-                s.b = p->b.data + first * p->b.row_stride + j;
-                s.b_step = p->b.row_stride;
-                s.b_panel = nr;
+    const int64_t across = plan->blocks * plan->nc, depth = plan->by_row ? p->k : plan->kc;
+    for (int64_t i = 0; i < p->m; i += plan->mc)
+        for (int64_t first = 0; first < p->k; first += depth)
+            for (int64_t j = 0; j < p->n; j += across) {
+                /* Panels before the last that was met for are done, and that one's packing is. */
+                const bool packs = self->panel >= self->met;
+                if (packs || self->panel + 1 == self->met) {
+                    struct panel s = {.plan = plan,
+                                      .p = p,
+                                      .i = i,
+                                      .rows = least(plan->mc, p->m - i),
+                                      .j = j,
+                                      .columns = least(across, p->n - j),
+                                      .depth_first = first,
+                                      .depth = least(depth, p->k - first)};
+                    prepare_panel(&s, self, packs, ceil_div(p->n, across));
+                    if (packs) meet(self->team);
+                    multiply_panel(&s, self);
+                }
+                self->panel++;
             }
-            if (number >= self->met) meet(self->team);
-            multiply_panel(&s, self);
-        }
 }
 
 /* ---- A batch ----------------------------------------------------------------------------------------------------- */
@@ -358,12 +525,12 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
 struct job {
     const cpu_plan *plan;
     const tsr_problem *problem;
-    float *blocks_a, *panels_b; /* block_floats_a for each thread; panel_floats_b for each of panels_b */
-    struct team team;           /* of all, where they share products */
+    float *panels;    /* panel_floats for each of panels_in_use */
+    struct team team; /* of all, where they share products */
     _Atomic int64_t next_product;
 };
 
-static tsr_problem product_of_batch(const tsr_problem *p, int64_t item) {
+tsr_problem cpu_product_of_batch(const tsr_problem *p, int64_t item) {
     tsr_problem one = *p;
     one.a.data += item * p->a.batch_stride;
     one.b.data += item * p->b.batch_stride;
@@ -376,7 +543,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
     struct job *job = argument;
     const cpu_plan *plan = job->plan;
     const int64_t batch = job->problem->batch;
-    struct member self = {.index = index, .block_a = job->blocks_a + index * block_floats_a(plan)};
+    struct member self = {.index = index};
 #ifdef __SSE__
     /* Subnormals are kept and rounding is to nearest whatever the calling thread, or the one that started this worker,
      * has set for itself. */
@@ -386,22 +553,21 @@ static void work_on_batch(int index, unsigned met, void *argument) {
     if (plan->shares_products) {
         self.team = &job->team;
         self.met = met;
-        self.panel_b[0] = job->panels_b;
-        self.panel_b[1] = job->panels_b + (panels_b(plan) - 1) * panel_floats_b(plan);
+        self.panels[0] = job->panels;
+        self.panels[1] = job->panels + (panels_in_use(plan) - 1) * panel_floats(plan);
         for (int64_t item = 0; item < batch; item++) {
-            const tsr_problem one = product_of_batch(job->problem, item);
+            const tsr_problem one = cpu_product_of_batch(job->problem, item);
             multiply_product(plan, &one, &self);
         }
     } else {
         struct cpu_gang alone = {.size = 1};
-        _Atomic int64_t place;
-        struct team team = {.gang = &alone, .size = 1, .places = &place};
+        struct block_counters counters;
+        struct team team = {.gang = &alone, .blocks = 1, .of_block = &counters};
         start_counters(&team);
         self.team = &team;
-        self.index = 0;
-        self.panel_b[0] = self.panel_b[1] = job->panels_b + index * panel_floats_b(plan);
+        self.panels[0] = self.panels[1] = job->panels + index * panel_floats(plan);
         for (int64_t item; (item = take(&job->next_product)) < batch;) {
-            const tsr_problem one = product_of_batch(job->problem, item);
+            const tsr_problem one = cpu_product_of_batch(job->problem, item);
             multiply_product(plan, &one, &self);
         }
     }
@@ -423,6 +589,15 @@ static void scale(const tsr_problem *p) {
             }
 }
 
+static void execute(const cpu_plan *plan, const tsr_problem *p, float *workspace) {
+    struct job job = {.plan = plan, .problem = p, .panels = workspace};
+    struct cpu_gang gang = {.work = work_on_batch, .argument = &job};
+    struct block_counters counters[plan->blocks];
+    job.team = (struct team){.gang = &gang, .blocks = plan->blocks, .of_block = counters};
+    start_counters(&job.team);
+    cpu_gang_run(&gang, plan->threads);
+}
+
 tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace) {
     const tsr_problem p = oriented(problem, plan->swapped);
     if (!p.k) {
@@ -438,27 +613,36 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
         if (!own) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a workspace of %zu bytes", plan->workspace);
         workspace = own->panels;
     }
-    struct job job = {.plan = plan, .problem = &p, .blocks_a = workspace};
-    job.panels_b = job.blocks_a + plan->threads * block_floats_a(plan);
-    struct cpu_gang gang = {.work = work_on_batch, .argument = &job};
-    _Atomic int64_t places[plan->threads];
-    job.team = (struct team){.gang = &gang, .size = plan->threads, .places = places};
-    start_counters(&job.team);
-    cpu_gang_run(&gang, plan->threads);
+    if (plan->pieces)
+        amx_execute(plan, &p, workspace);
+    else
+        execute(plan, &p, workspace);
     if (own) cpu_workspace_return(own);
     return TSR_OK;
 }
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
-size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
+/* The float panels of a packed operand, a multiple of 16 floats; 0: too many. */
+static int64_t packed_floats(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     const int64_t lanes = side == TSR_LEFT ? round_up(rows, kernel->mr) : round_up(cols, kernel->nr);
     int64_t floats;
     if (__builtin_mul_overflow(lanes, side == TSR_LEFT ? cols : rows, &floats) ||
         floats > INT64_MAX / (int64_t)sizeof(float) - 64)
         return 0;
-    return (size_t)round_up(floats + !floats, 16) * sizeof(float);
+    return round_up(floats + !floats, 16);
+}
+
+int64_t cpu_packed_floats(const tsr_packed *packed) {
+    return packed_floats(packed->context, packed->side, packed->source.rows, packed->source.cols);
+}
+
+size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
+    const int64_t floats = packed_floats(context, side, rows, cols);
+    const int64_t pieces = amx_packed_floats(context, side == TSR_LEFT ? rows : cols, side == TSR_LEFT ? cols : rows);
+    if (!floats || pieces < 0 || pieces > INT64_MAX / (int64_t)sizeof(float) - 64 - floats) return 0;
+    return (size_t)(floats + pieces) * sizeof(float);
 }
 
 /* The whole operand, one depth of kc after the other, each as the panels that multiply_product reads. */
@@ -472,11 +656,29 @@ void cpu_pack(const tsr_packed *packed, float factor) {
     const int64_t kc = even_block(k, kernel->kc, 1);
     float *panels = packed->panels;
     if (factor == 0) {
-        memset(panels, 0, packed->bytes);
+        memset(panels, 0, (size_t)cpu_packed_floats(packed) * sizeof(float));
+        amx_pack(panels + cpu_packed_floats(packed), packed);
         return;
     }
     for (int64_t first = 0; first < k; first += kc)
         cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes,
                         least(kc, k - first), lane_stride, k_stride, width);
     for (int64_t i = 0; factor != 1 && i < k * round_up(lanes, width); i++) panels[i] *= factor;
+    amx_pack(panels + cpu_packed_floats(packed), packed);
+}
+
+void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
+                      int64_t step) {
+    const struct cpu_kernel *kernel = packed->context->cpu_kernel;
+    const bool left = packed->side == TSR_LEFT;
+    const tsr_operand *o = &packed->source;
+    const int64_t all_lanes = left ? o->rows : o->cols, k = left ? o->cols : o->rows;
+    const int width = left ? kernel->mr : kernel->nr;
+    const int64_t kc = even_block(k, kernel->kc, 1);
+    for (int64_t p = first; p < first + depth; p++, to += step) {
+        const int64_t block = p / kc * kc, block_depth = least(kc, k - block);
+        const float *panels = (const float *)packed->panels + block * round_up(all_lanes, width) + (p - block) * width;
+        for (int64_t i = 0; i < lanes; i++)
+            to[i] = panels[(lane + i) / width * width * block_depth + (lane + i) % width];
+    }
 }

@@ -7,8 +7,8 @@
  * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
  * bits of C depend on where K is cut (kc) and on nothing else: not on the tile, the packing, nor the threads.
  *
- * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix too small to be worth
- * packing is read where it lies. B is read along unit stride: a packed panel has b_step = nr.
+ * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing is
+ * read where it lies. B is read along unit stride: a packed panel has b_step = nr.
  */
 #ifndef TESSERA_CPU_KERNEL_H
 #define TESSERA_CPU_KERNEL_H
@@ -29,7 +29,15 @@ struct cpu_tile {
     float *c;
     int64_t c_row;
     float alpha, beta; /* beta = 0: s is not read */
+
+    /* What is read after this tile, for a kernel to ask memory for. In each CPU_FETCH_STEPS of K: of A a line for each row
+     * of the tile, next_a_row apart, and next_a_step behind those before; of B CPU_FETCH_ROWS rows of nr columns. NULL:
+     * nothing. */
+    const float *next_a, *next_b;
+    int64_t next_a_row, next_a_step, next_b_step;
 };
+
+enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
 
 /* The most that a tile may hold. */
 enum { CPU_TILE_FLOATS = 512 };
@@ -39,14 +47,20 @@ enum { CPU_TILE_FLOATS = 512 };
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
 /* Bits of struct cpu_kernel.needs. */
-enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4, CPU_AVX512VL = 8 };
+enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4, CPU_AVX512VL = 8, CPU_AMX_BF16 = 16 };
 
 struct cpu_kernel {
     const char *name;
     unsigned needs;     /* instruction sets, of the bits above */
     int mr, nr;         /* the tile */
-    int64_t mc, nc, kc; /* the most a cache block holds: rows of A, columns of B, depth of both */
+    int64_t mc, nc, kc; /* the most that a panel of A holds of rows, a block of B of columns, both of depth */
     void (*multiply)(const struct cpu_tile *tile);
+    /* The same for a tile of mr x nr, whose columns of B it also packs: while multiply-adds go on, memory has time. NULL:
+     * they are packed beforehand. */
+    void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel);
+    /* One row of C, any n of it, over all of K, whose sums are cut at kc: a tile with B's elements b_col apart along a row;
+     * either that or b_step is 1. NULL: it is done as tiles. */
+    void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along a
      * row; either that or b_step is 1, and where b_col is not, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
      * does it by calls of multiply. */
@@ -55,6 +69,9 @@ struct cpu_kernel {
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;
 
+/* In the table for its name and its needs: it computes whole products by loops of its own (amx.h). */
+extern const struct cpu_kernel cpu_kernel_amx;
+
 /* Before a loop over a constant number of rows or vectors: unrolled whole, an array indexed by it becomes registers. */
 #ifdef __clang__
 #define CPU_UNROLL _Pragma("clang loop unroll(full)")
@@ -62,12 +79,12 @@ extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_po
 #define CPU_UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* What every row must satisfy, for a static assert beside its numbers. A block of A (mc x kc) and the panel of B in use
- * (kc x nr) live in the second-level cache, so together they stay under 768 KiB; a panel of B (kc x nc) and a block of
- * A stay under the 16 MiB that a thread may take (threads that share a product share its two panels of B). Blocks are
+/* What every row must satisfy, for a static assert beside its numbers. A block of B (kc x nc) and the panel of A in use
+ * (mr x kc) live in the second-level cache, so together they stay under 768 KiB; a panel of A (mc x kc) and a block of
+ * B stay under the 16 MiB that a thread may take (threads that share a product share its two panels of A). Blocks are
  * whole tiles so that only the last panel of a matrix is padded. */
 #define CPU_BLOCKS_ARE_WHOLE_TILES(mr, nr, mc, nc) ((mc) % (mr) == 0 && (nc) % (nr) == 0)
-#define CPU_BLOCKS_FIT_CACHES(nr, mc, nc, kc) \
-    (4LL * (kc) * ((mc) + (nr)) <= 768 * 1024 && 4LL * (kc) * ((nc) + (mc)) <= 16 * 1024 * 1024)
+#define CPU_BLOCKS_FIT_CACHES(mr, mc, nc, kc) \
+    (4LL * (kc) * ((nc) + (mr)) <= 768 * 1024 && 4LL * (kc) * ((nc) + (mc)) <= 16 * 1024 * 1024)
 
 #endif

@@ -1,25 +1,59 @@
 /* kernels.c: the microkernels of this build, which of them this machine can run, and which one a context gets. */
 #include <stdlib.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
+#include "amx.h"
 #include "cpu.h"
 #include "kernel.h"
 
-/* Best first: the first that runs here is the default. */
+/* Best first: the first that runs here is the default. AMX, which is not for every product, comes behind them. */
 static const struct cpu_kernel *const kernels[] = {
 #ifdef __x86_64__
     &cpu_kernel_avx512,
     &cpu_kernel_avx2,
 #endif
     &cpu_kernel_portable,
+#ifdef CPU_HAS_AMX
+    &cpu_kernel_amx,
+#endif
 };
 
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
+
+#if defined __x86_64__ && !defined TESSERA_AMX_MODEL
+static atomic_bool amx_allowed;
+
+/* Linux gives a process the use of tiles when it asks for it. */
+static void ask_for_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE = 1 << 24, BF16 = 1 << 22 };
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(edx & TILE) || !(edx & BF16)) return;
+    atomic_store(&amx_allowed, syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0);
+}
+
+static bool has_amx(void) {
+    static pthread_once_t asked = PTHREAD_ONCE_INIT;
+    pthread_once(&asked, ask_for_amx);
+    return atomic_load(&amx_allowed);
+}
+#endif
 
 /* Instruction sets that both the processor and the operating system support (__builtin_cpu_supports looks at xgetbv,
  * too: a chip's registers are of no use where the system does not save them). */
 static unsigned features_here(void) {
     unsigned features = 0;
+#ifdef TESSERA_AMX_MODEL
+    features |= CPU_AMX_BF16;
+#elif defined __x86_64__
+    if (has_amx()) features |= CPU_AMX_BF16;
+#endif
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx2")) features |= CPU_AVX2;
     if (__builtin_cpu_supports("fma")) features |= CPU_FMA;
@@ -32,24 +66,21 @@ static unsigned features_here(void) {
 static bool runs_here(const struct cpu_kernel *kernel) { return (kernel->needs & ~features_here()) == 0; }
 
 static void print_features(unsigned features, tsr_text *text) {
-    static const char *const names[] = {"avx2", "fma", "avx512f", "avx512vl"}; /* in the order of the bits */
+    /* In the order of the bits. */
+    static const char *const names[] = {"avx2", "fma", "avx512f", "avx512vl", "amx_bf16"};
     for (unsigned bit = 0; bit < sizeof names / sizeof names[0]; bit++)
         if (features >> bit & 1) tsr_text_add(text, " %s", names[bit]);
     if (!features) tsr_text_add(text, " none of those looked for");
 }
 
-const struct cpu_kernel *cpu_kernel_find(const char *name) {
-    static const char variable[] = "TESSERA_CPU_KERNEL";
-    const char *from = "options.kernel";
-    if (!name || !*name) {
-        name = getenv(variable);
-        from = variable;
-    }
-    if (!name || !*name) {
-        int i = 0;
-        while (!runs_here(kernels[i])) i++; /* the portable one does */
-        return kernels[i];
-    }
+static const struct cpu_kernel *best_here(void) {
+    int i = 0;
+    while (!runs_here(kernels[i])) i++; /* the portable one does */
+    return kernels[i];
+}
+
+/* Among those that this machine can run. NULL where there is none, with a message that says where the name is from. */
+static const struct cpu_kernel *kernel_named(const char *name, const char *from) {
     for (int i = 0; i < KERNELS; i++) {
         if (strcmp(kernels[i]->name, name)) continue;
         if (runs_here(kernels[i])) return kernels[i];
@@ -59,6 +90,31 @@ const struct cpu_kernel *cpu_kernel_find(const char *name) {
     }
     tsr_fail(TSR_INVALID_ARGUMENT, "%s is \"%.80s\", which is no CPU kernel: tsr_info_print lists them", from, name);
     return NULL;
+}
+
+static bool is_amx(const struct cpu_kernel *kernel) { return !kernel->multiply; }
+
+tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) {
+    static const char variable[] = "TESSERA_CPU_KERNEL";
+    const bool is_option = options->kernel && *options->kernel;
+    const char *name = is_option ? options->kernel : getenv(variable);
+    const bool ieee = options->precision == TSR_IEEE;
+    context->cpu_amx = CPU_AMX_NEVER;
+    if (!name || !*name) {
+        context->cpu_kernel = best_here();
+#ifdef CPU_HAS_AMX
+        if (!ieee && runs_here(&cpu_kernel_amx)) context->cpu_amx = CPU_AMX_WHERE_QUICKER;
+#endif
+        return TSR_OK;
+    }
+    context->cpu_kernel = kernel_named(name, is_option ? "options.kernel" : variable);
+    if (!context->cpu_kernel) return TSR_INVALID_ARGUMENT;
+    if (!is_amx(context->cpu_kernel)) return TSR_OK;
+    if (ieee && is_option)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel is \"%s\", which is not for precision ieee", name);
+    context->cpu_kernel = best_here();
+    if (!ieee) context->cpu_amx = CPU_AMX_ALWAYS;
+    return TSR_OK;
 }
 
 void cpu_info_print(tsr_text *text) {

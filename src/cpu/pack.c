@@ -28,13 +28,14 @@ static void gather(float *panel, const float *source, int lanes, int64_t depth, 
  * processor to guess the next. */
 enum { ROWS_AHEAD = 16 };
 
-/* Panels that are filled side by side from rows in memory: longer reads, yet few enough writes to one place of the
- * cache at a time, for panels tend to lie powers of two apart. */
-enum { PANELS_AT_ONCE = 4 };
+/* Lanes that are copied side by side from rows in memory, into several panels: longer reads, yet few enough writes to
+ * one place of the cache at a time, for panels tend to lie powers of two apart. */
+enum { LANES_IN_A_ROW = 96 };
 
 static inline void copy_lanes(float *to, const float *from, int lanes) {
     int lane = 0;
     for (; lane + 4 <= lanes; lane += 4) memcpy(to + lane, from + lane, 4 * sizeof *to);
+    for (; lane + 2 <= lanes; lane += 2) memcpy(to + lane, from + lane, 2 * sizeof *to);
     for (; lane < lanes; lane++) to[lane] = from[lane];
 }
 
@@ -98,7 +99,7 @@ static void zero_lanes(float *panel, int first, int64_t depth, int width) {
 
 void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
                      int64_t depth_stride, int width) {
-    const int64_t step = lane_stride == 1 ? PANELS_AT_ONCE * width : width;
+    const int64_t step = lane_stride == 1 && width < LANES_IN_A_ROW ? LANES_IN_A_ROW / width * width : width;
     for (int64_t first = 0; first < lanes; first += step) {
         const int64_t used = lanes - first < step ? lanes - first : step;
         float *panel = panels + first * depth;

@@ -10,13 +10,13 @@
 
 #include "kernel.h"
 
-enum { MR = 4, NR = 8, MC = 256, NC = 4096, KC = 384 };
+enum { MR = 4, NR = 8, MC = 3072, NC = 256, KC = 384 };
 
 static_assert(MR * NR / 4 + NR / 4 + 1 <= 16,
               "the sums, the row of B and the broadcast are in registers of four lanes");
 static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
-static_assert(CPU_BLOCKS_FIT_CACHES(NR, MC, NC, KC), "see kernel.h");
+static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 
 static inline float multiply_add(float x, float y, float sum) {
 #ifdef FP_FAST_FMAF
@@ -46,4 +46,4 @@ static void multiply(const struct cpu_tile *t) {
         }
 }
 
-const struct cpu_kernel cpu_kernel_portable = {"portable", 0, MR, NR, MC, NC, KC, multiply, NULL};
+const struct cpu_kernel cpu_kernel_portable = {"portable", 0, MR, NR, MC, NC, KC, multiply, NULL, NULL, NULL};

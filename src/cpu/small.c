@@ -89,7 +89,7 @@ static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
-    if (!kernel || alpha == 0 || !is_small(kernel, a, b, c)) return false;
+    if (!kernel || context->cpu_amx == CPU_AMX_ALWAYS || alpha == 0 || !is_small(kernel, a, b, c)) return false;
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
                             .k = a->cols,
