@@ -46,6 +46,16 @@ FIELDS = {
     "value": (NUMBER, "the ceiling's height"), "unit": (TEXT, "of the value"), "name": (TEXT, "of the ceiling"),
     "origin": (TEXT, "how the value was measured"),
     "why": (TEXT, "why the library could not be measured"),
+    "batch": (COUNT, "rows of a layer's input"), "in": (COUNT, "features in"), "out": (COUNT, "features out"),
+    "taken": (TRUTH, "whether the drop-in took the layer, or left it to torch"),
+    "tessera_us": (NUMBER, "microseconds of tessera.matmul"), "torch_us": (NUMBER, "of torch"), "c_library_us": (NUMBER, "of the C library by itself"),
+    "drop_in_us": (NUMBER, "of the layer with the drop-in on"), "always_us": (NUMBER, "with it taking everything"),
+    "always_speedup": (NUMBER, "torch's time over that"), "of_c_library": (NUMBER, "the C library's time over tessera.matmul's"),
+    "gpu_ms_best": (NUMBER, "milliseconds of a product from and to host memory"), "copies_alone_ms": (NUMBER, "of its copies by themselves"),
+    "ratio_to_copies": (NUMBER, "the one over the other"), "cpu_ms_best": (NUMBER, "milliseconds of the CPU engine"),
+    "speedup_over_cpu": (NUMBER, "its time over the GPU's"), "nanoseconds_best": (NUMBER, "of one call"),
+    "program": (TEXT, "the program that calls a BLAS"), "own_blas": (TEXT, "the BLAS it has by itself"),
+    "seconds_own": (NUMBER, "of a product with that"), "seconds_tessera": (NUMBER, "with Tessera's"),
     "gpu": (TEXT, "the GPU"), "driver": (TEXT, "its driver"), "torch": (TEXT, "version"),
     "machine": (TEXT, "the processor"),
     "commit": (TEXT, "of Tessera"), "date": (TEXT, "of the measurement"),
@@ -62,6 +72,12 @@ KINDS = {
     "ceiling": ("name", "value", "unit", "origin"),
     "absent": ("library", "why"),
     "module": ("problem", "precision", "speedup", "error", "gpu", "commit", "date"),
+    "host": (*PRODUCT, "precision", "tessera_us", "torch_us", "gpu", "torch", "commit", "date"),
+    "reference": (*PRODUCT, "problem", "layout", "tessera_us", "c_library_us", "torch_us", "of_c_library", "gpu", "torch", "commit", "date"),
+    "linear": ("batch", "in", "out", "taken", "torch_us", "drop_in_us", "always_us", "speedup", "always_speedup", "gpu", "torch", "commit", "date"),
+    "offload": ("n", "gpu_ms_best", "copies_alone_ms", "ratio_to_copies", "cpu_ms_best", "speedup_over_cpu", "samples", "machine", "commit", "date"),
+    "cblas_sgemm": ("library", "n", "layout", "threads", "nanoseconds_best", "gflops_best", "machine", "commit", "date"),
+    "program": ("program", "n", "seconds_own", "seconds_tessera", "own_blas", "machine", "commit", "date"),
 }
 
 MEANINGS = {
@@ -73,18 +89,19 @@ MEANINGS = {
     "ceiling": "what the hardware can do at most, as measured",
     "absent": "a peer that is not on this machine",
     "module": "a module of `kernelbench/` by KernelBench's own measure",
+    "host": "host time of `tessera.matmul` beside `torch.matmul` (`bench/pytorch/compare.py`)",
+    "reference": "a reference problem through `tessera.matmul`, beside the C library and torch",
+    "linear": "an `nn.Linear` with and without the drop-in",
+    "offload": "`sgemm_` on matrices in host memory, by a GPU (`bench/blas/run`)",
+    "cblas_sgemm": "`cblas_sgemm` beside `tsr_gemm` and OpenBLAS, on small products",
+    "program": "a program with its own BLAS and with Tessera's (`bench/blas/programs.py`)",
 }
-
-# Kinds that other measurements write, which nothing here but bench/table.py reads.
-OTHERS = ("offload", "cblas_sgemm", "program", "host", "reference", "linear")
 
 
 def check(record, where):
     if not isinstance(record, dict) or not isinstance(record.get("what"), str):
         raise BadResults(f"{where} does not say what it is: it was written by another version of Tessera; measure again with this one")
     kind = record["what"]
-    if kind in OTHERS:
-        return
     if kind not in KINDS:
         raise BadResults(f"{where} is of a kind this version does not know, \"{kind}\" (it knows {', '.join(KINDS)}): measure again, or "
                          "read it with the version that wrote it")

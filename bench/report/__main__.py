@@ -137,13 +137,13 @@ Made from `bench/harness/results.py`, which checks every file it reads against t
 
 A file is a JSON list of records, one for each thing measured; `what` names the kind of a record. `MACHINE.json` has the products measured
 beside torch on a GPU, `peers-`, `accuracy-`, `overhead-`, `ceilings-`, `threads-` and `kernelbench-MACHINE.json` the rest of that machine's page, and
-`cpu-MACHINE.json` all of a CPU's. `make report` makes the pages of docs/ from them. A record may have more fields than these.
+`cpu-MACHINE.json` all of a CPU's; `torch-` and `blas-` have what is shown in docs/pytorch.md and docs/blas.md. `make report` makes the pages of docs/ from them. A record may have more fields than these.
 
 {kinds}
 
 {fields}
 
-Kinds that have tables in other documents only: {", ".join(f"`{kind}`" for kind in results.OTHERS)}. `gpt2-MACHINE.json` is written by
+`gpt2-MACHINE.json` is written by
 `examples/train_gpt2.py` and has one object. `tessera bench --json` prints one of its own: docs/command.md.
 """
 
