@@ -57,6 +57,12 @@ class Measured:
             elif kind == "host time":
                 key = tuple(str(r.get(name)) for name in (*PROBLEM, "precision", "peer"))
                 self.ratios[("host time", *key)] = r["peer_host_us"] / r["tessera_host_us"], HOST_TIMES
+            elif kind == "host":
+                self.ratios["host time", "tessera.matmul", str(r["m"]), r["precision"]] = r["torch_us"] / r["tessera_us"], HOST_TIMES
+            elif kind == "reference":
+                self.ratios["speed", "tessera.matmul", r["problem"], "beside the C library"] = r["of_c_library"], 1
+            elif kind == "linear":
+                self.ratios["speed", "nn.Linear", f"{r['batch']} x {r['in']} -> {r['out']}"] = r["speedup"], 1
             elif kind in ("library", "accuracy", "call") and is_ours(r):
                 self.add(r, by_problem, peers_of)
 

@@ -208,6 +208,13 @@ def test_libraries_are_compared_by_the_peers_both_have(tmp_path):
     assert compare(tmp_path, base, [cpu_rate("tessera", 92), cpu_rate("openblas", 100)]).returncode == 1
 
 
+def test_layers_of_the_package_are_compared(tmp_path):
+    layer = {"what": "linear", "batch": 64, "in": 1024, "out": 512, "taken": True, "torch_us": 30.0, "drop_in_us": 20.0, "always_us": 20.0, "speedup": 1.5,
+             "always_speedup": 1.5, **ABOUT}
+    ran = compare(tmp_path, [layer], [{**layer, "speedup": 1.2}])
+    assert ran.returncode == 1 and "slower: nn.Linear 64 x 1024 -> 512: 1.500 -> 1.200" in ran.stdout
+
+
 @pytest.mark.parametrize("new, words", [([product(gpu="NVIDIA Other")], "only results of one machine"), ([product(m=7)], "no measurement in common")])
 def test_what_cannot_be_compared(tmp_path, new, words):
     ran = compare(tmp_path, [product()], new)
