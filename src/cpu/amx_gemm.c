@@ -398,10 +398,14 @@ static bool may_be_chosen(const tsr_context *context, int64_t lanes, int64_t k) 
 int64_t amx_packed_floats(const tsr_context *context, int64_t lanes, int64_t k) {
     if (!may_be_chosen(context, lanes, k)) return 0;
     const int pieces = pieces_of(context);
-    const int64_t kc = even_block(k, AMX_KC, AMX_STEP), blocks = k / kc;
-    const int64_t each = blocks * amx_panel_floats(kc, pieces) + (k % kc ? amx_panel_floats(k % kc, pieces) : 0);
+    const int64_t kc = even_block(k, AMX_KC, AMX_STEP);
+    const int64_t last = k % kc ? amx_panel_floats(k % kc, pieces) : 0; /* behind the whole blocks of k */
     int64_t floats;
-    return __builtin_mul_overflow(ceil_div(lanes, AMX_LANES), each, &floats) ? -1 : floats;
+    if (__builtin_mul_overflow(k / kc, amx_panel_floats(kc, pieces), &floats) ||
+        __builtin_add_overflow(floats, last, &floats) ||
+        __builtin_mul_overflow(floats, ceil_div(lanes, AMX_LANES), &floats))
+        return -1;
+    return floats;
 }
 
 /* One depth of kc after the other, each as the panels of a stage. They are made of the packed floats, which have been
