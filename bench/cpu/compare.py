@@ -5,7 +5,8 @@ products, accuracy against K, and what the machine can do at most.
 
 Each library has a process of its own (library.c). They take turns: all but one are stopped, so that no library's idle threads spin on the
 cores another is being timed on. For each problem a process makes fresh matrices, several sets of them, together twice the last-level
-cache, and goes round the sets, so that every call finds its operands in memory; only products of the topic `calls` stay in the caches.
+cache, and goes round the sets, so that every call finds its operands in memory; only products of the topics `calls` and `squares` stay in the
+caches. A batch is one call where the library has a function for it, else a call for each product.
 
 Debian's OpenBLAS and BLIS do not know newer chips and fall back to kernels several times slower, so where there is AVX-512 they are told
 which to take. An interrupted run goes on where it was.
@@ -24,13 +25,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import data, errors, machine, results, timing  # noqa: E402
 
-STANDING = [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (2048, 4096, 8192)]  # in all layouts
+# In all layouts, by the name of their series.
+STANDING = [("layouts", shape) for shape in [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (4096, 4096, 4096), (2048, 4096, 8192),
+                                             (8205, 5921, 2949)]]
+STANDING += [("thin", shape) for shape in [(8192, 32, 512), (32, 8192, 512), (256, 256, 16384), (8192, 8192, 32)]]
+STANDING += [("vectors", shape) for shape in [(1, 4096, 4096), (4096, 1, 4096)]]
+BATCHES = [(1000, 16), (1000, 32)]  # products, and the size of each
+CACHED_SQUARES = sorted({*range(4, 257, 4), *range(7, 258, 10)})
 SQUARES = (64, 128, 256, 512, 1024, 2048)
 LAYOUTS = ("nn", "tn", "nt", "tt")
 SMALL = (2, 4, 8, 16, 32, 64, 128)
 DEPTHS = (64, 256, 1024, 4096, 16384, 65536)
+IN_CACHES = "squares in the caches"
 EDGE = 128  # rows and columns of the products whose accuracy is measured
-TOPICS = ("ceilings", "rates", "calls", "accuracy")
+TOPICS = ("ceilings", "rates", "squares", "calls", "accuracy")
 
 SAMPLE_SECONDS = 0.02  # a sample lasts at least this long, so that it shows a library at work and not its threads being woken
 MOST_SAMPLES = 64
@@ -109,8 +117,8 @@ class Library:
             raise results.BadResults(f"the process of {self.name} ended at the request: {line}")
         return said if answer else float(said)
 
-    def set_up(self, m, n, k, layout, sets):
-        self.call = self.ask(f"problem {m} {n} {k} {layout} {sets}")
+    def set_up(self, m, n, k, layout, batch, sets):
+        self.call = self.ask(f"problem {m} {n} {k} {layout} {batch} {sets}")
         if not self.call:
             raise results.BadResults(f"{self.name}: a wrong result at {m} x {n} x {k} {layout}")
         self.calls = int(SAMPLE_SECONDS / self.call) + 1 if self.call < SAMPLE_SECONDS else 1
@@ -144,15 +152,19 @@ class Libraries:
 # ---- What is measured ---------------------------------------------------------------------------------------------------
 
 
-def sets_beyond_cache(m, n, k):
+def bytes_of(m, n, k):
+    return 4 * (m * k + k * n + m * n)
+
+
+def sets_beyond_cache(m, n, k, batch):
     total = 2 * machine.last_cache() or 64 << 20
-    return total // (4 * (m * k + k * n + m * n)) + 1
+    return total // (batch * bytes_of(m, n, k)) + 1
 
 
-def measure_rate(libraries, effort, problem, m, n, k, layout, threads):
-    here = libraries.with_threads(threads)
+def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
+    here, cached = libraries.with_threads(threads), problem == IN_CACHES
     for library in here:
-        library.set_up(m, n, k, layout, sets_beyond_cache(m, n, k))
+        library.set_up(m, n, k, layout, batch, 1 if cached else sets_beyond_cache(m, n, k, batch))
     state = {}
 
     def take_round(halfway):
@@ -161,8 +173,12 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads):
             state.update(machine.processor_state())
         return samples
 
-    timings = timing.interleaved(take_round, effort.seconds, effort.least, MOST_SAMPLES)
-    flops = 2e-9 * m * n * k
+    timings = timing.interleaved(take_round, effort.seconds / 4 if cached else effort.seconds, effort.least, MOST_SAMPLES)
+    flops = 2e-9 * batch * m * n * k
+    if problem == "vectors":
+        state["bytes"] = bytes_of(m, n, k)
+    if batch > 1:
+        state["batch"] = batch
     records = [{"what": "library", "library": library.name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "threads": threads,
                 "gflops_best": round(flops / t.best, 2), "gflops_median": round(flops / t.median, 2), "samples": len(t.samples),
                 "spread": round(t.spread, 4), "version": library.version, **state} for library, t in zip(here, timings)]
@@ -172,14 +188,14 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads):
         if r["library"] == "tessera" and peers:
             r["ratio_to_best_peer"] = round(r["gflops_best"] / max(peers), 3)
             ratio = f"  {r['ratio_to_best_peer']:.3f} of the best"
-    return records, (f"{threads:3d} threads {m:5d} {n:5d} {k:5d} {layout}  GFLOP/s: "
+    return records, (f"{threads:3d} threads {f'{batch} of ' if batch > 1 else ''}{m:5d} {n:5d} {k:5d} {layout}  GFLOP/s: "
                      + "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
 
 
 def measure_call(libraries, effort, size):
     here = libraries.with_threads(1)
     for library in here:
-        library.set_up(size, size, size, "nn", 1)
+        library.set_up(size, size, size, "nn", 1, 1)
     timings = timing.interleaved(lambda halfway: [library.sample() for library in here], effort.seconds / 2, effort.least, MOST_SAMPLES)
     records = [{"what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1, "host_us": float(f"{1e6 * t.best:.4g}"),
                 "version": library.version} for library, t in zip(here, timings)]
@@ -228,7 +244,8 @@ def rate_jobs(options):
     for threads in options.threads or thread_counts():
         if threads in counts:
             jobs += [["rates", "squares", size, size, size, "nn", threads] for size in SQUARES]
-            jobs += [["rates", "layouts", *shape, layout, threads] for shape in STANDING for layout in LAYOUTS]
+            jobs += [["rates", series, *shape, layout, threads] for series, shape in STANDING for layout in LAYOUTS]
+            jobs += [["rates", "batches", size, size, size, layout, threads, batch] for batch, size in BATCHES for layout in LAYOUTS]
         else:
             jobs.append(["rates", "squares", 2048, 2048, 2048, "nn", threads])
         if threads == max(counts):
@@ -236,6 +253,12 @@ def rate_jobs(options):
     if options.quick:
         jobs = [job for job in jobs if 2.0 * job[2] * job[3] * job[4] <= QUICK_FLOPS]
     return without_repeats(jobs)
+
+
+def square_jobs(options):
+    """In a quick run, and beyond the least and the most threads, none: `calls` has some of them."""
+    return [] if options.quick else [["squares", IN_CACHES, size, size, size, layout, threads] for threads in options.threads or sorted({1, machine.cores()})
+                                     for size in CACHED_SQUARES for layout in options.layout or LAYOUTS]
 
 
 def without_repeats(jobs):
@@ -252,6 +275,8 @@ def jobs_of(options):
             jobs += [["ceilings", threads] for threads in options.threads or thread_counts()]
         elif topic == "rates":
             jobs += map(list, rate_jobs(options))
+        elif topic == "squares":
+            jobs += square_jobs(options)
         elif topic == "calls":
             jobs += [["calls", size] for size in SMALL]
         elif importlib.util.find_spec("numpy"):
@@ -264,7 +289,7 @@ def jobs_of(options):
 def weight(job, libraries, effort):
     """About how many seconds a job takes."""
     if job[0] != "rates":
-        return {"ceilings": 2.0, "calls": effort.seconds / 2, "accuracy": 0.3}[job[0]]
+        return {"ceilings": 2.0, "squares": effort.seconds / 4, "calls": effort.seconds / 2, "accuracy": 0.3}[job[0]]
     call = 2e-11 * job[2] * job[3] * job[4] / job[6]
     return max(effort.seconds, (2 + effort.least) * libraries * call)
 
@@ -303,7 +328,7 @@ def main():
           + ", ".join(f"{library.name} {library.version}" for library in libraries.with_threads(1)))
     for name, why in libraries.absent.items():
         print(f"{name} is not here: {why}")
-    measures = {"rates": measure_rate, "calls": measure_call, "accuracy": measure_accuracy}
+    measures = {"rates": measure_rate, "squares": measure_rate, "calls": measure_call, "accuracy": measure_accuracy}
 
     def measure(job):
         if job[0] == "ceilings":

@@ -9,11 +9,14 @@
  * dnnl. The first of the FILEs that has it is taken. It says "here VERSION" or "absent REASON"; then it answers requests,
  * a line each:
  *
- *     problem M N K LAYOUT SETS    makes that many sets of matrices and multiplies twice, answers with the seconds of the
- *                                  second time, or with 0 where a sampled element breaks float32's error bound
- *     time UNTIMED CALLS           multiplies that often, each time with the next set of matrices, and answers with the
- *                                  seconds of the CALLS
- *     product M N K                reads A and B, answers with C, as they lie in memory
+ *     problem M N K LAYOUT BATCH SETS    makes that many sets of matrices for a batch of products and multiplies twice,
+ *                                        answers with the seconds of the second time, or with 0 where a sampled element
+ *                                        breaks float32's error bound
+ *     time UNTIMED CALLS                 multiplies that often, each time with the next set of matrices, and answers
+ *                                        with the seconds of the CALLS
+ *     product M N K                      reads A and B, answers with C, as they lie in memory
+ *
+ * A library without a function for batches is called once for each product.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -28,7 +31,7 @@
 #include "tessera.h"
 
 struct problem {
-    int m, n, k;
+    int m, n, k, batch; /* the matrices of a batch lie one behind the other */
     bool transpose_a, transpose_b;
 };
 
@@ -45,13 +48,16 @@ static void fail(const char *what, const char *why) {
     exit(1);
 }
 
-/* ---- Ways to call a library: each multiplies row-major matrices -------------------------------------------------- */
+/* ---- Ways to call a library: each multiplies row-major matrices, one product of the batch or all ----------------- */
 
 typedef void cblas_function(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                             const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
 typedef void cblas64_function(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
                               const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c,
                               int64_t ldc);
+typedef void cblas_batch_function(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                                  const float *a, int lda, int stride_a, const float *b, int ldb, int stride_b,
+                                  float beta, float *c, int ldc, int stride_c, int batch);
 typedef void fortran_function(const char *transpose_a, const char *transpose_b, const int *m, const int *n,
                               const int *k, const float *alpha, const float *a, const int *lda, const float *b,
                               const int *ldb, const float *beta, float *c, const int *ldc);
@@ -68,20 +74,33 @@ static union {
     fortran_function *fortran;
     dnnl_function *dnnl;
 } function;
+static union {
+    void *address;
+    cblas_batch_function *cblas;
+} batch_function; /* none: NULL */
 
 static int lda(const struct problem *p) { return p->transpose_a ? p->m : p->k; }
 static int ldb(const struct problem *p) { return p->transpose_b ? p->k : p->n; }
 
 static void multiply_tessera(const struct problem *p, const float *a, const float *b, float *c) {
-    const tsr_operand left = {a, p->m, p->k, p->transpose_a ? 1 : p->k, p->transpose_a ? p->m : 1, 0, NULL};
-    const tsr_operand right = {b, p->k, p->n, p->transpose_b ? 1 : p->n, p->transpose_b ? p->k : 1, 0, NULL};
-    const tsr_result result = {c, p->m, p->n, p->n, 1, 0};
-    if (tsr_gemm(tessera, 1, &left, &right, 0, &result, NULL)) fail("tessera", tsr_last_error());
+    const int64_t m = p->m, n = p->n, k = p->k;
+    const tsr_operand left = {a, m, k, p->transpose_a ? 1 : k, p->transpose_a ? m : 1, m * k, NULL};
+    const tsr_operand right = {b, k, n, p->transpose_b ? 1 : n, p->transpose_b ? k : 1, k * n, NULL};
+    const tsr_result result = {c, m, n, n, 1, m * n};
+    if (p->batch == 1 ? tsr_gemm(tessera, 1, &left, &right, 0, &result, NULL)
+                      : tsr_gemm_batch(tessera, p->batch, 1, &left, &right, 0, &result, NULL))
+        fail("tessera", tsr_last_error());
 }
 
 static void multiply_cblas(const struct problem *p, const float *a, const float *b, float *c) {
     function.cblas(ROW_MAJOR, p->transpose_a ? TRANSPOSED : AS_IS, p->transpose_b ? TRANSPOSED : AS_IS, p->m, p->n,
                    p->k, 1, a, lda(p), b, ldb(p), 0, c, p->n);
+}
+
+static void multiply_cblas_batch(const struct problem *p, const float *a, const float *b, float *c) {
+    batch_function.cblas(ROW_MAJOR, p->transpose_a ? TRANSPOSED : AS_IS, p->transpose_b ? TRANSPOSED : AS_IS, p->m,
+                         p->n, p->k, 1, a, lda(p), p->m * p->k, b, ldb(p), p->k * p->n, 0, c, p->n, p->m * p->n,
+                         p->batch);
 }
 
 static void multiply_cblas64(const struct problem *p, const float *a, const float *b, float *c) {
@@ -113,6 +132,16 @@ static const struct style {
 enum { STYLES = sizeof styles / sizeof styles[0] };
 
 static const struct style *style;
+
+static void multiply(const struct problem *p, const float *a, const float *b, float *c) {
+    const int64_t m = p->m, n = p->n, k = p->k;
+    if (p->batch > 1 && batch_function.address)
+        multiply_cblas_batch(p, a, b, c);
+    else if (p->batch == 1 || style->multiply == multiply_tessera)
+        style->multiply(p, a, b, c);
+    else
+        for (int i = 0; i < p->batch; i++) style->multiply(p, a + i * m * k, b + i * k * n, c + i * m * n);
+}
 
 /* ---- Opening a library ------------------------------------------------------------------------------------------- */
 
@@ -155,6 +184,7 @@ static bool open_library(char **files, const char *symbol) {
         if (!library) continue;
         function.address = dlsym(library, symbol);
         if (function.address) {
+            if (!strcmp(symbol, "cblas_sgemm")) batch_function.address = dlsym(library, "cblas_sgemm_batch_strided");
             print_version(library);
             return true;
         }
@@ -178,9 +208,9 @@ static size_t rounded_up(size_t floats) { return (floats + 15) / 16 * 16; }
 static void ring_make(const struct problem *p, size_t sets) {
     free(ring.floats);
     ring.problem = *p;
-    ring.at_b = rounded_up((size_t)p->m * (size_t)p->k);
-    ring.at_c = ring.at_b + rounded_up((size_t)p->k * (size_t)p->n);
-    ring.set = ring.at_c + rounded_up((size_t)p->m * (size_t)p->n);
+    ring.at_b = rounded_up((size_t)p->batch * (size_t)p->m * (size_t)p->k);
+    ring.at_c = ring.at_b + rounded_up((size_t)p->batch * (size_t)p->k * (size_t)p->n);
+    ring.set = ring.at_c + rounded_up((size_t)p->batch * (size_t)p->m * (size_t)p->n);
     ring.sets = sets;
     ring.next = 0;
     ring.floats = aligned_alloc(4096, (sets * ring.set * sizeof(float) + 4095) / 4096 * 4096);
@@ -195,13 +225,15 @@ static void ring_make(const struct problem *p, size_t sets) {
 static void multiply_next(void) {
     float *set = ring.floats + ring.next * ring.set;
     ring.next = ring.next + 1 == ring.sets ? 0 : ring.next + 1;
-    style->multiply(&ring.problem, set, set + ring.at_b, set + ring.at_c);
+    multiply(&ring.problem, set, set + ring.at_b, set + ring.at_c);
 }
 
-/* The contract's bound on a sample of the first set's result. */
+/* The contract's bound on a sample of the first set's results, of which the batch's last is looked at. */
 static bool result_is_right(void) {
     const struct problem *p = &ring.problem;
-    const float *a = ring.floats, *b = ring.floats + ring.at_b, *c = ring.floats + ring.at_c;
+    const int64_t m = p->m, n = p->n, k = p->k, last = p->batch - 1;
+    const float *a = ring.floats + last * m * k, *b = ring.floats + ring.at_b + last * k * n;
+    const float *c = ring.floats + ring.at_c + last * m * n;
     for (int sample = 0; sample < 64; sample++) {
         const int64_t i = (int64_t)sample * 7919 % p->m, j = (int64_t)sample * 104729 % p->n;
         double sum = 0;
@@ -237,7 +269,7 @@ static void answer_with_product(const struct problem *p) {
     float *floats = malloc((a + b + c) * sizeof(float));
     if (!floats) fail("matrices", "out of memory");
     if (fread(floats, sizeof(float), a + b, stdin) != a + b) fail("matrices", "they did not arrive whole");
-    style->multiply(p, floats, floats + a, floats + a + b);
+    multiply(p, floats, floats + a, floats + a + b);
     fwrite(floats + a + b, sizeof(float), c, answers);
     free(floats);
 }
@@ -257,10 +289,10 @@ int main(int argc, char **argv) {
 
     char line[128], layout[3];
     while (fgets(line, sizeof line, stdin)) {
-        struct problem p = {0};
+        struct problem p = {.batch = 1};
         int untimed, calls;
         size_t sets;
-        if (sscanf(line, "problem %d %d %d %2s %zu", &p.m, &p.n, &p.k, layout, &sets) == 5) {
+        if (sscanf(line, "problem %d %d %d %2s %d %zu", &p.m, &p.n, &p.k, layout, &p.batch, &sets) == 6) {
             p.transpose_a = layout[0] == 't';
             p.transpose_b = layout[1] == 't';
             fprintf(answers, "%.9g\n", set_up(&p, sets));

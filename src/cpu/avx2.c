@@ -101,4 +101,11 @@ static void multiply(const struct cpu_tile *t) {
     }
 }
 
-const struct cpu_kernel cpu_kernel_avx2 = {"avx2", CPU_AVX2 | CPU_FMA, MR, NR, MC, NC, KC, multiply, NULL, NULL, NULL};
+const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
+                                           .needs = CPU_AVX2 | CPU_FMA,
+                                           .mr = MR,
+                                           .nr = NR,
+                                           .mc = MC,
+                                           .nc = NC,
+                                           .kc = KC,
+                                           .multiply = multiply};

@@ -618,6 +618,14 @@ static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
         multiply_transposed_strips(t, b_col);
 }
 
-const struct cpu_kernel cpu_kernel_avx512 = {
-    "avx512",      CPU_AVX512F | CPU_AVX512VL | CPU_FMA, MR, NR, MC, NC, KC, multiply, multiply_and_pack, multiply_row,
-    multiply_whole};
+const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
+                                             .needs = CPU_AVX512F | CPU_AVX512VL | CPU_FMA,
+                                             .mr = MR,
+                                             .nr = NR,
+                                             .mc = MC,
+                                             .nc = NC,
+                                             .kc = KC,
+                                             .multiply = multiply,
+                                             .multiply_and_pack = multiply_and_pack,
+                                             .multiply_row = multiply_row,
+                                             .multiply_whole = multiply_whole};

@@ -21,22 +21,18 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#ifdef __SSE__
-#include <xmmintrin.h>
-#endif
 
 #include "amx.h"
 #include "cpu.h"
 #include "kernel.h"
 #include "pack.h"
+#include "rounding.h"
+#include "small.h"
 #include "threads.h"
 #include "workspace.h"
 
-/* Work, in multiply-adds, below which another thread costs more than it brings. */
-static const double work_per_thread = 3e6;
-
-/* B is packed where this many tiles reuse what one packing read. */
-enum { REUSE_WORTH_PACKING = 2 };
+/* B is packed where this many tiles reuse what one packing read, and it has so many elements: fewer stay near anyway. */
+enum { REUSE_WORTH_PACKING = 2, FLOATS_WORTH_PACKING = 1 << 16 };
 
 /* Rows of A that one thread packs at a time, in panels of mr. */
 enum { PANELS_PER_PACK = 16 };
@@ -141,7 +137,7 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
     const double product = (double)p->m * (double)p->n * (double)p->k;
-    const double useful = product * (double)p->batch / work_per_thread;
+    const double useful = product * (double)p->batch / CPU_WORK_PER_THREAD;
     plan->threads = useful < 1 ? 1 : useful < most ? (int)useful : most;
     plan->shares_products = p->batch < plan->threads;
     cut_blocks(plan, p);
@@ -185,7 +181,8 @@ tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem
                    !packed_form(&p.a, p.batch) && !packed_form(&p.b, p.batch);
     plan->packs_a = packs_left(kernel, &p);
     plan->packs_b = p.k && !packed_form(&p.b, p.batch) && !plan->by_row &&
-                    (p.m > REUSE_WORTH_PACKING * kernel->mr || p.b.col_stride != 1);
+                    ((p.m > REUSE_WORTH_PACKING * kernel->mr && p.n > FLOATS_WORTH_PACKING / p.k) ||
+                     p.b.col_stride != 1);
     share_among_threads(plan, &p, context->options.threads);
     const size_t limit = context->options.max_workspace;
     if (limit && !fit_workspace(plan, &p, limit))
@@ -544,12 +541,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
     const cpu_plan *plan = job->plan;
     const int64_t batch = job->problem->batch;
     struct member self = {.index = index};
-#ifdef __SSE__
-    /* Subnormals are kept and rounding is to nearest whatever the calling thread, or the one that started this worker,
-     * has set for itself. */
-    const unsigned int mode = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-#endif
+    const uint64_t mode = cpu_rounding_begin();
     if (plan->shares_products) {
         self.team = &job->team;
         self.met = met;
@@ -566,14 +558,18 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         start_counters(&team);
         self.team = &team;
         self.panels[0] = self.panels[1] = job->panels + index * panel_floats(plan);
-        for (int64_t item; (item = take(&job->next_product)) < batch;) {
-            const tsr_problem one = cpu_product_of_batch(job->problem, item);
-            multiply_product(plan, &one, &self);
+        const bool direct = cpu_is_direct(plan->kernel, job->problem);
+        const int64_t share = greatest(1, batch / (plan->threads * PIECES_PER_THREAD));
+        for (int64_t item; (item = take(&job->next_product) * share) < batch;) {
+            const int64_t end = least(item + share, batch);
+            if (direct) cpu_multiply_directly(plan->kernel, job->problem, item, end);
+            for (; !direct && item < end; item++) {
+                const tsr_problem one = cpu_product_of_batch(job->problem, item);
+                multiply_product(plan, &one, &self);
+            }
         }
     }
-#ifdef __SSE__
-    _mm_setcsr(mode);
-#endif
+    cpu_rounding_end(mode);
 }
 
 /* C = beta*S. */

@@ -67,7 +67,7 @@ struct cpu_kernel {
     void (*multiply_whole)(struct cpu_tile *product, int64_t b_col);
 };
 
-extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_portable;
+extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_neon, cpu_kernel_portable;
 
 /* In the table for its name and its needs: it computes whole products by loops of its own (amx.h). */
 extern const struct cpu_kernel cpu_kernel_amx;

@@ -19,6 +19,9 @@ static const struct cpu_kernel *const kernels[] = {
     &cpu_kernel_avx512,
     &cpu_kernel_avx2,
 #endif
+#ifdef __aarch64__
+    &cpu_kernel_neon,
+#endif
     &cpu_kernel_portable,
 #ifdef CPU_HAS_AMX
     &cpu_kernel_amx,

@@ -46,4 +46,5 @@ static void multiply(const struct cpu_tile *t) {
         }
 }
 
-const struct cpu_kernel cpu_kernel_portable = {"portable", 0, MR, NR, MC, NC, KC, multiply, NULL, NULL, NULL};
+const struct cpu_kernel cpu_kernel_portable = {
+    .name = "portable", .mr = MR, .nr = NR, .mc = MC, .nc = NC, .kc = KC, .multiply = multiply};

@@ -4,16 +4,15 @@
  * to the stack. One thread, one depth, no workspace. Every element is the same chain of multiply-adds as in gemm.c, so
  * the bits are the same.
  */
-#ifdef __SSE__
-#include <xmmintrin.h>
-#endif
-
+#include "small.h"
 #include "cpu.h"
 #include "kernel.h"
 #include "pack.h"
+#include "rounding.h"
+#include "threads.h"
 
-/* Multiply-adds; more are worth packing for, and another thread. */
-enum { MOST_WORK = 1 << 20 };
+/* Multiply-adds; more are worth packing for, and another thread. Of a single row or column, more are worth a plan. */
+enum { MOST_WORK = 1 << 20, MOST_WORK_ON_A_ROW = 1 << 12 };
 
 static int least(int x, int y) { return x < y ? x : y; }
 
@@ -34,10 +33,12 @@ static inline uint64_t strip_floats(uint64_t n, uint64_t k) {
 }
 
 /* For a product with C row-major whose matrices are in order beyond doubt. */
-static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
+static inline bool is_small(const struct cpu_kernel *kernel, int threads, const tsr_operand *a, const tsr_operand *b,
                             const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
-    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > MOST_WORK)
+    const uint64_t most = threads > 1 && MOST_WORK > 2 * CPU_WORK_PER_THREAD ? 2 * CPU_WORK_PER_THREAD : MOST_WORK;
+    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k >= most ||
+        ((m == 1 || n == 1) && kernel->multiply_row && m * n * k > MOST_WORK_ON_A_ROW))
         return false;
     const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
     const uintptr_t b_end = end_of(b->data, b->rows, b->cols, b->row_stride, b->col_stride);
@@ -86,10 +87,53 @@ static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile
     }
 }
 
+static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
+    if (kernel->multiply_whole && (b_col == 1 || tile->b_step == 1))
+        kernel->multiply_whole(tile, b_col);
+    else if (b_col != 1)
+        multiply_transposed(kernel, tile, b_col);
+    else
+        multiply_tiles(kernel, tile);
+}
+
+bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    const bool adds_to_c = p->addend.data == p->c.data && p->addend.row_stride == p->c.row_stride &&
+                           p->addend.batch_stride == p->c.batch_stride && p->addend.col_stride == 1;
+    return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
+           p->m * p->n * p->k <= MOST_WORK && p->c.col_stride == 1 && (p->beta == 0 || adds_to_c) && !p->a.packed &&
+           !p->b.packed && (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
+}
+
+void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end) {
+    struct cpu_tile next = {.m = (int)p->m,
+                            .n = (int)p->n,
+                            .k = p->k,
+                            .a = p->a.data + first * p->a.batch_stride,
+                            .a_row = p->a.row_stride,
+                            .a_step = p->a.col_stride,
+                            .b = p->b.data + first * p->b.batch_stride,
+                            .b_step = p->b.row_stride,
+                            .s_row = p->c.row_stride,
+                            .c = p->c.data + first * p->c.batch_stride,
+                            .c_row = p->c.row_stride,
+                            .alpha = p->alpha,
+                            .beta = p->beta};
+    for (int64_t i = first; i < end; i++) {
+        struct cpu_tile tile = next;
+        tile.s = tile.c;
+        multiply_whole(kernel, &tile, p->b.col_stride);
+        next.a += p->a.batch_stride;
+        next.b += p->b.batch_stride;
+        next.c += p->c.batch_stride;
+    }
+}
+
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
-    if (!kernel || context->cpu_amx == CPU_AMX_ALWAYS || alpha == 0 || !is_small(kernel, a, b, c)) return false;
+    if (!kernel || context->cpu_amx == CPU_AMX_ALWAYS || alpha == 0 ||
+        !is_small(kernel, context->options.threads, a, b, c))
+        return false;
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
                             .k = a->cols,
@@ -104,21 +148,8 @@ bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_opera
                             .c_row = c->row_stride,
                             .alpha = alpha,
                             .beta = beta};
-#ifdef __SSE__
-    /* As in gemm.c; but what is as it should be, all but the flags of exceptions past, is not written. */
-    enum { FLAGS = 0x3f, DEFAULT = 0x1f80 };
-    const unsigned int mode = _mm_getcsr();
-    if ((mode & ~(unsigned)FLAGS) != DEFAULT) _mm_setcsr(DEFAULT);
-#endif
-    const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
-    if (kernel->multiply_whole && (b_col == 1 || b->row_stride == 1))
-        kernel->multiply_whole(&tile, b_col);
-    else if (b_col != 1)
-        multiply_transposed(kernel, &tile, b_col);
-    else
-        multiply_tiles(kernel, &tile);
-#ifdef __SSE__
-    if ((mode & ~(unsigned)FLAGS) != DEFAULT) _mm_setcsr(mode);
-#endif
+    const uint64_t mode = cpu_rounding_begin();
+    multiply_whole(kernel, &tile, b->cols == 1 ? 1 : b->col_stride);
+    cpu_rounding_end(mode);
     return true;
 }

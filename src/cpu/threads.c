@@ -26,25 +26,46 @@
 enum { SPINS = 1000 };
 
 static void pause_briefly(void) {
-#ifdef __x86_64__
+#if defined __x86_64__
     __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
 #endif
 }
 
 static_assert(sizeof(atomic_uint) == sizeof(unsigned), "a futex is a plain 32-bit word");
 
-static void wait_while(atomic_uint *word, unsigned value) {
+/* True where the word changed while its reader looked. */
+static bool changes_soon(atomic_uint *word, unsigned value) {
     for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != value) return;
+        if (atomic_load_explicit(word, memory_order_acquire) != value) return true;
         pause_briefly();
     }
-    while (atomic_load_explicit(word, memory_order_acquire) == value)
-        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+    return false;
 }
 
-static void wake_all(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
+static void sleep_while(atomic_uint *word, unsigned value) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void wake_sleepers(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
+
+static void wait_while(struct cpu_signal *signal, unsigned value) {
+    if (changes_soon(&signal->value, value)) return;
+    atomic_fetch_add(&signal->sleepers, 1);
+    while (atomic_load(&signal->value) == value) sleep_while(&signal->value, value);
+    atomic_fetch_sub(&signal->sleepers, 1);
+}
+
+/* After a change of the value, in the one order of all such operations: a thread that this finds awake sees the change. */
+static void wake_all(struct cpu_signal *signal) {
+    if (atomic_load(&signal->sleepers)) wake_sleepers(&signal->value);
+}
 
 /* ---- Gangs ------------------------------------------------------------------------------------------------------- */
+
+/* A bit of gang->running: its caller has to be woken by the last worker. */
+enum { CALLER_SLEEPS = 1 << 30 };
 
 /* gang->state in one word, so that joining and meeting cannot cross: meetings << 32 | members << 16 | arrived. */
 enum { ARRIVED = 0xffff };
@@ -71,7 +92,7 @@ bool cpu_gang_arrive(struct cpu_gang *gang) {
     const uint64_t state = atomic_fetch_add(&gang->state, 1) + 1;
     if (arrived_in(state) == members_in(state)) return true;
     /* gang->met may lag behind the state, but cannot pass the meeting that waits for this member. */
-    for (unsigned met; (met = atomic_load_explicit(&gang->met, memory_order_acquire)) != meetings_in(state) + 1;)
+    for (unsigned met; (met = atomic_load_explicit(&gang->met.value, memory_order_acquire)) != meetings_in(state) + 1;)
         wait_while(&gang->met, met);
     return false;
 }
@@ -80,8 +101,8 @@ void cpu_gang_release(struct cpu_gang *gang) {
     if (gang->size == 1) return;
     const uint64_t state = atomic_load(&gang->state); /* nobody else changes it now */
     atomic_store(&gang->state, state - arrived_in(state) + one_meeting);
-    atomic_store_explicit(&gang->met, meetings_in(state) + 1, memory_order_release);
-    if (members_in(state) > 1) wake_all(&gang->met);
+    atomic_store(&gang->met.value, meetings_in(state) + 1);
+    wake_all(&gang->met);
 }
 
 /* ---- The pool ---------------------------------------------------------------------------------------------------- */
@@ -92,8 +113,8 @@ struct worker {
     struct worker *next_idle;
     struct cpu_gang *_Atomic gang; /* what it was called for, until it takes the call or is sent back; NULL: nothing */
     int member;
-    atomic_bool leave; /* end when there is nothing left to do */
-    atomic_uint calls; /* changes when gang or leave has been set; waited on */
+    atomic_bool leave;       /* end when there is nothing left to do */
+    struct cpu_signal calls; /* changes when gang or leave has been set */
 };
 
 static struct {
@@ -108,7 +129,7 @@ static void *worker_main(void *argument) {
     struct worker *self = argument;
     for (unsigned seen = 0;;) {
         wait_while(&self->calls, seen);
-        seen = atomic_load_explicit(&self->calls, memory_order_acquire);
+        seen = atomic_load_explicit(&self->calls.value, memory_order_acquire);
         struct cpu_gang *gang = atomic_exchange(&self->gang, NULL);
         if (gang) {
             gang->work(self->member, join(gang), gang->argument);
@@ -117,7 +138,8 @@ static void *worker_main(void *argument) {
             self->next_idle = pool.idle;
             pool.idle = self;
             pthread_mutex_unlock(&pool.lock);
-            if (atomic_fetch_sub_explicit(&gang->running, 1, memory_order_acq_rel) == 1) wake_all(&gang->running);
+            /* The gang may be gone after this, but for its address. */
+            if (atomic_fetch_sub(&gang->running, 1) == (1 | CALLER_SLEEPS)) wake_sleepers(&gang->running);
         }
         if (atomic_load(&self->leave)) return NULL;
     }
@@ -176,8 +198,19 @@ static struct worker *take_worker(int most) {
 }
 
 static void call(struct worker *worker) {
-    atomic_fetch_add_explicit(&worker->calls, 1, memory_order_release);
+    atomic_fetch_add(&worker->calls.value, 1);
     wake_all(&worker->calls);
+}
+
+/* ---- The end of a gang ------------------------------------------------------------------------------------------- */
+
+static void wait_for_workers(atomic_uint *running) {
+    for (unsigned left; (left = atomic_load(running)) && left != CALLER_SLEEPS;) {
+        if (left & CALLER_SLEEPS)
+            sleep_while(running, left);
+        else if (!changes_soon(running, left))
+            atomic_fetch_or(running, CALLER_SLEEPS);
+    }
 }
 
 /* ---- Entry points ------------------------------------------------------------------------------------------------ */
@@ -194,7 +227,8 @@ void cpu_gang_run(struct cpu_gang *gang, int size) {
     while (gang->size < size && (called[gang->size - 1] = take_worker(size - 1))) gang->size++;
     pthread_mutex_unlock(&pool.lock);
     atomic_init(&gang->state, one_member);
-    atomic_init(&gang->met, 0);
+    atomic_init(&gang->met.value, 0);
+    atomic_init(&gang->met.sleepers, 0);
     atomic_init(&gang->running, (unsigned)gang->size - 1);
     for (int i = 1; i < gang->size; i++) {
         called[i - 1]->member = i;
@@ -212,8 +246,7 @@ void cpu_gang_run(struct cpu_gang *gang, int size) {
         pthread_mutex_unlock(&pool.lock);
         atomic_fetch_sub(&gang->running, 1);
     }
-    for (unsigned left; (left = atomic_load_explicit(&gang->running, memory_order_acquire));)
-        wait_while(&gang->running, left);
+    wait_for_workers(&gang->running);
     atomic_fetch_sub(&pool.callers, 1);
 }
 

@@ -13,6 +13,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Work, in multiply-adds, below which another thread costs more than it brings. */
+enum { CPU_WORK_PER_THREAD = 450000 };
+
+/* A number that threads wait for to change, and how many of them sleep: where none does, nobody has to be woken. */
+struct cpu_signal {
+    atomic_uint value, sleepers;
+};
+
 struct cpu_gang {
     /* member: 0 is the caller, workers have numbers below `size`. met: how many meetings took place before it joined.
      * The work between the last of them and the next is still open to it; all that came before is done. */
@@ -20,8 +28,8 @@ struct cpu_gang {
     void *argument;
     int size;               /* the most it can have */
     _Atomic uint64_t state; /* meetings held, members, and how many of those have arrived: see threads.c */
-    atomic_uint met;        /* meetings held; waited on */
-    atomic_uint running;    /* workers called that have neither finished nor been sent back; waited on */
+    struct cpu_signal met;  /* meetings held */
+    atomic_uint running;    /* workers called that have neither finished nor been sent back; waited on, see threads.c */
 };
 
 /* Runs work(member, met, argument) on a gang of at most `size`; returns when every member has. */

@@ -1,0 +1,14 @@
+/* small.h: products so small that nothing is packed for them, as gemm.c sees them. */
+#ifndef TESSERA_CPU_SMALL_H
+#define TESSERA_CPU_SMALL_H
+
+#include "internal.h"
+#include "kernel.h"
+
+/* Whether each product of a batch can be computed where its matrices lie, and is small enough for that. */
+bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p);
+
+/* Computes some of them. */
+void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end);
+
+#endif
