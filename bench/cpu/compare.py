@@ -71,10 +71,10 @@ def environments(threads):
             "mkl": {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "MKL_THREADING_LAYER": "GNU"}}
 
 
-def ways():
+def ways(precision):
     """How each library may be found and called: style and function of library.c, and the files to try."""
     return {
-        "tessera": [("tessera", "", [])],
+        "tessera": [("tessera", precision, [])],
         "openblas": [("cblas", "cblas_sgemm", ["libopenblas.so.0", "libopenblas.so"]),
                      ("cblas64", "scipy_cblas_sgemm64_", file_of_distribution("numpy", "libscipy_openblas64_"))],
         "blis": [("cblas", "cblas_sgemm", ["libblis.so.4", "libblis.so"])],
@@ -88,9 +88,9 @@ def ways():
 class Library:
     """A library's process; `version` is None where the library is not here, and `why` says why."""
 
-    def __init__(self, program, name, threads):
+    def __init__(self, program, name, precision, threads):
         self.name, self.version, self.why = name, None, "none of its files is here"
-        for style, function, files in ways()[name]:
+        for style, function, files in ways(precision)[name]:
             self.process = subprocess.Popen([program, style, function, str(threads), *files], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             env={**os.environ, **environments(threads).get(name, {})})
             word, _, rest = self.process.stdout.readline().decode().strip().partition(" ")
@@ -132,13 +132,13 @@ class Library:
 class Libraries:
     """The processes of all libraries, started anew when the number of threads changes."""
 
-    def __init__(self, program, names):
-        self.program, self.names, self.threads, self.here, self.absent = program, names, None, [], {}
+    def __init__(self, program, names, precision="fp32"):
+        self.program, self.names, self.precision, self.threads, self.here, self.absent = program, names, precision, None, [], {}
 
     def with_threads(self, threads):
         if threads != self.threads:
             self.end()
-            started = [Library(self.program, name, threads) for name in self.names]
+            started = [Library(self.program, name, self.precision, threads) for name in self.names]
             self.here, self.threads = [library for library in started if library.version is not None], threads
             self.absent = {library.name: library.why for library in started if library.version is None}
         return self.here
@@ -310,11 +310,12 @@ def main():
     parser.add_argument("--threads", action="append", type=int, metavar="N", help="this many threads (may be repeated); default 1, 2, 4 ... all")
     parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K", help="only this problem (may be repeated)")
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="that problem in this layout (may be repeated); default all four")
+    parser.add_argument("--precision", choices=("ieee", "fp32", "tf32"), default="fp32", help="Tessera's (default fp32, which without AMX is computed as ieee)")
     parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
     parser.add_argument("--save", metavar="FILE", help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
     options = parser.parse_args()
-    known = ways()
+    known = ways(options.precision)
     for name in options.peer or []:
         if name not in known:
             sys.exit(f"bench/cpu: there is no peer called {name}; those known are {', '.join(name for name in known if name != 'tessera')}")
@@ -322,8 +323,8 @@ def main():
         options.topic = ["rates"]
 
     about, effort = {**machine.cpu(), "compiler": options.compiler}, Effort(options.quick, options.seconds)
-    about["effort"] = effort.name
-    libraries = Libraries(options.programs / "bench-cpu-library", ["tessera", *options.peer] if options.peer else list(known))
+    about.update(effort=effort.name, precision=options.precision)
+    libraries = Libraries(options.programs / "bench-cpu-library", ["tessera", *options.peer] if options.peer else list(known), options.precision)
     print(f"{about['machine']}, {about['cores']} cores, commit {about['commit']}; here: "
           + ", ".join(f"{library.name} {library.version}" for library in libraries.with_threads(1)))
     for name, why in libraries.absent.items():
@@ -335,9 +336,9 @@ def main():
             return measure_ceilings(options.programs / "bench-cpu-ceilings", job[1])
         return measures[job[0]](libraries, effort, *job[1:])
 
-    chosen = options.shape or options.peer or options.topic or options.threads
+    chosen = options.shape or options.peer or options.topic or options.threads or options.precision != "fp32"
     save = options.save or (None if chosen else results.default_path("cpu", about["machine"]))
-    run = results.Run(save, about, [effort.seconds, libraries.names])
+    run = results.Run(save, about, [effort.seconds, libraries.names, options.precision])
     try:
         records = run.measure(jobs_of(options), lambda job: weight(job, len(libraries.names), effort), measure)
         run.finish(records + [{"what": "absent", "library": name, "why": why, **about} for name, why in libraries.absent.items()])

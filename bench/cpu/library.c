@@ -5,9 +5,9 @@
  *
  *     library STYLE SYMBOL THREADS FILE...
  *
- * STYLE is how the function SYMBOL wants to be called: tessera (no symbol), cblas, cblas64 (64-bit integers), fortran or
- * dnnl. The first of the FILEs that has it is taken. It says "here VERSION" or "absent REASON"; then it answers requests,
- * a line each:
+ * STYLE is how the function SYMBOL wants to be called: tessera (SYMBOL is the precision), cblas, cblas64 (64-bit
+ * integers), fortran or dnnl. The first of the FILEs that has it is taken. It says "here VERSION" or "absent REASON"; then
+ * it answers requests, a line each:
  *
  *     problem M N K LAYOUT BATCH SETS    makes that many sets of matrices for a batch of products and multiplies twice,
  *                                        answers with the seconds of the second time, or with 0 where a sampled element
@@ -169,9 +169,10 @@ static void print_version(void *library) {
     }
 }
 
-static bool open_tessera(int threads) {
+static bool open_tessera(int threads, const char *precision) {
     tsr_options options = TSR_OPTIONS_DEFAULT;
     options.threads = threads;
+    options.precision = !strcmp(precision, "ieee") ? TSR_IEEE : !strcmp(precision, "tf32") ? TSR_TF32 : TSR_FP32;
     if (tsr_context_create(&tessera, &options)) return false;
     fprintf(answers, "here %s\n", tsr_version());
     return true;
@@ -283,7 +284,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < STYLES; i++)
         if (!strcmp(argv[1], styles[i].name)) style = &styles[i];
     if (!style) fail(argv[1], "no such style");
-    const bool open = style == &styles[0] ? open_tessera(atoi(argv[3])) : open_library(argv + 4, argv[2]);
+    const bool open = style == &styles[0] ? open_tessera(atoi(argv[3]), argv[2]) : open_library(argv + 4, argv[2]);
     fflush(answers);
     if (!open) return 0;
 
