@@ -282,8 +282,14 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
         }
 }
 
+/* Of the panel of B that is next in memory, far away, one of so many parts, one for each tile. */
+static void ask_for_next(const float *next_b, int64_t panel_floats, int64_t part, int64_t parts) {
+    for (int64_t i = panel_floats * part / parts; i < panel_floats * (part + 1) / parts; i += 16)
+        __builtin_prefetch(next_b + i, 0, 2);
+}
+
 /* The tile of C arrives while its sums are made. */
-static void prefetch_tile(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns) {
+static void ask_for_c(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns) {
     const bool turned = block->c_row == 1;
     const float *c = block->c + row * block->c_row + column * block->c_col;
     for (int i = 0; i < (turned ? columns : rows); i++, c += turned ? block->c_col : block->c_row) {
@@ -303,7 +309,8 @@ void amx_multiply(struct amx_block *block) {
             const float *a = block->a + row / MR * panel_floats, *b = block->b + column / NR * panel_floats;
             const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
             _Alignas(64) float sums[MR * NR];
-            prefetch_tile(block, row, rows, column, columns);
+            ask_for_c(block, row, rows, column, columns);
+            ask_for_next(b + panel_floats, panel_floats, row / MR, (block->rows + MR - 1) / MR);
             bool carried = are_finite(a_marks, b_marks);
             if (carried) {
                 if (block->pieces == 3)

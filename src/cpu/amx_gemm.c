@@ -51,14 +51,15 @@ static int pieces_of(const tsr_context *context) { return context->options.preci
 /* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
 /* What a product takes, in multiply-adds of the AVX-512 kernels: for each multiply-add with so many pieces, for each element
- * that is split, and for a call. */
-static const double multiply_cost[] = {[2] = 0.27, [3] = 0.5}, split_cost = 24, call_cost = 5e5;
+ * that is split, for each of C more than these kernels need, and for a call. */
+static const double multiply_cost[] = {[2] = 0.33, [3] = 0.55}, split_cost = 28, sum_cost = 20, call_cost = 2e5;
 
 static double gain(int64_t m, int64_t n, int64_t k, int pieces) {
     const double rows = (double)round_up(m, AMX_LANES), columns = (double)round_up(n, AMX_LANES);
     const double multiplying = multiply_cost[pieces] * rows * columns * (double)round_up(k, AMX_STEP);
     const double splitting = split_cost * ((double)m + (double)n) * (double)k;
-    return (double)m * (double)n * (double)k / (multiplying + splitting + call_cost);
+    const double adding = sum_cost * (double)m * (double)n * (double)ceil_div(k, AMX_KC);
+    return (double)m * (double)n * (double)k / (multiplying + splitting + adding + call_cost);
 }
 
 double amx_gain(const tsr_context *context, const tsr_problem *p) {
