@@ -97,7 +97,7 @@ def reference(seconds, name, m, n, k, layout):
     a, b = make(m, n, k, layout, "rand")
     out = torch.empty(m, n, device="cuda")
     library = Tessera(context("fp32"), a, b, torch.empty(m, n, device="cuda"))
-    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=5)
+    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=20)
     record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": microseconds(operator),
               "c_library_us": microseconds(c), "torch_us": microseconds(peer), "of_c_library": ratio(c, operator), "speedup": ratio(peer, operator)}
     return [record], ("{problem:16s} tessera.matmul {tessera_us:8.1f} us, C library {c_library_us:8.1f} us ({of_c_library:.3f}), torch {torch_us:8.1f} us "
