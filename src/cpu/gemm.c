@@ -40,8 +40,8 @@ enum { PANELS_PER_PACK = 16 };
 /* Pieces that a thread's share is cut into, so that threads end nearly together, and the most rows of one, in panels. */
 enum { PIECES_PER_THREAD = 8, PANELS_PER_PIECE = 8 };
 
-/* Blocks that a single row of C is cut into for each thread. */
-enum { BLOCKS_OF_A_ROW = 4 };
+/* Blocks that a single row of C is cut into for each thread, between lines of the cache. */
+enum { BLOCKS_OF_A_ROW = 4, LINE = 16 };
 
 static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
 static int64_t greatest(int64_t x, int64_t y) { return x > y ? x : y; }
@@ -121,7 +121,7 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     if (plan->by_row) {
         plan->mc = plan->piece = kernel->mr;
         plan->blocks = shared == 1 ? 1 : greatest(1, least(BLOCKS_OF_A_ROW * shared, p->n / kernel->nr));
-        plan->nc = round_up(greatest(1, ceil_div(p->n, plan->blocks)), kernel->nr);
+        plan->nc = round_up(greatest(1, ceil_div(p->n, plan->blocks)), LINE);
         return;
     }
     plan->mc = even_block(p->m, plan->packs_a ? kernel->mc : INT64_MAX / 2, kernel->mr);
@@ -139,7 +139,8 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
     const double product = (double)p->m * (double)p->n * (double)p->k;
     const double useful = product * (double)p->batch / CPU_WORK_PER_THREAD;
     plan->threads = useful < 1 ? 1 : useful < most ? (int)useful : most;
-    plan->shares_products = p->batch < plan->threads;
+    plan->shares_products = p->batch < plan->threads || (p->batch < PIECES_PER_THREAD * plan->threads &&
+                                                         product >= (double)CPU_WORK_PER_THREAD * plan->threads);
     cut_blocks(plan, p);
 }
 
