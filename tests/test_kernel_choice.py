@@ -37,6 +37,7 @@ def test_instruction_sets_that_the_machine_has_are_used():
         flags = next((set(line.split()) for line in file if line.startswith("flags")), set())
     assert ("avx2" in KERNELS) == ({"avx2", "fma"} <= flags)
     assert ("avx512" in KERNELS) == ("avx512f" in flags)
+    assert ("amx" in KERNELS) == ({"amx_tile", "amx_bf16", "avx512f"} <= flags)
 
 
 def test_the_best_is_the_default():
