@@ -16,6 +16,7 @@ from binding import CPU, FP32, IEEE, LEFT, RIGHT, TF32, Operand, Packed, Plan, R
 from engine import Engine, kernel_names
 from layouts import row_major
 from reference import assert_componentwise, assert_special_values, frobenius_error, normal, product64, uniform
+from test_packed import pack_at
 from toolchain import BUILD, ROOT, run
 
 MODEL = BUILD / "tests" / "libtessera_amx_model.so"
@@ -190,6 +191,19 @@ def test_same_bits_however_computed(rng, precision):
     assert np.array_equal(columns, expected)
     a[140, 5] = np.inf
     assert np.array_equal(amx.multiply(a, b, c)[:128], expected[:128])
+
+
+@needs_amx
+@pytest.mark.parametrize("sides", [(LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=["left", "right", "both"])
+def test_packed_in_the_callers_memory(amx, rng, sides):
+    """Where the matrix is gone, what AMX cannot carry comes from the packed form."""
+    a, b = normal(rng, 70, 90, 700)
+    a[3, 600], a[40, 5], b[20, 80] = np.inf, 1e-40, np.nan
+    expected, c = amx.product(a, b), row_major(70, 90)
+    left, _left_memory = pack_at(amx, LEFT, a.copy()) if LEFT in sides else (amx.operand(a), None)
+    right, _right_memory = pack_at(amx, RIGHT, b.copy()) if RIGHT in sides else (amx.operand(b), None)
+    binding.gemm(amx.context, left, right, amx.result(c))
+    assert np.array_equal(c, expected, equal_nan=True)
 
 
 @pytest.mark.skipif(not HAS_AMX or ON_THE_MODEL, reason="needs a machine with AMX")

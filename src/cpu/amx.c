@@ -288,6 +288,13 @@ static void ask_for_next(const float *next_b, int64_t panel_floats, int64_t part
         __builtin_prefetch(next_b + i, 0, 2);
 }
 
+static void ask_for_some(struct amx_ahead *ahead) {
+    const int64_t end = ahead->end - ahead->next < ahead->at_once ? ahead->end : ahead->next + ahead->at_once;
+    for (; ahead->next < end; ahead->next++)
+        __builtin_prefetch(ahead->data + ahead->next / ahead->run * ahead->stride + ahead->next % ahead->run * 16, 0,
+                           2);
+}
+
 /* The tile of C arrives while its sums are made. */
 static void ask_for_c(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns) {
     const bool turned = block->c_row == 1;
@@ -310,6 +317,8 @@ void amx_multiply(struct amx_block *block) {
             const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
             _Alignas(64) float sums[MR * NR];
             ask_for_c(block, row, rows, column, columns);
+            ask_for_some(block->ahead_a);
+            ask_for_some(block->ahead_b);
             ask_for_next(b + panel_floats, panel_floats, row / MR, (block->rows + MR - 1) / MR);
             bool carried = are_finite(a_marks, b_marks);
             if (carried) {

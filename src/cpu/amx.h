@@ -61,6 +61,14 @@ struct amx_source {
     int64_t lane, depth;
 };
 
+/* Floats that will be packed soon: lines of the cache in runs, `stride` floats from one run to the next. Some of them are
+ * asked for with each tile, so that packing, which is short of nothing but memory, finds them near. */
+struct amx_ahead {
+    const float *data;
+    int64_t stride, run;        /* run: lines in one */
+    int64_t next, end, at_once; /* lines, counted through all runs */
+};
+
 /* A block of C, C = alpha*A*B + beta*S over one depth of k. */
 struct amx_block {
     int64_t rows, columns, depth;
@@ -73,7 +81,8 @@ struct amx_block {
     int64_t c_row, c_col;
     float alpha, beta;
     const struct cpu_kernel *ieee; /* for what AMX cannot carry */
-    int64_t recomputed;            /* tiles that were that: amx_multiply adds to it */
+    struct amx_ahead *ahead_a, *ahead_b;
+    int64_t recomputed; /* tiles that were that: amx_multiply adds to it */
 };
 
 void amx_multiply(struct amx_block *block);

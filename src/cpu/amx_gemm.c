@@ -14,12 +14,10 @@
  * packing change a bit. Sums are added up in C as in gemm.c.
  */
 #include <assert.h>
-#ifdef __SSE__
-#include <xmmintrin.h>
-#endif
 
 #include "amx.h"
 #include "kernel.h"
+#include "rounding.h"
 #include "threads.h"
 
 enum { MC = 256, NC = 4096 };
@@ -253,9 +251,48 @@ static int64_t marked_among(const float *panels, int64_t lanes, int64_t panel_fl
     return marked;
 }
 
+/* So many lanes and terms of an operand as something to ask for while `tiles` tiles are multiplied. Nothing where they are
+ * not contiguous in either direction. */
+static struct amx_ahead ahead_of(const tsr_operand *o, bool left, int64_t lane, int64_t lanes, int64_t first,
+                                 int64_t depth, int64_t tiles) {
+    const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
+    struct amx_ahead ahead = {.run = 1};
+    if (lanes <= 0 || depth <= 0 || (k_stride != 1 && lane_stride != 1)) return ahead;
+    const bool along_k = k_stride == 1;
+    ahead.data = o->data + lane * lane_stride + first * k_stride;
+    ahead.stride = along_k ? lane_stride : k_stride;
+    ahead.run = ceil_div(along_k ? depth : lanes, 16);
+    ahead.end = ahead.run * (along_k ? lanes : depth);
+    ahead.at_once = ceil_div(ahead.end, tiles);
+    return ahead;
+}
+
+/* The block of A that this member will probably pack next: the first that nobody has taken or, at the next depth, one by
+ * its number. */
+static struct amx_ahead next_block(const struct panel *s, const struct member *self, int64_t blocks, int64_t tiles) {
+    const int64_t m = s->p->m, mc = s->plan->mc, k = s->p->k;
+    int64_t block = atomic_load_explicit(&self->team->next_block, memory_order_relaxed), first = s->first;
+    if (block >= blocks) {
+        block = self->index;
+        first += s->depth;
+    }
+    return ahead_of(&s->p->a, true, block * mc, least(mc, m - block * mc), first, least(s->plan->kc, k - first), tiles);
+}
+
+/* The member's part of the panel of B that comes next. */
+static struct amx_ahead next_panel(const struct panel *s, const struct member *self, int64_t tiles) {
+    const int64_t n = s->p->n, nc = s->plan->nc, k = s->p->k, first = (s->first + s->depth) % k,
+                  size = self->team->size;
+    const int64_t j = first ? s->j : s->j + nc, depth = least(s->plan->kc, k - first);
+    struct amx_ahead ahead = ahead_of(&s->p->b, false, j, least(nc, n - j), first, depth, tiles);
+    ahead.next = ahead.end * self->index / size;
+    ahead.end = ahead.end * (self->index + 1) / size;
+    return ahead;
+}
+
 /* Some rows of C, whose panels `a` has, times PIECE_COLUMNS from j of the panel. */
 static void multiply_piece(const struct panel *s, const float *a, int64_t i, int64_t rows, int64_t j,
-                           struct member *self) {
+                           struct amx_ahead *ahead_a, struct amx_ahead *ahead_b, struct member *self) {
     const tsr_problem *p = s->p;
     const tsr_result *c = &p->c;
     /* The depths before this one are in C, the addend with them. */
@@ -277,7 +314,9 @@ static void multiply_piece(const struct panel *s, const float *a, int64_t i, int
                               .c_col = c->col_stride,
                               .alpha = p->alpha,
                               .beta = s->first ? 1 : p->beta,
-                              .ieee = s->plan->kernel};
+                              .ieee = s->plan->kernel,
+                              .ahead_a = ahead_a,
+                              .ahead_b = ahead_b};
     if (block.beta != 0) block.s = addend->data + i * addend->row_stride + column * addend->col_stride;
     amx_multiply(&block);
     self->recomputed += block.recomputed;
@@ -289,13 +328,19 @@ static void multiply_piece(const struct panel *s, const float *a, int64_t i, int
 static void multiply_panel(const struct panel *s, struct member *self) {
     const int64_t m = s->p->m, mc = s->plan->mc;
     const int64_t blocks = ceil_div(m, mc), pieces = ceil_div(s->columns, PIECE_COLUMNS);
+    const int64_t across = ceil_div(s->columns, AMX_LANES);
+    struct amx_ahead ahead_a = {.run = 1}, ahead_b = {.run = 1};
+    if (s->plan->packs_b) ahead_b = next_panel(s, self, ceil_div(m, AMX_LANES) * across);
     int64_t in_block = -1; /* which block of rows block_a holds */
     for (int64_t piece; (piece = take_piece(self, blocks, pieces)) >= 0;) {
         const int64_t block = piece / ONE_BLOCK, i = block * mc, rows = least(mc, m - i);
-        if (!s->a && block != in_block) pack_lanes(self->block_a, s, true, i, rows);
+        if (!s->a && block != in_block) {
+            pack_lanes(self->block_a, s, true, i, rows);
+            ahead_a = next_block(s, self, blocks, ceil_div(rows, AMX_LANES) * across);
+        }
         in_block = block;
         multiply_piece(s, s->a ? s->a + i / AMX_LANES * s->floats : self->block_a, i, rows,
-                       piece % ONE_BLOCK * PIECE_COLUMNS, self);
+                       piece % ONE_BLOCK * PIECE_COLUMNS, &ahead_a, &ahead_b, self);
     }
 }
 
@@ -344,11 +389,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
     const cpu_plan *plan = job->plan;
     const int64_t batch = job->problem->batch;
     struct member self = {.index = index, .block_a = job->blocks_a + index * block_floats_a(plan)};
-#ifdef __SSE__
-    /* As in gemm.c. AMX itself knows no modes. */
-    const unsigned int mode = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-#endif
+    const uint64_t mode = cpu_rounding_begin();
     if (plan->shares_products) {
         self.team = &job->team;
         self.met = met;
@@ -371,9 +412,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
             multiply_product(plan, &one, &self);
         }
     }
-#ifdef __SSE__
-    _mm_setcsr(mode);
-#endif
+    cpu_rounding_end(mode);
     atomic_fetch_add_explicit(&plan->context->marked_panels, (uint_fast64_t)self.marked, memory_order_relaxed);
     atomic_fetch_add_explicit(&plan->context->fallback_tiles, (uint_fast64_t)self.recomputed, memory_order_relaxed);
 }
