@@ -61,14 +61,16 @@ static const float *packed_form(const tsr_operand *o, int64_t batch) {
     return o->packed && (batch == 1 || o->batch_stride == 0) ? o->packed->panels : NULL;
 }
 
-/* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once, and a matrix whose
- * columns are contiguous, in a product with one that has few: packing it costs as much as multiplying. Else it depends on
- * C, whose rows the kernels write. Packed operands are packed for their side, which settles it. */
+/* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once; and so is a product of
+ * a large factor with one of few rows or columns, where the large one would have to be transposed in packing, which
+ * takes as long as multiplying. Else it depends on C, whose rows the kernels write. Packed operands are packed for
+ * their side, which settles it. */
 static bool is_better_swapped(const struct cpu_kernel *kernel, const tsr_problem *p) {
     enum { FEW = 64, MANY = 256 };
     if (p->m == 1 || packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
     if (p->n == 1) return kernel->multiply_row;
     if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
+    if (p->m <= FEW && p->n >= MANY && p->k >= FEW && p->b.row_stride == 1 && p->b.col_stride != 1) return true;
     return p->c.row_stride == 1 && p->c.col_stride != 1;
 }
 
@@ -126,7 +128,9 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     }
     plan->mc = even_block(p->m, plan->packs_a ? kernel->mc : INT64_MAX / 2, kernel->mr);
     plan->blocks = greatest(1, least(shared, ceil_div(p->n, kernel->nr)));
-    const int64_t most = has_few_rows(kernel, p) ? kernel->nr : kernel->nc;
+    /* Shallow blocks are wider: as much of the cache, and longer rows of C. */
+    const int64_t most = has_few_rows(kernel, p) ? kernel->nr
+                                                 : kernel->nc * greatest(1, kernel->kc / greatest(1, plan->kc));
     const int64_t panels = greatest(1, ceil_div(p->n, plan->blocks * most));
     plan->nc = round_up(greatest(1, ceil_div(p->n, panels * plan->blocks)), kernel->nr);
     const int64_t tiles = plan->blocks * ceil_div(plan->mc, kernel->mr);

@@ -30,7 +30,7 @@ enum { ROWS_AHEAD = 16 };
 
 /* Lanes that are copied side by side from rows in memory, into several panels: longer reads, yet few enough writes to
  * one place of the cache at a time, for panels tend to lie powers of two apart. */
-enum { LANES_IN_A_ROW = 96 };
+enum { LANES_IN_A_ROW = 48 };
 
 static inline void copy_lanes(float *to, const float *from, int lanes) {
     int lane = 0;
