@@ -1,7 +1,8 @@
 /* overlap.cuh: kernels of one call that overlap on Hopper and later, the start of one with the end of the one before
  * (launch.c, `waits` of kernels.h). A kernel that may be launched early calls wait_for_previous_kernel in every thread
- * before it touches device memory; then the one before has ended, and with it all that came before that. Earlier GPUs
- * launch one kernel after the other, and nothing is to be done. */
+ * before it touches device memory that the one before writes, or writes what that one reads; then the one before has
+ * ended, and with it all that came before that. What kernels before that one wrote is there, and may be read at once;
+ * but one thread of the grid at least must wait. Earlier GPUs launch one kernel after the other, and nothing is to be done. */
 #ifndef TESSERA_CUDA_OVERLAP_CUH
 #define TESSERA_CUDA_OVERLAP_CUH
 

@@ -37,6 +37,7 @@ constexpr int UNIT_ROWS = 64;
 constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
 constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
+constexpr int QUADS_AT_ONCE = 2; /* more would overlap more, but take longer to come to the instruction cache */
 constexpr int LINE = 64,
               LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
 constexpr int VECTORS = LINE / 4;    /* of a line; one more where it is not aligned */
@@ -59,21 +60,22 @@ struct place {
 
 /* The index-th place, counted through operand 0 and then 1. False past the last. */
 __device__ bool place_at(const pack_pair_args &pair, int index, int group_rows, bool with_k_blocks, place *at) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const pack_args &o = pair.operand[i];
-        const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
-        const int places = groups * per_group;
-        if (index < o.batch * places) {
-            const int within = index % places;
-            const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
-            *at = {i, index / places, (across ? within % groups : within / per_group) * group_rows,
-                   across ? within / groups : within % per_group};
-            return true;
-        }
-        index -= o.batch * places;
-    }
-    return false;
+    const auto count = [&](const pack_args &o) {
+        return o.batch * divide_up(o.rows, group_rows) * (with_k_blocks ? o.k_blocks : 1);
+    };
+    at->operand = index >= count(pair.operand[0]);
+    if (at->operand) index -= count(pair.operand[0]);
+    const pack_args &o = pair.operand[at->operand];
+    if (index >= count(o)) return false;
+    const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
+    const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
+    const int inner = across ? groups : per_group;
+    at->batch = index / (groups * per_group);
+    const int within = index - at->batch * groups * per_group, quotient = within / inner,
+              remainder = within - quotient * inner;
+    at->row0 = (across ? remainder : quotient) * group_rows;
+    at->kb = across ? quotient : remainder;
+    return true;
 }
 
 __device__ int exponent_for(float largest, int target) {
@@ -139,10 +141,26 @@ struct __align__(16) stage {
     __device__ float one(int line, int i) const { return lines[line][place_of(line, i / 4) + i % 4]; }
 };
 
+/* What the L2 cache is to do with the matrices, which are read once: where it has room for the panels, forget them before
+ * these; 0: nothing in particular. */
+__device__ uint64_t policy_for(const pack_pair_args &pair) {
+    constexpr int64_t ROOM = 40 << 20; /* bytes */
+    int64_t panels = 0;
+    for (int i = 0; i < 2; i++) panels += pair.operand[i].batch * pair.operand[i].panels_batch_stride;
+    uint64_t policy = 0;
+    if (panels <= ROOM) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 /* Copies `bytes` of 16 and fills the rest with zeros. */
-__device__ void copy_16(void *to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes));
+__device__ void copy_16(void *to, const void *from, int bytes, uint64_t policy) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b64 p, %3, 0;\n"
+                 "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n"
+                 "@!p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+                 "}\n" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(bytes), "l"(policy));
 }
 
 __device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
@@ -177,12 +195,12 @@ struct unit_view {
     }
 };
 
-__device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to) {
+__device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to, uint64_t policy) {
     const int shift = view.shift(line), begin = vector * 4 - shift; /* begin: of this vector, within the line */
     const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
     const float *from = view.first +
                         (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
-    copy_16(to.vector(line, vector), from, floats * 4);
+    copy_16(to.vector(line, vector), from, floats * 4, policy);
 }
 
 /* What a row that did not fit is scaled by; the others stay as they were. */
@@ -190,9 +208,8 @@ __device__ int exponent_again(const pack_args &o, int64_t row) {
     return o.overflows[row] > 0 ? exponent_for(o.overflows[row], LARGEST_EXPONENT) : o.exponents[row];
 }
 
-/* Starts copying a unit, and its rows' exponents; AGAIN: finds new ones, and keeps them. */
-template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
-    const pack_args &o = pair.operand[u.operand];
+/* Starts copying a unit. */
+__device__ void fetch_elements(const pack_args &o, const place &u, stage &to, uint64_t policy) {
     const unit_view view(o, u);
     if (view.step == 1 && view.aligned() && view.lines == LINE && view.length == LINE) { /* as nearly all are */
         constexpr int LINES_AT_ONCE = THREADS / VECTORS;
@@ -200,16 +217,16 @@ template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const pl
         const float *from_line = view.first + line * view.line_stride + vector * 4;
 #pragma unroll
         for (int i = 0; i < LINE / LINES_AT_ONCE; i++) {
-            copy_16(to.vector(i * LINES_AT_ONCE + line, vector), from_line, 16);
+            copy_16(to.vector(i * LINES_AT_ONCE + line, vector), from_line, 16, policy);
             from_line += LINES_AT_ONCE * view.line_stride;
         }
     } else if (view.step == 1) {
 #pragma unroll
         for (int i = 0; i < LINE * VECTORS / THREADS; i++) {
             const int index = i * THREADS + threadIdx.x;
-            fetch_vector(view, index / VECTORS, index % VECTORS, to);
+            fetch_vector(view, index / VECTORS, index % VECTORS, to, policy);
         }
-        if (!view.aligned() && threadIdx.x < LINE) fetch_vector(view, threadIdx.x, VECTORS, to);
+        if (!view.aligned() && threadIdx.x < LINE) fetch_vector(view, threadIdx.x, VECTORS, to, policy);
     } else {
         const int column = threadIdx.x % LINE;
 #pragma unroll 8
@@ -219,6 +236,10 @@ template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const pl
                    there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
+}
+
+/* Starts copying its rows' exponents; AGAIN: finds new ones, and keeps them. */
+template <bool AGAIN> __device__ void fetch_exponents(const pack_args &o, const place &u, stage &to) {
     if (threadIdx.x >= UNIT_ROWS) return;
     const bool there = u.row0 + threadIdx.x < o.rows;
     const int64_t row = u.batch * o.exponents_batch_stride + (there ? u.row0 + threadIdx.x : 0);
@@ -244,7 +265,7 @@ __device__ float split_quads(const pack_args &o, const place &u, const stage &fr
                        ((int64_t)u.kb * PIECES * stored + skip) * SPLIT_ROW_BYTES;
     const int lo_offset = stored * SPLIT_ROW_BYTES;
     bool shallow = true;
-#pragma unroll
+#pragma unroll QUADS_AT_ONCE
     for (int i = 0; i < QUADS; i++) {
         const int row = i * (THREADS / QUADS_PER_ROW) + row0;
         const row_scale scale(from.exponents[row]);
@@ -322,31 +343,43 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
 }
 
 /* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
- * thread that found a depth above 1. Copies run two units ahead. */
+ * thread that found a depth above 1. Copies run two units ahead, the first of them before the kernel in front of this one
+ * has found its exponents. Two rounds that only copy come first, in the same loop: instructions that are there once come
+ * to a multiprocessor once. */
 template <bool AGAIN, typename NEXT, typename NOTE>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
-    place now, ahead, further;
-    bool has_now = next(&now);
-    if (has_now) fetch<AGAIN>(pair, now, stages[0]);
-    close_copies();
-    bool has_ahead = has_now && next(&ahead);
-    if (has_ahead) fetch<AGAIN>(pair, ahead, stages[1]);
-    close_copies();
-    for (int at = 0; has_now; at = (at + 1) % STAGES) {
-        wait_copies<1>();
-        __syncthreads(); /* this unit has landed for all, and all have left the one before it */
-        const bool has_further = has_ahead && next(&further);
-        if (has_further) fetch<AGAIN>(pair, further, stages[(at + 2) % STAGES]);
+    const uint64_t policy = policy_for(pair);
+    place now = {}, ahead = {}, further = {};
+    bool has_now = false, has_ahead = false, has_further = true;
+    int free = 0; /* the stage that unit round + 2 comes to */
+#pragma unroll 1
+    for (int round = -2; round < 0 || has_now; round++) {
+        if (round >= 0) {
+            wait_copies<1>();
+            __syncthreads(); /* this unit has landed for all, and all have left the one before it */
+        }
+        has_further = has_further && next(&further);
+        const pack_args &of_further = pair.operand[further.operand];
+        if (has_further) fetch_elements(of_further, further, stages[free], policy);
+        if (round == -2) {
+            wait_for_previous_kernel();
+            let_next_kernel_come();
+        }
+        if (has_further) fetch_exponents<AGAIN>(of_further, further, stages[free]);
         close_copies();
-        const pack_args &o = pair.operand[now.operand];
-        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
-        if (depth > 1) note(now, depth);
+        free = (free + 1) % STAGES; /* now the stage of unit `round` */
+        if (has_now) {
+            const pack_args &o = pair.operand[now.operand];
+            float depth = o.pieces == 2 ? split<2>(o, now, stages[free]) : split<1>(o, now, stages[free]);
+            if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[free]);
+            if (depth > 1) note(now, depth);
+        }
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
 }
 
+static_assert(STAGES == 3, "a unit that is split and two that come");
 static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
 extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
 
@@ -421,7 +454,6 @@ __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
 /* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
-    wait_for_previous_kernel();
     int index = blockIdx.x;
     auto next = [&](place *u) {
         const bool there = place_at(pair, index, UNIT_ROWS, true, u);
@@ -431,24 +463,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
         raise(&pair.operand[u.operand].sample_depths[panel_of(pair, u)], depth);
     });
-    let_next_kernel_come();
+}
+
+__device__ int64_t panels_in(const pack_args &o) {
+    return o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
 }
 
 /* The panels' marks where all fitted; true if something did not, in any panel. All blocks look at all panels, and share
  * out the marks. */
 __device__ bool any_overflow(const pack_pair_args &pair) {
+    const int64_t first = panels_in(pair.operand[0]), all = first + panels_in(pair.operand[1]);
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const pack_args &o = pair.operand[i];
-        const int64_t panels = o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
-        for (int64_t panel = threadIdx.x; panel < panels; panel += THREADS) {
-            const float by_sample = o.sample_depths[panel];
-            if (by_sample == INFINITY)
-                any = true;
-            else if (panel / THREADS % gridDim.x == blockIdx.x)
-                o.marks[panel] = by_sample;
-        }
+    for (int64_t i = threadIdx.x; i < all; i += THREADS) {
+        const pack_args &o = pair.operand[i >= first];
+        const int64_t panel = i >= first ? i - first : i;
+        const float by_sample = o.sample_depths[panel];
+        if (by_sample == INFINITY)
+            any = true;
+        else if (i / THREADS % gridDim.x == blockIdx.x)
+            o.marks[panel] = by_sample;
     }
     return __syncthreads_or(any);
 }

@@ -68,40 +68,38 @@ struct destination {
     matrix_out c;
     matrix_in source; /* what beta scales */
     float alpha, beta;
-};
+    bool vectors; /* four neighbours in a row may be written together */
 
-__device__ inline destination destination_of(const split_args &g, const work &w) {
-    if (g.slices > 1) return {{g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0}, {}, 1, 0};
-    destination d = {g.c, g.source, g.alpha, g.beta};
-    d.c.data += w.batch * g.c.batch_stride;
-    d.source.data += w.batch * g.source.batch_stride;
-    return d;
-}
+    __device__ destination(const split_args &g, const work &w)
+        : c(g.c), source(g.source), alpha(g.alpha), beta(g.beta) {
+        if (g.slices > 1) {
+            c = {g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0};
+            alpha = 1, beta = 0;
+        } else {
+            c.data += w.batch * c.batch_stride;
+            source.data += w.batch * source.batch_stride;
+        }
+        vectors = beta == 0 && c.col_stride == 1 && c.row_stride % 4 == 0 && (uintptr_t)c.data % 16 == 0;
+    }
+};
 
 /* What to do with the sums of this panel of A times this one of B. */
 enum verdict { LEAVE, LOOK, WRITE };
 
-__device__ inline verdict verdict_on(const split_args &g, int batch, int row, int col) {
-    const float mark = g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
-                       g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS];
+__device__ inline float mark_of(const split_operand &o, int batch, int row) {
+    return o.marks[batch * o.marks_batch_stride + row / PANEL_ROWS];
+}
+
+__device__ inline verdict verdict_on(const split_args &g, float mark_a, float mark_b) {
+    const float mark = mark_a * mark_b;
     return mark <= g.mark_limit ? WRITE : g.doubts && mark < INFINITY ? LOOK : LEAVE;
 }
 
-/* What a row of an operand means for its sums. */
-struct row_doubt {
-    bool zero;   /* all of it, and so its sums are */
-    float least; /* they must be, beside what the other operand's row asks for */
-
-    __device__ row_doubt(const split_args &g, const split_operand &o, int batch, int row) {
-        const int64_t at = batch * o.exponents_batch_stride + row;
-        zero = o.exponents[at] == ALL_ZERO;
-        least = g.least_per_deep * (float)o.deep[at];
-    }
-};
-
-/* Whether a sum, as it is before it is scaled back, is too small to be good. */
-__device__ inline bool is_doubtful(float sum, const row_doubt &a, const row_doubt &b) {
-    return !a.zero && !b.zero && !(fabsf(sum) >= a.least + b.least);
+/* What the sums of a row of an operand must be at least, before they are scaled back, beside what the other operand's
+ * row asks for; less than any number where all of the row is zero, and so its sums are. */
+__device__ inline float least_sum(const split_args &g, const split_operand &o, int batch, int row) {
+    const int64_t at = batch * o.exponents_batch_stride + row;
+    return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_deep * (float)o.deep[at];
 }
 
 /* Notes what a warp found about a block of C, and returns it to all its threads. */
@@ -117,60 +115,82 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* Whether the sums of a block, v being as in write_out, are to be left to ieee. */
-__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v) {
-    const int lane = threadIdx.x % 32;
-    bool doubtful = false;
-#pragma unroll
-    for (int j = 0; j < DOUBT_COLS / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int col = col0 + 8 * j + lane % 4 * 2 + i;
-            if (col >= g.n) continue;
-            const row_doubt of_b(g, g.b, batch, col);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = row0 + lane / 4 + 8 * h;
-                if (row < g.m) doubtful |= is_doubtful(v[4 * j + 2 * h + i], row_doubt(g, g.a, batch, row), of_b);
-            }
-        }
-    return note_doubt(g, batch, row0, col0, doubtful);
-}
-
-/* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
- * floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+/* A warp's own corner of shared memory, where the sums of a block wait to be looked at and written out row by row. A row
+ * is 40 floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 constexpr int OUT_ROWS = DOUBT_ROWS, OUT_COLS = DOUBT_COLS, OUT_STRIDE = 40;
 typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 
-/* Scales back and writes 16 rows of 32 columns of C, from (row0, col0) on. v[4j + 2h + i] is row lane/4 + 8h, column
- * 8j + lane%4*2 + i, as the matrix instructions lay accumulators out; the warp then writes 32 neighbouring columns of a
- * row at once, whatever C's alignment. exponent_a is of row row0 + lane (lane < 16), exponent_b of column col0 + lane.
- */
-__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, const float *v,
-                                 int exponent_a, int exponent_b, out_buffer &out) {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
+/* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a block, as the
+ * matrix instructions lay accumulators out. exponent_a is of row number `lane`. */
+template <int N> __device__ void scale_rows(float (&v)[N], int exponent_a) {
+    const int row = threadIdx.x % 32 / 4;
+    const float down[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row)),
+                           power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row + 8))};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float scale = power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4 + 8 * h));
+    for (int i = 0; i < N; i++) v[i] *= down[i / 2 % 2];
+}
+
+/* Puts the sums of a block there. */
+__device__ inline void put_sums(const float *v, out_buffer &sums) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int j = 0; j < OUT_COLS / 8; j++)
-            *(float2 *)&out[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[4 * j + 2 * h] * scale,
-                                                                                  v[4 * j + 2 * h + 1] * scale);
+            *(float2 *)&sums[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[4 * j + 2 * h],
+                                                                                   v[4 * j + 2 * h + 1]);
+}
+
+/* Whether the block of C from (row0, col0) on is to be left to ieee. */
+__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, int exponent_a,
+                                const out_buffer &sums) {
+    const int lane = threadIdx.x % 32, rows = min(OUT_ROWS, g.m - row0);
+    const float of_row = least_sum(g, g.a, batch, row0 + min(lane, rows - 1)); /* number `lane` */
+    const float of_col = least_sum(g, g.b, batch, min(col0 + lane, g.n - 1));
+    const float up = power_of_two(exponent_a);
+    bool doubtful = false;
+#pragma unroll 4
+    for (int r = 0; r < OUT_ROWS; r++) {
+        const float sum = sums[r][lane] * __shfl_sync(0xffffffffu, up, r);
+        const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
+        doubtful |= r < rows && !(fabsf(sum) >= least);
     }
-    __syncwarp();
+    return note_doubt(g, batch, row0, col0, doubtful && col0 + lane < g.n);
+}
+
+/* Scales a block back by its columns and writes it: 32 neighbours of a row at once, whatever C's alignment, or of four
+ * rows where four columns may go together. exponent_b is of column col0 + lane. */
+__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, int exponent_b,
+                                 const out_buffer &sums) {
+    const int lane = threadIdx.x % 32, rows = g.m - row0;
+    const float down = power_of_two(-exponent_b);
+    if (d.vectors && col0 + OUT_COLS <= g.n) {
+        constexpr int AT_ONCE = 4; /* rows */
+        const int row = lane / 8, col = lane % 8 * 4;
+        float downs[4], *to = d.c.data + (row0 + row) * d.c.row_stride + col0 + col;
+#pragma unroll
+        for (int i = 0; i < 4; i++) downs[i] = __shfl_sync(0xffffffffu, down, col + i);
+#pragma unroll
+        for (int r = 0; r < OUT_ROWS; r += AT_ONCE, to += AT_ONCE * d.c.row_stride) {
+            const float4 x = *(const float4 *)&sums[r + row][col];
+            if (r + row < rows)
+                *(float4 *)to = make_float4(d.alpha * (x.x * downs[0]), d.alpha * (x.y * downs[1]),
+                                            d.alpha * (x.z * downs[2]), d.alpha * (x.w * downs[3]));
+        }
+        return;
+    }
     if (col0 + lane >= g.n) return;
-    const int rows = g.m - row0;
-    const float scale = power_of_two(-exponent_b);
-    float *to = d.c.data + row0 * d.c.row_stride + (col0 + lane) * d.c.col_stride;
     float before[OUT_ROWS]; /* beta*S, read all at once rather than each where it is needed */
     const float *from = d.source.data + row0 * d.source.row_stride + (col0 + lane) * d.source.col_stride;
 #pragma unroll
     for (int r = 0; r < OUT_ROWS; r++, from += d.source.row_stride)
         before[r] = d.beta != 0 && r < rows ? d.beta * *from : -0.0f;
+    float x[OUT_ROWS], *to = d.c.data + row0 * d.c.row_stride + (col0 + lane) * d.c.col_stride;
+#pragma unroll
+    for (int r = 0; r < OUT_ROWS; r++) x[r] = fmaf(d.alpha, sums[r][lane] * down, before[r]); /* -0 changes nothing */
 #pragma unroll
     for (int r = 0; r < OUT_ROWS; r++, to += d.c.row_stride)
-        if (r < rows) *to = fmaf(d.alpha, out[r][lane] * scale, before[r]); /* -0 changes nothing, not even -0 */
+        if (r < rows) *to = x[r];
 }
 
 #endif

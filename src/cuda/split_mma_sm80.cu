@@ -180,24 +180,33 @@ template <typename STAGE> struct fragment_reader {
 /* A warp's part of a tile, WARP_M rows from row0 and 8 N columns from col0, which lie in one panel of A and one of B.
  */
 template <int N>
-__device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
+__device__ void store(const split_args &g, const work &w, int row0, int col0, float (&v)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
+    constexpr int ACROSS = OUT_COLS / FRAGMENT_N; /* fragments of a block */
     if (row0 >= g.m || col0 >= g.n) return;
-    const verdict on = verdict_on(g, w.batch, row0, col0);
+    const verdict on = verdict_on(g, mark_of(g.a, w.batch, row0), mark_of(g.b, w.batch, col0));
     if (on == LEAVE) return;
     const int lane = threadIdx.x % 32;
-    const destination d = destination_of(g, w);
+    const destination d(g, w);
+#pragma unroll 1 /* fewer instructions to fetch */
+    for (int block = 0; block < FRAGMENTS_M * (N / ACROSS); block++) {
+        const int row = row0 + block % FRAGMENTS_M * FRAGMENT_M, col = col0 + block / FRAGMENTS_M * OUT_COLS;
+        if (row >= g.m || col >= g.n) continue;
+        const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
+        const int exponent_b = exponent_of(g.b, w.batch, col + lane, g.n);
+        __syncwarp();
 #pragma unroll
-    for (int j = 0; j < N; j += OUT_COLS / FRAGMENT_N) {
-        const int exponent_b = exponent_of(g.b, w.batch, col0 + j * FRAGMENT_N + lane, g.n);
+        for (int i = 0; i < FRAGMENTS_M; i++)
 #pragma unroll
-        for (int i = 0; i < FRAGMENTS_M; i++) {
-            const int row = row0 + i * FRAGMENT_M, col = col0 + j * FRAGMENT_N;
-            if (row >= g.m || col >= g.n) continue;
-            if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, &v[i][j][0])) continue;
-            const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
-            write_out(g, d, row, col, &v[i][j][0], exponent_a, exponent_b, out);
-        }
+            for (int j = 0; j < N; j += ACROSS)
+                if (i + j / ACROSS * FRAGMENTS_M == block) {
+                    float(&sums)[ACROSS * 4] = *(float(*)[ACROSS * 4]) & v[i][j][0];
+                    scale_rows(sums, exponent_a);
+                    put_sums(sums, out);
+                }
+        __syncwarp();
+        if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, exponent_a, out)) continue;
+        write_out(g, d, row, col, exponent_b, out);
     }
 }
 
@@ -250,6 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
     stage_ring<STAGE> ring;
     __shared__ TILE tiles[2]; /* this one and the next, in turn */
     wait_for_previous_kernel();
+    let_next_kernel_come();
     if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
     __syncthreads();
     tile_source<TILE_M, TILE_N, 2> source; /* AHEAD stages ahead of the products */
@@ -333,6 +343,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(con
     stage_ring<STAGE> ring;
     __shared__ TILE tiles[2];
     wait_for_previous_kernel();
+    let_next_kernel_come();
     if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
     __syncthreads();
     tile_source<TILE_M, TILE_N, 1> source;

@@ -11,45 +11,46 @@
 constexpr int THREADS = 128;
 static_assert(DOUBT_COLS == 32, "a thread of a warp has a column");
 
-extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __grid_constant__ split_args g) {
     wait_for_previous_kernel();
-    const int batch = blockIdx.y, blocks_n = divide_up(g.n, DOUBT_COLS);
-    const int64_t block = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    const int row0 = (int)(block / blocks_n) * DOUBT_ROWS, col0 = (int)(block % blocks_n) * DOUBT_COLS;
+    let_next_kernel_come();
+    const int batch = blockIdx.y, lane = threadIdx.x % 32;
+    const uint32_t blocks_n = divide_up(g.n, DOUBT_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int row0 = block / blocks_n * DOUBT_ROWS, col0 = block % blocks_n * DOUBT_COLS;
     if (row0 >= g.m) return;
-    const verdict on = verdict_on(g, batch, row0, col0);
+    const verdict on = verdict_on(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));
+    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + lane, g.n - 1);
+    const bool there = col0 + lane < g.n;
+    const int64_t size = (int64_t)g.m * g.n;
+    const float *slice = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
+    float sums[DOUBT_ROWS] = {};
+    for (int i = 0; i < g.slices; i++, slice += size) {
+        const float *from = slice;
+#pragma unroll
+        for (int r = 0; r < DOUBT_ROWS; r++, from += g.n)
+            if (r < rows) sums[r] += *from;
+    }
     if (on == LEAVE) return;
 
-    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + (int)threadIdx.x % 32, g.n - 1);
-    const bool there = col0 + (int)threadIdx.x % 32 < g.n;
-    const int64_t size = (int64_t)g.m * g.n;
-    const float *part = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
-    float sums[DOUBT_ROWS] = {};
-    for (int slice = 0; slice < g.slices; slice++, part += size)
-#pragma unroll
-        for (int r = 0; r < DOUBT_ROWS; r++)
-            if (r < rows) sums[r] += part[(int64_t)r * g.n];
-
     if (on == LOOK) {
-        const row_doubt of_b(g, g.b, batch, col);
+        const int row = row0 + min(lane, rows - 1); /* number `lane` */
+        const float of_row = least_sum(g, g.a, batch, row), of_col = least_sum(g, g.b, batch, col);
+        const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));
         const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
         bool doubtful = false;
 #pragma unroll
-        for (int r = 0; r < DOUBT_ROWS; r++)
-            if (there && r < rows) {
-                const float up_a = power_of_two(exponent_of(g.a, batch, row0 + r, g.m));
-                doubtful |= is_doubtful(sums[r] * up_a * up_b, row_doubt(g, g.a, batch, row0 + r), of_b);
-            }
-        if (note_doubt(g, batch, row0, col0, doubtful)) return;
+        for (int r = 0; r < DOUBT_ROWS; r++) {
+            const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
+            const float up = __shfl_sync(0xffffffffu, up_a, r);
+            doubtful |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
+        }
+        if (note_doubt(g, batch, row0, col0, doubtful && there)) return;
     }
     if (!there) return;
     float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
     const float *from = g.source.data + batch * g.source.batch_stride + row0 * g.source.row_stride +
                         col * g.source.col_stride;
 #pragma unroll
-    for (int r = 0; r < DOUBT_ROWS; r++)
-        if (r < rows) {
-            float *at = to + r * g.c.row_stride;
-            *at = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, from[r * g.source.row_stride], g.alpha * sums[r]);
-        }
+    for (int r = 0; r < DOUBT_ROWS; r++, to += g.c.row_stride, from += g.source.row_stride)
+        if (r < rows) *to = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, *from, g.alpha * sums[r]);
 }

@@ -146,34 +146,48 @@ struct stage_products {
 /* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it
  * after them. */
 template <int TILE_N> struct output {
+    static constexpr int BLOCKS = TILE_N / OUT_COLS;
     int row0;
-    int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    verdict on[TILE_N / PANEL_ROWS];               /* the sums, in each panel of B */
+    int exponent_a, exponent_b[BLOCKS]; /* of row `lane`; of column `lane` of each block */
+    verdict on[TILE_N / PANEL_ROWS];    /* the sums, in each panel of B */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
         exponent_a = exponent_of(g.a, w.batch, row0 + lane % OUT_ROWS, g.m);
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++)
-            exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
+        for (int i = 0; i < BLOCKS; i++) exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
-            on[i] = col < g.n ? verdict_on(g, w.batch, w.m0, col) : LEAVE;
+            on[i] = col < g.n ? verdict_on(g, mark_of(g.a, w.batch, w.m0), mark_of(g.b, w.batch, col)) : LEAVE;
         }
     }
 
-    __device__ void store(const split_args &g, const work &w, const float (&v)[TILE_N / 2], out_buffer &out) const {
-        const destination d = destination_of(g, w);
+    /* Blocks of OUT_COLS columns, one after the other. Unrolled, one is on its way to memory while the next is made
+     * ready; but the instructions of the first tile come from device memory, too. For the eight of a wide tile, which is
+     * often a multiprocessor's only one, that takes longer than it saves. */
+    __device__ void store(const split_args &g, const work &w, float (&v)[TILE_N / 2], out_buffer &out) const {
+        constexpr int AT_ONCE = BLOCKS > 4 ? 1 : BLOCKS;
+        const destination d(g, w);
+        scale_rows(v, exponent_a);
+#pragma unroll AT_ONCE
+        for (int block = 0; block < BLOCKS; block++) {
+            const int col0 = w.n0 + block * OUT_COLS;
+            verdict on_these = LEAVE;
+            int exponent = 0;
+            __syncwarp();
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++) {
-            const int col0 = w.n0 + i * OUT_COLS;
-            const float *sums = v + i * OUT_COLS / 2;
-            const verdict on_these = on[i * OUT_COLS / PANEL_ROWS];
+            for (int i = 0; i < BLOCKS; i++)
+                if (i == block) { /* registers cannot be indexed */
+                    put_sums(v + i * OUT_COLS / 2, out);
+                    exponent = exponent_b[i];
+                    on_these = on[i * OUT_COLS / PANEL_ROWS];
+                }
+            __syncwarp();
             if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
-            if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, sums)) continue;
-            write_out(g, d, row0, col0, sums, exponent_a, exponent_b[i], out);
+            if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, exponent_a, out)) continue;
+            write_out(g, d, row0, col0, exponent, out);
         }
     }
 };
@@ -205,6 +219,8 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
     for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
         const work w = work_at<TILE_M, TILE_N>(g, index);
         tile_source<TILE_M, TILE_N, PIECES> source(g, w);
+        wait_for_previous_kernel(); /* the first time: where to copy from was found while it ended */
+        let_next_kernel_come();
 #pragma unroll 1
         for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
@@ -232,7 +248,6 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     using namespace fp32;
     SHARED &s = *(SHARED *)shared_memory;
     make_barriers(s);
-    wait_for_previous_kernel();
 
     const int wg = threadIdx.x / WARPGROUP;
     if (wg == 0) {
@@ -240,6 +255,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
         if (threadIdx.x == 0) produce(g, s);
     } else {
         registers_take<232>();
+        wait_for_previous_kernel();
+        let_next_kernel_come();
         const int row_offset = (wg - 1) * WG_ROWS;
         ring<STAGES> at;
         for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
@@ -366,6 +383,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     make_barriers(s, WARPS, CLUSTER);
     cluster_sync();
     wait_for_previous_kernel();
+    let_next_kernel_come();
 
     const int rank = cluster_rank(), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* the same in all lanes */
     const bool copies = elected();
@@ -426,7 +444,6 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
     using namespace tf32;
     SHARED &s = *(SHARED *)shared_memory;
     make_barriers(s);
-    wait_for_previous_kernel();
 
     const int wg = threadIdx.x / WARPGROUP;
     if (wg == 0) {
@@ -434,6 +451,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
         if (threadIdx.x == 0) produce(g, s);
     } else {
         registers_take<232>();
+        wait_for_previous_kernel();
+        let_next_kernel_come();
         const int row_offset = (wg - 1) * WG_ROWS, byte_offset = row_offset * SPLIT_ROW_BYTES;
         ring<STAGES> at;
         for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
