@@ -8,10 +8,10 @@
  *     a 0..15   sum 0     sum 1        tiles 4, 5: a piece of A
  *     a 16..31  sum 2     sum 3        tiles 6, 7: a piece of B
  *
- * The five small products of all steps come first, h*h last: so the sums are rounded at their full size once a step and
- * not six times. In the order hl, hm, mm, mh, lh each piece is loaded once. The sums start from zero for each block of kc
- * and are then added to C, or to the addend, by ordinary float32 operations. Steps of h*h run backwards, because what the
- * small products loaded last is nearest.
+ * In the order hl, hm, mm, mh, lh, hh each tile but h_a comes once from the second-level cache, whose rate is what limits all
+ * this, and h_a comes again from the first. The sums start from zero for each block of kc and are then added to C, or to
+ * the addend, by ordinary float32 operations. (With hh in a loop of its own, after the small products of all steps, the sums
+ * would be rounded at their full size once a step and not six times: half the error, for 7 % of the time.)
  *
  * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound, and
  * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this tile's
@@ -86,6 +86,13 @@ static void give_tiles_back(const struct tile_state *before) {
     if (had(before, 7)) tile_load(7, before->tiles[7]);
 }
 
+void amx_with_tiles(void (*work)(void *argument), void *argument) {
+    struct tile_state before;
+    take_tiles(&before);
+    work(argument);
+    give_tiles_back(&before);
+}
+
 /* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. */
 #define MULTIPLY_LOADED()  \
     do {                   \
@@ -131,12 +138,7 @@ multiply_panels(float *sums, const float *a_panel, const float *b_panel, int64_t
             load_a(a + l);
             MULTIPLY_LOADED();
         }
-    }
-    for (int64_t s = 0; s < steps; s++) {
-        a -= AMX_STEP_BYTES;
-        b -= AMX_STEP_BYTES;
         load_a(a);
-        load_b(b);
         MULTIPLY_LOADED();
     }
     tile_store(0, sums, NR * sizeof *sums);
@@ -282,19 +284,6 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
         }
 }
 
-/* Of the panel of B that is next in memory, far away, one of so many parts, one for each tile. */
-static void ask_for_next(const float *next_b, int64_t panel_floats, int64_t part, int64_t parts) {
-    for (int64_t i = panel_floats * part / parts; i < panel_floats * (part + 1) / parts; i += 16)
-        __builtin_prefetch(next_b + i, 0, 2);
-}
-
-static void ask_for_some(struct amx_ahead *ahead) {
-    const int64_t end = ahead->end - ahead->next < ahead->at_once ? ahead->end : ahead->next + ahead->at_once;
-    for (; ahead->next < end; ahead->next++)
-        __builtin_prefetch(ahead->data + ahead->next / ahead->run * ahead->stride + ahead->next % ahead->run * 16, 0,
-                           2);
-}
-
 /* The tile of C arrives while its sums are made. */
 static void ask_for_c(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns) {
     const bool turned = block->c_row == 1;
@@ -307,8 +296,6 @@ static void ask_for_c(const struct amx_block *block, int64_t row, int rows, int6
 
 void amx_multiply(struct amx_block *block) {
     const int64_t steps = amx_steps(block->depth), panel_floats = amx_panel_floats(block->depth, block->pieces);
-    struct tile_state before;
-    take_tiles(&before);
     for (int64_t column = 0; column < block->columns; column += NR)
         for (int64_t row = 0; row < block->rows; row += MR) {
             const int rows = (int)(block->rows - row < MR ? block->rows - row : MR);
@@ -317,9 +304,6 @@ void amx_multiply(struct amx_block *block) {
             const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
             _Alignas(64) float sums[MR * NR];
             ask_for_c(block, row, rows, column, columns);
-            ask_for_some(block->ahead_a);
-            ask_for_some(block->ahead_b);
-            ask_for_next(b + panel_floats, panel_floats, row / MR, (block->rows + MR - 1) / MR);
             bool carried = are_finite(a_marks, b_marks);
             if (carried) {
                 if (block->pieces == 3)
@@ -334,7 +318,6 @@ void amx_multiply(struct amx_block *block) {
             }
             put_tile(block, row, rows, column, columns, sums);
         }
-    give_tiles_back(&before);
 }
 
 const struct cpu_kernel cpu_kernel_amx = {

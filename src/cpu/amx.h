@@ -61,14 +61,6 @@ struct amx_source {
     int64_t lane, depth;
 };
 
-/* Floats that will be packed soon: lines of the cache in runs, `stride` floats from one run to the next. Some of them are
- * asked for with each tile, so that packing, which is short of nothing but memory, finds them near. */
-struct amx_ahead {
-    const float *data;
-    int64_t stride, run;        /* run: lines in one */
-    int64_t next, end, at_once; /* lines, counted through all runs */
-};
-
 /* A block of C, C = alpha*A*B + beta*S over one depth of k. */
 struct amx_block {
     int64_t rows, columns, depth;
@@ -81,9 +73,11 @@ struct amx_block {
     int64_t c_row, c_col;
     float alpha, beta;
     const struct cpu_kernel *ieee; /* for what AMX cannot carry */
-    struct amx_ahead *ahead_a, *ahead_b;
-    int64_t recomputed; /* tiles that were that: amx_multiply adds to it */
+    int64_t recomputed;            /* tiles that were that: amx_multiply adds to it */
 };
+
+/* Calls work(argument) with the thread's tiles taken, and gives them back as they were. amx_multiply may be called within. */
+void amx_with_tiles(void (*work)(void *argument), void *argument);
 
 void amx_multiply(struct amx_block *block);
 

@@ -251,48 +251,9 @@ static int64_t marked_among(const float *panels, int64_t lanes, int64_t panel_fl
     return marked;
 }
 
-/* So many lanes and terms of an operand as something to ask for while `tiles` tiles are multiplied. Nothing where they are
- * not contiguous in either direction. */
-static struct amx_ahead ahead_of(const tsr_operand *o, bool left, int64_t lane, int64_t lanes, int64_t first,
-                                 int64_t depth, int64_t tiles) {
-    const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
-    struct amx_ahead ahead = {.run = 1};
-    if (lanes <= 0 || depth <= 0 || (k_stride != 1 && lane_stride != 1)) return ahead;
-    const bool along_k = k_stride == 1;
-    ahead.data = o->data + lane * lane_stride + first * k_stride;
-    ahead.stride = along_k ? lane_stride : k_stride;
-    ahead.run = ceil_div(along_k ? depth : lanes, 16);
-    ahead.end = ahead.run * (along_k ? lanes : depth);
-    ahead.at_once = ceil_div(ahead.end, tiles);
-    return ahead;
-}
-
-/* The block of A that this member will probably pack next: the first that nobody has taken or, at the next depth, one by
- * its number. */
-static struct amx_ahead next_block(const struct panel *s, const struct member *self, int64_t blocks, int64_t tiles) {
-    const int64_t m = s->p->m, mc = s->plan->mc, k = s->p->k;
-    int64_t block = atomic_load_explicit(&self->team->next_block, memory_order_relaxed), first = s->first;
-    if (block >= blocks) {
-        block = self->index;
-        first += s->depth;
-    }
-    return ahead_of(&s->p->a, true, block * mc, least(mc, m - block * mc), first, least(s->plan->kc, k - first), tiles);
-}
-
-/* The member's part of the panel of B that comes next. */
-static struct amx_ahead next_panel(const struct panel *s, const struct member *self, int64_t tiles) {
-    const int64_t n = s->p->n, nc = s->plan->nc, k = s->p->k, first = (s->first + s->depth) % k,
-                  size = self->team->size;
-    const int64_t j = first ? s->j : s->j + nc, depth = least(s->plan->kc, k - first);
-    struct amx_ahead ahead = ahead_of(&s->p->b, false, j, least(nc, n - j), first, depth, tiles);
-    ahead.next = ahead.end * self->index / size;
-    ahead.end = ahead.end * (self->index + 1) / size;
-    return ahead;
-}
-
 /* Some rows of C, whose panels `a` has, times PIECE_COLUMNS from j of the panel. */
 static void multiply_piece(const struct panel *s, const float *a, int64_t i, int64_t rows, int64_t j,
-                           struct amx_ahead *ahead_a, struct amx_ahead *ahead_b, struct member *self) {
+                           struct member *self) {
     const tsr_problem *p = s->p;
     const tsr_result *c = &p->c;
     /* The depths before this one are in C, the addend with them. */
@@ -314,9 +275,7 @@ static void multiply_piece(const struct panel *s, const float *a, int64_t i, int
                               .c_col = c->col_stride,
                               .alpha = p->alpha,
                               .beta = s->first ? 1 : p->beta,
-                              .ieee = s->plan->kernel,
-                              .ahead_a = ahead_a,
-                              .ahead_b = ahead_b};
+                              .ieee = s->plan->kernel};
     if (block.beta != 0) block.s = addend->data + i * addend->row_stride + column * addend->col_stride;
     amx_multiply(&block);
     self->recomputed += block.recomputed;
@@ -328,19 +287,13 @@ static void multiply_piece(const struct panel *s, const float *a, int64_t i, int
 static void multiply_panel(const struct panel *s, struct member *self) {
     const int64_t m = s->p->m, mc = s->plan->mc;
     const int64_t blocks = ceil_div(m, mc), pieces = ceil_div(s->columns, PIECE_COLUMNS);
-    const int64_t across = ceil_div(s->columns, AMX_LANES);
-    struct amx_ahead ahead_a = {.run = 1}, ahead_b = {.run = 1};
-    if (s->plan->packs_b) ahead_b = next_panel(s, self, ceil_div(m, AMX_LANES) * across);
     int64_t in_block = -1; /* which block of rows block_a holds */
     for (int64_t piece; (piece = take_piece(self, blocks, pieces)) >= 0;) {
         const int64_t block = piece / ONE_BLOCK, i = block * mc, rows = least(mc, m - i);
-        if (!s->a && block != in_block) {
-            pack_lanes(self->block_a, s, true, i, rows);
-            ahead_a = next_block(s, self, blocks, ceil_div(rows, AMX_LANES) * across);
-        }
+        if (!s->a && block != in_block) pack_lanes(self->block_a, s, true, i, rows);
         in_block = block;
         multiply_piece(s, s->a ? s->a + i / AMX_LANES * s->floats : self->block_a, i, rows,
-                       piece % ONE_BLOCK * PIECE_COLUMNS, &ahead_a, &ahead_b, self);
+                       piece % ONE_BLOCK * PIECE_COLUMNS, self);
     }
 }
 
@@ -384,15 +337,23 @@ struct job {
     _Atomic int64_t next_product;
 };
 
-static void work_on_batch(int index, unsigned met, void *argument) {
-    struct job *job = argument;
+/* What a thread of the gang is called with. */
+struct call {
+    struct job *job;
+    int index;
+    unsigned met;
+};
+
+static void work_with_tiles(void *argument) {
+    const struct call *call = argument;
+    struct job *job = call->job;
     const cpu_plan *plan = job->plan;
     const int64_t batch = job->problem->batch;
+    const int index = call->index;
     struct member self = {.index = index, .block_a = job->blocks_a + index * block_floats_a(plan)};
-    const uint64_t mode = cpu_rounding_begin();
     if (plan->shares_products) {
         self.team = &job->team;
-        self.met = met;
+        self.met = call->met;
         self.panel_b[0] = job->panels_b;
         self.panel_b[1] = job->panels_b + (panels_b(plan) - 1) * panel_floats_b(plan);
         for (int64_t item = 0; item < batch; item++) {
@@ -412,9 +373,15 @@ static void work_on_batch(int index, unsigned met, void *argument) {
             multiply_product(plan, &one, &self);
         }
     }
-    cpu_rounding_end(mode);
     atomic_fetch_add_explicit(&plan->context->marked_panels, (uint_fast64_t)self.marked, memory_order_relaxed);
     atomic_fetch_add_explicit(&plan->context->fallback_tiles, (uint_fast64_t)self.recomputed, memory_order_relaxed);
+}
+
+static void work_on_batch(int index, unsigned met, void *argument) {
+    struct call call = {argument, index, met};
+    const uint64_t mode = cpu_rounding_begin();
+    amx_with_tiles(work_with_tiles, &call);
+    cpu_rounding_end(mode);
 }
 
 void amx_execute(const cpu_plan *plan, const tsr_problem *problem, float *workspace) {

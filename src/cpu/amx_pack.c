@@ -129,16 +129,9 @@ static void gather(float *to, const float *from, int64_t rows, int64_t columns, 
         for (int64_t j = 0; j < columns && j < 16; j++) to[16 * i + j] = from[i * row_stride + j * stride];
 }
 
-/* Asks for the floats that will be packed next but one where memory runs along k, else next: a line of each of 16 lanes,
- * or of 16 terms, and their neighbours 16 terms on. */
-ALWAYS_INLINE void ask_ahead(const float *source, int64_t lane_stride, int64_t depth_stride) {
-    const bool along_k = depth_stride == 1;
-    const int64_t line_stride = along_k ? lane_stride : depth_stride;
-    source += along_k ? 2 * AMX_STEP : AMX_STEP * depth_stride;
-    for (int i = 0; i < 16; i++) {
-        __builtin_prefetch(source + i * line_stride);
-        __builtin_prefetch(source + i * line_stride + 16 * depth_stride);
-    }
+/* Asks for the next step where its terms are rows of the matrix, too far apart for the processor to guess. */
+ALWAYS_INLINE void ask_for_rows(const float *next, int64_t depth_stride) {
+    for (int i = 0; i < AMX_STEP; i++) __builtin_prefetch(next + i * depth_stride);
 }
 
 /* A tile of each piece from at most 16 lanes and a step. */
@@ -147,7 +140,7 @@ ALWAYS_INLINE void pack_tile(char *to, int64_t piece_bytes, int pieces, const fl
                              struct range *range) {
     const int64_t row_stride = left ? lane_stride : depth_stride, stride = left ? depth_stride : lane_stride;
     const bool whole = lanes >= 16 && depth >= AMX_STEP;
-    if (whole && (stride == 1 || row_stride == 1)) ask_ahead(source, lane_stride, depth_stride);
+    if (whole && lane_stride == 1) ask_for_rows(source + AMX_STEP * depth_stride, depth_stride);
     if (whole && stride == 1) {
         split(to, piece_bytes, pieces, source, source + 16 * depth_stride, row_stride, range);
         return;
