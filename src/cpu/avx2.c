@@ -11,7 +11,7 @@
 
 #include "kernel.h"
 
-enum { MR = 6, NR = 16, MC = 3072, NC = 384, KC = 384, LANES = 8 };
+enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 512, LANES = 8 };
 
 static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
 static_assert(MR * 2 + 3 <= 16, "the sums, the row of B and the broadcast are in registers");
@@ -29,32 +29,47 @@ static inline __m256i mask_of(int count) {
  * whole: the tile has all its columns and needs no masks. */
 static inline __attribute__((always_inline)) void multiply_tile(const struct cpu_tile *t, const int rows,
                                                                 const bool whole) {
-    const int64_t k = t->k, a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
+    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
     float *const c = t->c;
     const __m256i mask0 = mask_of(t->n), mask1 = mask_of(t->n - LANES);
     __m256 sum[MR][2];
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         sum[i][0] = sum[i][1] = _mm256_setzero_ps();
-        /* The tile of C arrives while the sums are made. */
-        _mm_prefetch((const char *)(c + i * c_row), _MM_HINT_T0);
-        _mm_prefetch((const char *)(c + i * c_row + t->n - 1), _MM_HINT_T0);
     }
 
     /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
     const float *group[2] = {t->a, t->a + 3 * a_row}, *b = t->b;
-    for (int64_t p = 0; p < k; p++) {
-        const __m256 row0 = whole ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, mask0);
-        const __m256 row1 = whole ? _mm256_loadu_ps(b + LANES) : _mm256_maskload_ps(b + LANES, mask1);
-        CPU_UNROLL
-        for (int i = 0; i < rows; i++) {
-            const __m256 x = _mm256_broadcast_ss(group[i / 3] + i % 3 * a_row);
-            sum[i][0] = _mm256_fmadd_ps(x, row0, sum[i][0]);
-            sum[i][1] = _mm256_fmadd_ps(x, row1, sum[i][1]);
+    /* What is needed later is asked for now, a row of C and a line of each of the next rows of A at a time, some steps of
+     * K apart, so that loads in between do not have to wait. */
+    const float *next_a = t->next_a;
+    int c_asked = 0;
+    for (int64_t left = t->k; left > 0;) {
+        if (c_asked < rows) {
+            _mm_prefetch((const char *)(c + c_asked * c_row), _MM_HINT_T0);
+            _mm_prefetch((const char *)(c + c_asked * c_row + t->n - 1), _MM_HINT_T0);
+            c_asked++;
         }
-        group[0] += a_step;
-        group[1] += a_step;
-        b += b_step;
+        if (next_a) {
+            CPU_UNROLL
+            for (int i = 0; i < rows; i++) _mm_prefetch((const char *)(next_a + i * t->next_a_row), _MM_HINT_T1);
+            next_a += t->next_a_step;
+        }
+        const bool more = next_a || c_asked < rows;
+        const int64_t end = more && left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
+        for (; left > end; left--) {
+            const __m256 row0 = whole ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, mask0);
+            const __m256 row1 = whole ? _mm256_loadu_ps(b + LANES) : _mm256_maskload_ps(b + LANES, mask1);
+            CPU_UNROLL
+            for (int i = 0; i < rows; i++) {
+                const __m256 x = _mm256_broadcast_ss(group[i / 3] + i % 3 * a_row);
+                sum[i][0] = _mm256_fmadd_ps(x, row0, sum[i][0]);
+                sum[i][1] = _mm256_fmadd_ps(x, row1, sum[i][1]);
+            }
+            group[0] += a_step;
+            group[1] += a_step;
+            b += b_step;
+        }
     }
 
     const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);

@@ -125,7 +125,8 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
             CPU_UNROLL
             for (int v = 0; v < VECTORS; v++) _mm_prefetch((const char *)(next_b + v * LANES), _MM_HINT_T1);
         }
-        const int64_t end = left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
+        const bool more = next_a || next_b || c_left > 0;
+        const int64_t end = more && left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
         for (; left > end; left--, b += b_step) {
             __m512 row[VECTORS];
             load_row(row, b, vectors, last);
@@ -472,11 +473,24 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
     }
 }
 
-/* A strip of C, m rows of more than TALL_NR and at most NR columns. */
+/* What of A and B is read after this tile: the next rows, until there are none, and parts of the next strip. */
+static inline void fetch_on(struct cpu_tile *t, int m) {
+    enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
+    if (t->next_a) t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;
+    if (t->next_b) t->next_b += t->k / PARTS * t->next_b_step;
+}
+
+/* A strip of C, m rows of more than half of NR and at most NR columns. */
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
                                                                       const __mmask16 last) {
+    const float *const next_strip_end = t->next_b + t->k * t->next_b_step;
     for (; m >= SMALL_MR; m -= SMALL_MR) {
-        multiply_tile(t, SMALL_MR, vectors, last);
+        if (t->next_a || t->next_b) {
+            multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL);
+            fetch_on(t, m);
+            if (t->next_b >= next_strip_end) t->next_b = NULL;
+        } else
+            multiply_tile(t, SMALL_MR, vectors, last);
         t->a += SMALL_MR * t->a_row;
         t->s = t->c += SMALL_MR * t->c_row;
     }
@@ -558,6 +572,14 @@ static __attribute__((noinline)) void multiply_first_tile(const struct cpu_tile 
         multiply_and_transpose(t, copy, b_col, 3, last_mask(t->n));
 }
 
+/* How many of the columns left the next strip has: a few beyond whole vectors are left to a strip of half a vector, which
+ * takes half the time. */
+static inline int strip_width(int left) {
+    const int over = left % LANES;
+    if (left >= NR) return NR;
+    return left > LANES && over && over <= LANES / 2 ? left - over : left;
+}
+
 /* B's columns are contiguous: its rows are made on the stack. */
 static __attribute__((noinline)) void multiply_transposed_tile(struct cpu_tile *t, int64_t b_col) {
     _Alignas(64) float copy[CPU_STRIP_FLOATS];
@@ -575,7 +597,7 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
     for (int j = 0; j < n; j += t->n) {
-        t->n = n - j < NR ? n - j : NR;
+        t->n = strip_width(n - j);
         t->a = a;
         t->b = b + j * b_col;
         t->b_step = (t->n + 7) / 8 * 8;
@@ -594,14 +616,21 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
 }
 
 static void multiply_strips(struct cpu_tile *t) {
+    enum { DEPTH_WORTH_FETCHING = 64 };
     const int m = t->m, n = t->n;
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
+    const bool fetches = t->k >= DEPTH_WORTH_FETCHING && t->a_step == 1;
+    t->next_a_row = t->a_row;
+    t->next_a_step = CPU_FETCH_STEPS;
+    t->next_b_step = t->b_step;
     for (int j = 0; j < n; j += t->n) {
-        t->n = n - j < NR ? n - j : NR;
+        t->n = strip_width(n - j);
         t->a = a;
         t->b = b + j;
         t->s = t->c = c + j;
+        t->next_a = fetches && j == 0 && m > SMALL_MR ? a + SMALL_MR * t->a_row : NULL;
+        t->next_b = fetches && n - j >= 2 * NR ? t->b + NR : NULL;
         multiply_strip(t, m);
     }
 }

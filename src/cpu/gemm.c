@@ -114,7 +114,9 @@ static size_t workspace_bytes(const cpu_plan *plan) {
 
 /* Whether so few rows use a block of B that waiting for it in memory takes a good part of the time: what comes next is
  * asked for meanwhile then, and blocks are narrow, so that both have room. */
-static bool has_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) { return p->m <= 16 * kernel->mr; }
+static bool has_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    return kernel->multiply_and_pack && p->m <= 16 * kernel->mr;
+}
 
 /* Threads that share a product have a block of columns each, as long as there are columns; then pieces of rows. */
 static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {

@@ -12,7 +12,7 @@
 #include "threads.h"
 
 /* Multiply-adds; more are worth packing for, and another thread. Of a single row or column, more are worth a plan. */
-enum { MOST_WORK = 1 << 20, MOST_WORK_ON_A_ROW = 1 << 12 };
+enum { MOST_WORK = 1 << 22, MOST_WORK_ON_A_ROW = 1 << 12 };
 
 static int least(int x, int y) { return x < y ? x : y; }
 
