@@ -244,8 +244,9 @@ def rate_jobs(options):
     for threads in options.threads or thread_counts():
         if threads in counts:
             jobs += [["rates", "squares", size, size, size, "nn", threads] for size in SQUARES]
-            jobs += [["rates", series, *shape, layout, threads] for series, shape in STANDING for layout in LAYOUTS]
-            jobs += [["rates", "batches", size, size, size, layout, threads, batch] for batch, size in BATCHES for layout in LAYOUTS]
+            few = ("nn",) if options.quick else LAYOUTS
+            jobs += [["rates", series, *shape, layout, threads] for series, shape in STANDING for layout in (LAYOUTS if series == "layouts" else few)]
+            jobs += [["rates", "batches", size, size, size, layout, threads, batch] for batch, size in BATCHES for layout in few]
         else:
             jobs.append(["rates", "squares", 2048, 2048, 2048, "nn", threads])
         if threads == max(counts):
