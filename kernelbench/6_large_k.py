@@ -157,6 +157,7 @@ extern "C" void ieee_mma_64x128(ieee_args);
 extern "C" void ieee_mma_64x64(ieee_args);
 extern "C" void ieee_mma_32x64(ieee_args);
 extern "C" void ieee_mma_32x32(ieee_args);
+extern "C" void ieee_mma_short_k(ieee_args);
 extern "C" void split_fp32_sm90(split_args);
 #else
 extern "C" void ieee_tile_128x128(ieee_args);
@@ -231,10 +232,11 @@ typedef enum cuda_module {
 } cuda_module;
 
 typedef enum cuda_family {
-    FAMILY_IEEE_TILE, /* multiplies operands in place; ieee_args */
-    FAMILY_IEEE_THIN, /* the same where C has at most tile_n columns */
-    FAMILY_SPLIT,     /* multiplies packed operands; split_args */
-    FAMILY_SUPPORT    /* works for the others; no kernel a user can ask for */
+    FAMILY_IEEE_TILE,  /* multiplies operands in place; ieee_args */
+    FAMILY_IEEE_THIN,  /* the same where C has at most tile_n columns */
+    FAMILY_IEEE_SHORT, /* the same where k is at most tile_k, by blocks that stay */
+    FAMILY_SPLIT,      /* multiplies packed operands; split_args */
+    FAMILY_SUPPORT     /* works for the others; no kernel a user can ask for */
 } cuda_family;
 
 enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 }; /* compute capabilities, 10*major + minor */
@@ -271,7 +273,7 @@ struct cuda_context {
 enum cuda_kernel_id {
     IEEE_REDUCE,
 #if TESSERA_SPLIT == 90
-    IEEE_MMA_64X128, IEEE_MMA_64X64, IEEE_MMA_32X64, IEEE_MMA_32X32, SPLIT_FP32_SM90,
+    IEEE_MMA_64X128, IEEE_MMA_64X64, IEEE_MMA_32X64, IEEE_MMA_32X32, IEEE_MMA_SHORT_K, SPLIT_FP32_SM90,
 #else
     IEEE_TILE_128X128, IEEE_TILE_128X64, IEEE_TILE_64X64,
 #if TESSERA_SPLIT == 80
@@ -288,10 +290,11 @@ enum cuda_kernel_id {
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
     {"ieee_reduce", (const void *)ieee_reduce, FAMILY_SUPPORT, MODULE_IEEE_REDUCE, TURING, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #if TESSERA_SPLIT == 90
-    {"ieee_mma_64x128", (const void *)ieee_mma_64x128, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 128, 32, 128, IEEE_MMA_64X128_SHARED, 2, 1, 0, true, 122},
-    {"ieee_mma_64x64", (const void *)ieee_mma_64x64, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 64, 32, 128, IEEE_MMA_64X64_SHARED, 3, 1, 0, true, 118},
+    {"ieee_mma_64x128", (const void *)ieee_mma_64x128, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 128, 32, 128, IEEE_MMA_64X128_SHARED, 2, 1, 0, true, 126},
+    {"ieee_mma_64x64", (const void *)ieee_mma_64x64, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 64, 32, 128, IEEE_MMA_64X64_SHARED, 3, 1, 0, true, 122},
     {"ieee_mma_32x64", (const void *)ieee_mma_32x64, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 32, 64, 32, 128, IEEE_MMA_32X64_SHARED, 3, 1, 0, true, 112},
-    {"ieee_mma_32x32", (const void *)ieee_mma_32x32, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 32, 32, 32, 128, IEEE_MMA_32X32_SHARED, 3, 1, 0, true, 106},
+    {"ieee_mma_32x32", (const void *)ieee_mma_32x32, FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 32, 32, 32, 128, IEEE_MMA_32X32_SHARED, 3, 1, 0, true, 92},
+    {"ieee_mma_short_k", (const void *)ieee_mma_short_k, FAMILY_IEEE_SHORT, MODULE_IEEE_MMA_SM90, HOPPER, HOPPER, 64, 64, 64, 128, IEEE_MMA_SHORT_K_SHARED, 3, 1, 0, true, 110},
     {"split_fp32_sm90", (const void *)split_fp32_sm90, FAMILY_SPLIT, MODULE_SPLIT_WGMMA_SM90, HOPPER, HOPPER, 128, 128, 64, 384, SPLIT_FP32_SM90_SHARED, 1, 1, 2, true, 570},
 #else
     {"ieee_tile_128x128", (const void *)ieee_tile_128x128, FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32, 128, IEEE_TILE_128X128_SHARED, 2, 1, 0, true, 103},
@@ -360,16 +363,19 @@ static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; 
 
 static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
 static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
+static const double IDLE = 0.6;           /* cycles for one of work that a block by itself leaves to others */
 
 /* What differs between kernels besides their rates. */
 typedef struct manners {
     double start_k;       /* filling a block's pipeline and writing its tile, in terms of k */
-    double idle;          /* cycles for one of work that a block by itself leaves to others */
+    double begin_cycles;  /* from the end of the kernel before it to its work */
     double reduce_cycles; /* from its end to the work of ieee_reduce, launched early */
 } manners;
 
 static manners manners_of(const cuda_kernel *kernel) {
-    const manners of_float64_tensor_cores = {192, 0.2, 4000}, of_others = {48, 0.6, 2000};
+    const manners of_float64_tensor_cores = {64, 6000, 4000}, of_short_k = {16, 6000, 0},
+                  of_others = {48, LAUNCH_CYCLES, 2000};
+    if (kernel->family == FAMILY_IEEE_SHORT) return of_short_k;
     return kernel->module == MODULE_IEEE_MMA_SM90 ? of_float64_tensor_cores : of_others;
 }
 
@@ -402,8 +408,8 @@ typedef struct way {
 
 /* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
 static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
-    const double all = kernel->blocks, there = (double)resident, idle = manners_of(kernel).idle;
-    return cuda_kernel_rate(kernel, device) * (there / (there + idle)) / (all / (all + idle));
+    const double all = kernel->blocks, there = (double)resident;
+    return cuda_kernel_rate(kernel, device) * (there / (there + IDLE)) / (all / (all + IDLE));
 }
 
 /* Cycles in which a multiprocessor does a multiply-add for each of `blocks` blocks, as many at a time as it holds. */
@@ -425,14 +431,14 @@ static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
 /* One kernel, every tile in `slices` slices of k (fewer, where rounding leaves none). */
 static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
     const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tiles = tiles_of(kernel, p);
-    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = LAUNCH_CYCLES};
+    const manners manner = manners_of(kernel);
+    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = manner.begin_cycles};
     if (slices > 1) {
         w.k_per_slice = round_up(divide_up(p->k, slices), kernel->tile_k);
         w.slices = divide_up(p->k, w.k_per_slice);
     }
     const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
-    w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) *
-                ((double)w.k_per_slice + manners_of(kernel).start_k);
+    w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) * ((double)w.k_per_slice + manner.start_k);
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
@@ -451,7 +457,7 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     const manners manner = manners_of(kernel);
     const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES +
+    w.cycles = manner.begin_cycles +
                (double)area * (cycles_for_blocks(device, kernel, busiest_whole) * ((double)p->k + manner.start_k) +
                                cycles_for_blocks(device, kernel, busiest_units) * (stretch + starts * manner.start_k));
     const int64_t pieces = ieee_pieces(p->k, tail, units);
@@ -459,6 +465,11 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     if (pieces > 1)
         w.cycles += manner.reduce_cycles + partial_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
+}
+
+/* Whether a kernel computes such products tile by tile. */
+static bool computes_tiles(const cuda_kernel *kernel, const tsr_problem *p) {
+    return kernel->family == FAMILY_IEEE_TILE || (kernel->family == FAMILY_IEEE_SHORT && p->k <= kernel->tile_k);
 }
 
 static void keep_quicker(way *best, const way *other, size_t max_workspace) {
@@ -486,10 +497,15 @@ static void consider_tail(way *best, const cuda_device *device, const cuda_kerne
     }
 }
 
+int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t units) {
+    const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
+    return kernel->family == FAMILY_IEEE_SHORT ? least(units, slots) : units;
+}
+
 way ieee_way(const cuda_device *device, const tsr_problem *p) {
     way best = {};
     for (const cuda_kernel &kernel : cuda_kernels)
-        if (kernel.family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&kernel, device))
+        if (computes_tiles(&kernel, p) && cuda_kernel_runs_on(&kernel, device))
             consider_tail(&best, device, &kernel, p, 0);
     return best;
 }
@@ -701,7 +717,8 @@ static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_p
         args.pieces = (int32_t)ieee_pieces(p->k, tiles - plan->full_tiles, plan->tail_units);
         args.partial = (float *)workspace;
     }
-    tsr_status status = launch(q, kernel, (grid){args.full_tiles + args.tail_units, 1, p->batch}, &args);
+    const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles + args.tail_units);
+    tsr_status status = launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
     if (status || args.pieces <= 1) return status;
     const int64_t parts = divide_up(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
     return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
@@ -985,6 +1002,7 @@ enum {
     IEEE_MMA_64X64_SHARED = 52224,
     IEEE_MMA_32X64_SHARED = 53248,
     IEEE_MMA_32X32_SHARED = 36864,
+    IEEE_MMA_SHORT_K_SHARED = 69632,
     PACK_SHARED = 52992,
     SPLIT_FP32_SM90_SHARED = 217136,
     SPLIT_FP32_SM90_T128_SHARED = 108576,
@@ -1227,14 +1245,17 @@ struct extent {
         : first(min(begin, max(matrix - size, 0))), own(begin) {}
 };
 
-/* Whether a tile of the product may be marked: none is where all marks are 1, the least there is, and the limit is no
- * less. All threads of the block call it. */
-static __device__ __forceinline__ bool any_mark(const ieee_args &args, const float *marks_a, const float *marks_b) {
+/* With marks, whether no tile of this product can be marked: where all marks are 1, the least there is, and the limit is
+ * no less. All threads of the block call it. */
+static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
+    if (!args.marks_a) return false;
+    const float *marks_a = args.marks_a + blockIdx.z * args.marks_a_batch_stride;
+    const float *marks_b = args.marks_b + blockIdx.z * args.marks_b_batch_stride;
     bool seen = !(args.mark_limit >= 1.0f);
     const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
-    for (int i = threadIdx.x; i < panels_m; i += blockDim.x) seen |= !(marks_a[i] <= 1.0f);
-    for (int i = threadIdx.x; i < panels_n; i += blockDim.x) seen |= !(marks_b[i] <= 1.0f);
-    return __syncthreads_or(seen);
+    for (int i = threadIdx.x; i < panels_m + panels_n; i += blockDim.x)
+        seen |= !((i < panels_m ? marks_a[i] : marks_b[i - panels_m]) <= 1.0f);
+    return !__syncthreads_or(seen);
 }
 
 /* Whether a block of C (args.h) is to be recomputed. */
@@ -1256,11 +1277,11 @@ static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const ui
 /* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
 template <class KERNEL, int TILE_M, int TILE_N>
 static __device__ __forceinline__ void compute_segments(const ieee_args &args, float *shared) {
+    if (nothing_marked(args)) return;
     const float *marks_a = args.marks_a, *marks_b = args.marks_b;
     if (marks_a) {
         marks_a += blockIdx.z * args.marks_a_batch_stride;
         marks_b += blockIdx.z * args.marks_b_batch_stride;
-        if (!any_mark(args, marks_a, marks_b)) return;
     }
     for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
         segment piece;
@@ -1325,8 +1346,24 @@ static __device__ __forceinline__ void copy_4_bytes(uint32_t shared, const char 
 #endif
 }
 
-static __device__ __forceinline__ void set_to_zero(uint32_t shared) {
-    asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(shared) : "memory");
+/* 4 or 16 bytes, or zeros where nothing is wanted. */
+template <int BYTES>
+static __device__ __forceinline__ void copy_or_zero(uint32_t shared, const float *global, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 4 : 0)
+                     : "memory");
+#else
+    if (wanted && BYTES == 16)
+        copy_16_bytes(shared, (const char *)global, 1);
+    else if (wanted)
+        copy_4_bytes(shared, (const char *)global, 1);
+    else
+        for (int i = 0; i < BYTES; i += 4) asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(shared + i) : "memory");
+#endif
 }
 
 static __device__ __forceinline__ void close_copy_group(void) {
@@ -1472,26 +1509,44 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
             copy_part<READ_SINGLES>(more);
     }
 
-    /* Copies a slab of only `terms` terms to the end of its memory and sets the rest to zero, in both operands: what is
-     * added for it is 0*0. Strides in floats. */
-    static __device__ __forceinline__ void copy_ragged_slab(uint32_t slab, const float *first, int64_t line_stride,
-                                                            int64_t k_stride, int lines, int terms) {
-        const int line = threadIdx.x % LINES;
-#pragma unroll 1
-        for (int row = threadIdx.x / LINES; row < SLAB; row += THREADS / LINES) {
-            const uint32_t at = slab + (row * PITCH + line) * 4;
-            const int term = row - (SLAB - terms);
-            if (term < 0)
-                set_to_zero(at);
-            else if (line < lines)
-                copy_4_bytes(at, (const char *)(first + line * line_stride + term * k_stride), 1);
+    /* Copies `terms` terms, strides in floats, to the last of `rows` rows of shared memory; those before become zero. */
+    static __device__ __forceinline__ void copy_terms(uint32_t shared, const float *first, int64_t line_stride,
+                                                      int64_t k_stride, int lines, int terms, int rows) {
+        const reading how = choose(first, line_stride, k_stride, lines);
+        if (how == READ_VECTORS)
+            copy_terms_by<4, LINES / 4>(shared, first, line_stride, k_stride, lines, terms, rows);
+        else if (k_stride == 1)
+            copy_terms_by<1, THREADS / LANE_TERMS>(shared, first, line_stride, k_stride, lines, terms, rows);
+        else
+            copy_terms_by<1, 32>(shared, first, line_stride, k_stride, lines, terms, rows);
+    }
+
+    /* A thread copies FLOATS lines at a time; LINE_THREADS threads lie along the lines, the others along k. */
+    template <int FLOATS, int LINE_THREADS>
+    static __device__ __forceinline__ void copy_terms_by(uint32_t shared, const float *first, int64_t line_stride,
+                                                         int64_t k_stride, int lines, int terms, int rows) {
+        constexpr int TERM_THREADS = THREADS / LINE_THREADS;
+        constexpr bool ALONG_K = TERM_THREADS == LANE_TERMS && FLOATS == 1; /* neighbours take neighbouring terms */
+        const int thread = threadIdx.x;
+        const int line = (ALONG_K ? thread / TERM_THREADS : thread % LINE_THREADS) * FLOATS;
+        const int first_row = ALONG_K ? thread % TERM_THREADS : thread / LINE_THREADS;
+        const float *from = first + line * line_stride + (first_row - (rows - terms)) * k_stride;
+        shared += (first_row * PITCH + line) * 4;
+#pragma unroll 2
+        for (int row = first_row; row < rows; row += TERM_THREADS) {
+#pragma unroll
+            for (int i = 0; i < LINES; i += LINE_THREADS * FLOATS)
+                copy_or_zero<FLOATS * 4>(shared + i * 4, from + i * line_stride,
+                                         row >= rows - terms && line + i < lines);
+            from += TERM_THREADS * k_stride;
+            shared += TERM_THREADS * PITCH * 4;
         }
     }
 };
 
 /* ---- Both operands ----------------------------------------------------------------------------------------------- */
 
-/* The slabs of one segment, from begin on: the one in use and those on their way. All threads of the block call these
+/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call these
  * functions together. */
 template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> struct slab_queue {
     using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
@@ -1500,6 +1555,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
     static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
     static constexpr int STEP = SLAB / PARTS; /* terms */
     static_assert(IEEE_RUN % SLAB == 0, "a piece of a tile is whole slabs, but for the last of k");
+
+    static constexpr bool BEGINS_SUMS = false; /* for ieee_mma_sm90.cu */
 
     a_tile a;
     b_tile b;
@@ -1510,8 +1567,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
     int coming; /* the slab being copied, */
     int more;   /* if there is one */
 
-    /* Fills all stages but the last. What k leaves over after whole slabs comes first, so that the main loop has whole
-     * slabs to copy only; steps without a term of it are left out. */
+    /* What k leaves over after whole slabs comes first, so that there are whole slabs to copy only from then on; steps
+     * without a term of it are left out. */
     __device__ __forceinline__ void begin(const ieee_args &args, const segment &piece, const extent &rows,
                                           const extent &cols, float *shared) {
         const int64_t batch = blockIdx.z;
@@ -1531,38 +1588,58 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         slabs = (piece.terms + SLAB - 1) / SLAB;
         a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
         b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
-        part = 0;
+        part = coming = 0;
         if (ragged) {
-            a_tile::copy_ragged_slab(memory, a_first, a_line, a_k, a_lines, ragged);
-            b_tile::copy_ragged_slab(memory + A_SLAB * 4, b_first, b_line, b_k, b_lines, ragged);
-            close_copy_group();
             part = (SLAB - ragged) / STEP;
-        }
-#pragma unroll 1
-        for (int slab = ragged ? 1 : 0; slab < STAGES; ++slab) {
-            begin_slab(slab);
-            const int parts = slab < STAGES - 1 ? PARTS : part; /* the main loop copies the rest */
-#pragma unroll 1
-            for (int i = 0; i < parts; ++i) {
-                a.template copy_part<READ_ANY>(slab < slabs);
-                b.template copy_part<READ_ANY>(slab < slabs);
-            }
-            if (slab == STAGES - 1) break; /* its group stays open */
+            const int rows = SLAB - part * STEP;
+            const uint32_t a_shared = memory + part * STEP * a_tile::PITCH * 4;
+            const uint32_t b_shared = memory + (A_SLAB + part * STEP * b_tile::PITCH) * 4;
+            a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, rows);
+            b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, rows);
             close_copy_group();
-            a.finish_slab();
-            b.finish_slab();
+            coming = 1;
         }
-        wait_for_copy_groups<STAGES - 2>();
+    }
+
+    /* Fills all stages but the last, and of that one what belongs to the steps left out: the main loop copies the rest.
+     * Then waits for the first slab. */
+    template <reading A, reading B> __device__ __forceinline__ void fill(void) {
+#pragma unroll 1
+        for (; coming < STAGES - 1; ++coming) {
+            if (coming < slabs) {
+                begin_slab(coming);
+#pragma unroll(A == READ_ANY ? 1 : PARTS)
+                for (int i = 0; i < PARTS; ++i) {
+                    a.template copy_part<A>(1);
+                    b.template copy_part<B>(1);
+                }
+                a.finish_slab();
+                b.finish_slab();
+            }
+            close_copy_group();
+        }
+        more = coming < slabs;
+        begin_slab(coming);
+#pragma unroll 1
+        for (int i = 0; i < part; ++i) {
+            a.template copy_part<A>(more);
+            b.template copy_part<B>(more);
+        }
+        /* What these are made of is to be forgotten: the main loops would be longer for it. */
+        asm volatile("" : "+l"(a.pass_stride), "+l"(b.pass_stride), "+l"(a.slab_stride), "+l"(b.slab_stride));
+        wait_for_copy_groups<STAGES - 2>(); /* the last one's group stays open */
         __syncthreads();
         stage = 0;
-        coming = STAGES - 1;
-        more = coming < slabs;
     }
 
     __device__ __forceinline__ void begin_slab(int to_stage) {
         a.begin_slab(memory + to_stage * (STAGE * 4));
         b.begin_slab(memory + to_stage * (STAGE * 4) + A_SLAB * 4);
     }
+
+    /* Where the slab in use is. */
+    __device__ __forceinline__ uint32_t a_slab(void) const { return memory + stage * (STAGE * 4); }
+    __device__ __forceinline__ uint32_t b_slab(void) const { return a_slab() + A_SLAB * 4; }
 
     __device__ __forceinline__ int steps(void) const { return slabs * PARTS - part; }
 
@@ -1614,8 +1691,9 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
 
 /* overlap.cuh: kernels of one call that overlap on Hopper and later, the start of one with the end of the one before
  * (launch.c, `waits` of kernels.h). A kernel that may be launched early calls wait_for_previous_kernel in every thread
- * before it touches device memory; then the one before has ended, and with it all that came before that. Earlier GPUs
- * launch one kernel after the other, and nothing is to be done. */
+ * before it touches device memory that the one before writes, or writes what that one reads; then the one before has
+ * ended, and with it all that came before that. What kernels before that one wrote is there, and may be read at once;
+ * but one thread of the grid at least must wait. Earlier GPUs launch one kernel after the other, and nothing is to be done. */
 
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
@@ -1756,6 +1834,7 @@ struct ieee_tile {
     template <reading A, reading B>
     static __device__ __forceinline__ void multiply(float (&sum)[ROWS][COLS], const place &my, float *shared,
                                                     queue &slabs) {
+        slabs.template fill<A, B>();
         const int a_offset = my.warp_m + my.lane_m * 4, b_offset = queue::A_SLAB + my.warp_n + my.lane_n * 4;
         const float *a_from = shared + a_offset + slabs.part * STEP * A_PITCH;
         const float *b_from = shared + b_offset + slabs.part * STEP * B_PITCH;
@@ -1993,14 +2072,20 @@ namespace ieee_mma_sm90 {
 
 /* Volatile, all of them: they stay in the order of multiply, which has been chosen with care. */
 
-/* 16 rows x 8 columns of C: adds 8 terms. A lane gives terms t and t + 4 of lines g (a0) and g + 8 (a1) of A and of
- * line g of B. */
-static __device__ __forceinline__ void multiply_8_terms(double (&sum)[4], const double (&a0)[2], const double (&a1)[2],
-                                                        const double (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
-                 : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
+/* 16 rows x 8 columns of C: adds 8 terms, or begins with them. A lane gives terms t and t + 4 of lines g (a0) and g + 8
+ * (a1) of A and of line g of B. */
+static __device__ __forceinline__ void multiply_8_terms(double (&sum)[4], bool begin, const double (&a0)[2],
+                                                        const double (&a1)[2], const double (&b)[2]) {
+    if (begin)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%10, %10, %10, %10};"
+                     : "=d"(sum[0]), "=d"(sum[1]), "=d"(sum[2]), "=d"(sum[3])
+                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]), "d"(0.0));
+    else
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%0, %1, %2, %3};"
+                     : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
 }
 
 static __device__ __forceinline__ double widen(float x) {
@@ -2026,14 +2111,18 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     static constexpr int SLAB = 32, STEP = 8 * WARPS_K;
     using queue = slab_queue<TILE_M, TILE_N, SLAB, SLAB / STEP, STAGES, THREADS>;
     static constexpr int A_PITCH = queue::a_tile::PITCH * 4, B_PITCH = queue::b_tile::PITCH * 4; /* bytes */
-    static constexpr int SUM_PITCH = TILE_N + 2;                                                 /* doubles */
     static constexpr int SHARED_BYTES = queue::SHARED_BYTES;
     static constexpr int ROWS = WARP_M / 16, COLS = WARP_N / 8; /* instructions for a warp's part of the tile */
     using sums = double[ROWS][COLS][4];
 
-    static_assert(WARP_M % 32 == 0 && WARP_N % 32 == 0, "lines go in groups of 32");
+    static constexpr int STAGING_PITCH = TILE_N + 4; /* floats: results on their way, [TILE_M][STAGING_PITCH] */
+
+    static_assert(WARP_M % 32 == 0 && WARP_N == 32, "lines go in groups of 32, and a lane stores a column");
     static_assert(A_PITCH % 128 == 16 && B_PITCH % 128 == 16, "loads from shared memory have no bank conflicts");
-    static_assert(WARPS_K * TILE_M * SUM_PITCH * 8 <= SHARED_BYTES, "sums sweep through the slabs' memory");
+    static_assert(TILE_M * STAGING_PITCH * 4 <= SHARED_BYTES, "results sweep through the slabs' memory");
+    static_assert(2 * ROWS % WARPS_K == 0, "warps that share a part of the tile have as many rows of it each");
+    static_assert(WARPS_K == 1 || THREADS * 2 * ROWS * COLS * 16 <= SHARED_BYTES,
+                  "sums sweep through the slabs' memory");
 
     /* Where in the tile a warp works, and in a group of 32 lines a lane. */
     struct place {
@@ -2073,16 +2162,18 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 
     /* The main loop: adds the terms of all slabs. A step is ROWS x COLS instructions. Behind the first one the last
      * widenings for this step are done, behind the second the loads for the next; then, as the step is done with a
-     * line, its widening for the next. Copies of a part of a slab are spread among them. */
-    template <reading A, reading B>
-    static __device__ __forceinline__ void multiply(sums &sum, const place &my, queue &slabs) {
+     * line, its widening for the next. Copies of a part of a slab are spread among them. With BEGINS_SUMS there is
+     * nothing to add to yet: a first step of its own, which is worth its code where there are few. */
+    template <reading A, reading B, class QUEUE>
+    static __device__ __forceinline__ void multiply(sums &sum, const place &my, QUEUE &slabs) {
         constexpr bool SEPARATE = A != READ_ANY;
-        constexpr int LAST = ROWS * COLS - 1, COPIES = SEPARATE ? queue::template COPIES<A, B> : 0;
+        constexpr int LAST = ROWS * COLS - 1, COPIES = SEPARATE ? QUEUE::template COPIES<A, B> : 0;
+        slabs.template fill<A, B>();
         const int first_term = my.warp_k * 8 + my.term;
         const uint32_t a_offset = first_term * A_PITCH + (my.warp_m + my.line) * 4;
-        const uint32_t b_offset = queue::A_SLAB * 4 + first_term * B_PITCH + (my.warp_n + my.line) * 4;
-        uint32_t a_from = slabs.memory + a_offset + slabs.part * STEP * A_PITCH;
-        uint32_t b_from = slabs.memory + b_offset + slabs.part * STEP * B_PITCH;
+        const uint32_t b_offset = first_term * B_PITCH + (my.warp_n + my.line) * 4;
+        uint32_t a_from = slabs.a_slab() + a_offset + slabs.part * STEP * A_PITCH;
+        uint32_t b_from = slabs.b_slab() + b_offset + slabs.part * STEP * B_PITCH;
         int steps = slabs.steps();
         values<2 * ROWS, A_PITCH> a;
         values<COLS, B_PITCH> b;
@@ -2094,12 +2185,11 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
         for (int i = 0; i < COLS - 1; ++i) b.widen_line(i);
         slabs.template copy_part<A, B>();
 
-#pragma unroll 1
-        for (; steps > 0; --steps) {
+        const auto step = [&](bool first) __attribute__((always_inline)) {
 #pragma unroll
             for (int i = 0; i <= LAST; ++i) {
                 const int row = i / COLS, col = i % COLS;
-                multiply_8_terms(sum[row][col], a.wide[2 * row], a.wide[2 * row + 1], b.wide[col]);
+                multiply_8_terms(sum[row][col], first, a.wide[2 * row], a.wide[2 * row + 1], b.wide[col]);
                 if (i == 0) {
                     a.widen_line(2 * ROWS - 2);
                     a.widen_line(2 * ROWS - 1);
@@ -2109,8 +2199,8 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                     a_from += STEP * A_PITCH;
                     b_from += STEP * B_PITCH;
                     if (slabs.next_slab()) {
-                        a_from = slabs.memory + slabs.stage * (queue::STAGE * 4) + a_offset;
-                        b_from = slabs.memory + slabs.stage * (queue::STAGE * 4) + b_offset;
+                        a_from = slabs.a_slab() + a_offset;
+                        b_from = slabs.b_slab() + b_offset;
                     }
                     a.load(a_from);
                     b.load(b_from);
@@ -2126,7 +2216,13 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                     if (i == LAST) slabs.template finish_part<A, B>();
                 }
             }
+        };
+        if constexpr (QUEUE::BEGINS_SUMS) {
+            step(true);
+            --steps;
         }
+#pragma unroll 1
+        for (; steps > 0; --steps) step(false);
     }
 
     /* Computes one segment's sums and stores them. */
@@ -2153,70 +2249,158 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             multiply<READ_LINES, READ_LINES>(sum, my, slabs);
         else
             multiply<READ_ANY, READ_ANY>(sum, my, slabs);
-        slabs.end();
-        put(sum, my, (double *)shared);
-        __syncthreads();
-        store(args, piece, rows, cols, (const double *)shared, doubts);
+        results result;
+        collect(result, sum, my, (double2 *)shared);
+        store(args, target(args, piece, rows, cols), result, my, shared, doubts);
     }
 
-    /* Sums to shared memory, [WARPS_K][TILE_M][SUM_PITCH]. */
-    static __device__ __forceinline__ void put(const sums &sum, const place &my, double *shared) {
-        double *at = shared + (my.warp_k * TILE_M + my.warp_m + my.line) * SUM_PITCH + my.warp_n + my.term * 4;
-#pragma unroll
-        for (int row = 0; row < 2 * ROWS; ++row)
-#pragma unroll
-            for (int col = 0; col < COLS; col += 2)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *(double2 *)(at + (row / 4 * 32 + row % 4) * SUM_PITCH + col / 4 * 32 + half * 16 + col % 4) =
-                        make_double2(sum[row / 2][col][row % 2 * 2 + half], sum[row / 2][col + 1][row % 2 * 2 + half]);
-    }
+    /* What a lane stores: of ROWS_EACH rows (row_of) four neighbouring columns in two places, 16 apart. */
+    static constexpr int ROWS_EACH = 2 * ROWS / WARPS_K;
+    using results = double[ROWS_EACH][2][4];
 
-    /* Stores a segment's sums: a thread four neighbouring columns, or one where these are not 16 aligned bytes of C. */
-    static __device__ __forceinline__ void store(const ieee_args &args, const segment &piece, const extent &rows,
-                                                 const extent &cols, const double *sum, const uint8_t *doubts) {
-        /* Of the tile: the rows and columns that are its own, and where the matrix ends. */
-        const int rows_own = rows.own - rows.first, cols_own = cols.own - cols.first;
-        int rows_end = min(TILE_M, args.m - rows.first), cols_end = min(TILE_N, args.n - cols.first);
-        double alpha = args.alpha, beta = args.beta;
-        int64_t row_stride = args.c.row_stride, col_stride = args.c.col_stride;
-        float *out = args.c.data + blockIdx.z * args.c.batch_stride + rows.first * row_stride + cols.first * col_stride;
-        if (!piece.whole) {
-            out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
-            row_stride = TILE_N;
-            col_stride = 1;
-            rows_end = TILE_M;
-            cols_end = TILE_N;
-            alpha = 1;
-            beta = 0;
-        }
-        const matrix_in &s = args.source;
-        const float *source = s.data + blockIdx.z * s.batch_stride + rows.first * s.row_stride +
-                              cols.first * s.col_stride;
-        const auto value = [&](int row, int col) {
-            double total = sum[row * SUM_PITCH + col];
+    /* From sums to results. Warps that share a part of the tile add up theirs, each for some of the rows. */
+    static __device__ __forceinline__ void collect(results &result, const sums &sum, const place &my, double2 *shared) {
+        if constexpr (WARPS_K == 1) {
 #pragma unroll
-            for (int k = 1; k < WARPS_K; ++k) total += sum[(k * TILE_M + row) * SUM_PITCH + col];
-            return beta == 0 ? (float)(alpha * total)
-                             : (float)fma(alpha, total, beta * source[row * s.row_stride + col * s.col_stride]);
-        };
-        const bool vectors = !doubts && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
-                             cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
-        if (vectors) {
-#pragma unroll 4
-            for (int i = threadIdx.x; i < TILE_M * TILE_N / 4; i += THREADS) {
-                const int row = i / (TILE_N / 4), col = i % (TILE_N / 4) * 4;
-                if (row < rows_own || row >= rows_end || col < cols_own || col >= cols_end) continue;
-                *(float4 *)(out + row * row_stride + col) = make_float4(value(row, col), value(row, col + 1),
-                                                                        value(row, col + 2), value(row, col + 3));
-            }
+            for (int i = 0; i < ROWS_EACH * 8; ++i)
+                result[i / 8][i / 4 % 2][i % 4] = sum[i / 16][i % 4][i / 8 % 2 * 2 + i / 4 % 2];
         } else {
-#pragma unroll 4
-            for (int i = threadIdx.x; i < TILE_M * TILE_N; i += THREADS) {
-                const int row = i / TILE_N, col = i % TILE_N;
-                if (row < rows_own || row >= rows_end || col < cols_own || col >= cols_end) continue;
-                if (doubts && !is_doubted(args, doubts, rows.first + row, cols.first + col)) continue;
-                out[row * row_stride + col * col_stride] = value(row, col);
+            constexpr int EACH = 2 * ROWS * COLS * 32; /* of a warp: [row][column of four][lane] */
+            double2 *mine = shared + threadIdx.x / 32 * EACH + threadIdx.x % 32;
+            __syncthreads(); /* the slabs are done with */
+#pragma unroll
+            for (int i = 0; i < 2 * ROWS * COLS; ++i) {
+                const double(&four)[4] = sum[i / COLS / 2][i % COLS];
+                const int at = i / COLS % 2 * 2;
+                mine[i * 32] = make_double2(four[at], four[at + 1]);
+            }
+            __syncthreads();
+            const double2 *from = mine + (my.warp_k * (ROWS_EACH * COLS * 32) - my.warp_k * EACH);
+#pragma unroll
+            for (int i = 0; i < ROWS_EACH * COLS; ++i) {
+                double2 total = from[i * 32];
+#pragma unroll
+                for (int k = 1; k < WARPS_K; ++k) {
+                    const double2 more = from[k * EACH + i * 32];
+                    total.x += more.x;
+                    total.y += more.y;
+                }
+                result[i / COLS][0][i % COLS] = total.x;
+                result[i / COLS][1][i % COLS] = total.y;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ int row_of(const place &my, int i) {
+        i += my.warp_k * ROWS_EACH;
+        return my.warp_m + i / 4 * 32 + my.line + i % 4;
+    }
+
+    /* Where a segment's sums go. Of the tile, rows [rows_own, rows_end) and columns [cols_own, cols_end) are stored. */
+    struct target {
+        float *out; /* of the tile's first element */
+        int64_t row_stride, col_stride;
+        int row, col; /* the tile's first */
+        int rows_own, rows_end, cols_own, cols_end;
+        float alpha, beta;
+
+        __device__ __forceinline__ target(const ieee_args &args, const segment &piece, const extent &rows,
+                                          const extent &cols)
+            : row(rows.first), col(cols.first), rows_own(rows.own - rows.first), cols_own(cols.own - cols.first) {
+            if (piece.whole) {
+                row_stride = args.c.row_stride;
+                col_stride = args.c.col_stride;
+                out = args.c.data + blockIdx.z * args.c.batch_stride + row * row_stride + col * col_stride;
+                rows_end = min(TILE_M, args.m - row);
+                cols_end = min(TILE_N, args.n - col);
+                alpha = args.alpha;
+                beta = args.beta;
+            } else {
+                row_stride = TILE_N;
+                col_stride = 1;
+                out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
+                rows_end = TILE_M;
+                cols_end = TILE_N;
+                alpha = 1;
+                beta = 0;
+            }
+        }
+        __device__ __forceinline__ bool is_whole(void) const {
+            return rows_own == 0 && rows_end == TILE_M && cols_own == 0 && cols_end == TILE_N;
+        }
+        __device__ __forceinline__ bool has_row(int i) const { return i >= rows_own && i < rows_end; }
+        __device__ __forceinline__ bool has_col(int i) const { return i >= cols_own && i < cols_end; }
+        /* Whether four neighbouring columns are 16 aligned bytes, to be stored or left as they are. */
+        __device__ __forceinline__ bool takes_vectors(void) const {
+            return col_stride == 1 && row_stride % 4 == 0 && cols_own % 4 == 0 && cols_end % 4 == 0 &&
+                   (uintptr_t)out % 16 == 0;
+        }
+    };
+
+    /* All threads of the block call it. What is not stored straight from registers passes through `shared`, so that
+     * neighbouring threads store neighbouring columns. */
+    static __device__ __forceinline__ void store(const ieee_args &args, const target &to, results &result,
+                                                 const place &my, float *shared, const uint8_t *doubts) {
+        if (!to.takes_vectors() || to.beta != 0 || doubts) {
+            __syncthreads(); /* everybody is done with what was there */
+            put(result, my, [&](int row, int col, float4 v) { *(float4 *)(shared + row * STAGING_PITCH + col) = v; });
+            __syncthreads();
+            store_columns(args, to, shared, doubts);
+            return;
+        }
+        if (to.alpha != 1)
+#pragma unroll
+            for (int i = 0; i < ROWS_EACH * 8; ++i) result[i / 8][i / 4 % 2][i % 4] *= to.alpha;
+        /* __stcs: C, where it is large, is not to drive the operands out of the L2 cache. */
+        if (to.is_whole())
+            put(result, my,
+                [&](int row, int col, float4 v) { __stcs((float4 *)(to.out + row * to.row_stride + col), v); });
+        else
+            put(result, my, [&](int row, int col, float4 v) {
+                if (to.has_row(row) && to.has_col(col)) __stcs((float4 *)(to.out + row * to.row_stride + col), v);
+            });
+    }
+
+    /* Calls `put_four` with a row and a column of the tile, and the lane's four results from there on. */
+    template <class PUT_FOUR>
+    static __device__ __forceinline__ void put(const results &result, const place &my, PUT_FOUR put_four) {
+#pragma unroll
+        for (int i = 0; i < ROWS_EACH * 2; ++i) {
+            const double(&four)[4] = result[i / 2][i % 2];
+            put_four(row_of(my, i / 2), my.warp_n + i % 2 * 16 + my.term * 4,
+                     make_float4((float)four[0], (float)four[1], (float)four[2], (float)four[3]));
+        }
+    }
+
+    /* From shared memory, [TILE_M][STAGING_PITCH]: a thread has a column, or part of one. */
+    static __device__ __forceinline__ void store_columns(const ieee_args &args, const target &to, const float *staging,
+                                                         const uint8_t *doubts) {
+        constexpr int STEP_ROWS = THREADS / TILE_N, AT_ONCE = 8;
+        static_assert(THREADS % TILE_N == 0 && TILE_M % (STEP_ROWS * AT_ONCE) == 0, "threads cover whole rows");
+        const int col = threadIdx.x % TILE_N;
+        if (!to.has_col(col)) return;
+        const matrix_in &s = args.source;
+        const float *source = s.data + blockIdx.z * s.batch_stride + to.row * s.row_stride +
+                              (to.col + col) * s.col_stride;
+        int row = threadIdx.x / TILE_N;
+        float *out = to.out + row * to.row_stride + col * to.col_stride;
+#pragma unroll 1
+        while (row < TILE_M) {
+            float value[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                value[i] = to.alpha * staging[(row + i * STEP_ROWS) * STAGING_PITCH + col];
+            if (to.beta != 0)
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    if (to.has_row(row + i * STEP_ROWS))
+                        value[i] = fmaf(to.beta, source[(row + i * STEP_ROWS) * s.row_stride], value[i]);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (to.has_row(row) && (!doubts || is_doubted(args, doubts, to.row + row, to.col + col)))
+                    *out = value[i];
+                row += STEP_ROWS;
+                out += STEP_ROWS * to.row_stride;
             }
         }
     }
@@ -2227,6 +2411,98 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     }
 };
 
+/* ---- Short k ----------------------------------------------------------------------------------------------------- */
+
+/* Where k is short, a tile is multiplied in less time than its first operands take to come, and its results to go. So
+ * here blocks stay. Each has a share of all tiles, row after row of them, and while it multiplies one and stores it, the
+ * next one's operands are on their way: a panel of B, and one of A where a row begins. A panel has all terms of k,
+ * [MOST_K][lines + 4], in whole steps, zeros first. There is room for two of each. */
+template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct ieee_mma_short {
+    using tile = ieee_mma<TILE_M, TILE_N, WARPS_M, WARPS_N, 1, 3>;
+    using a_tile = typename tile::queue::a_tile;
+    using b_tile = typename tile::queue::b_tile;
+    static constexpr int A_BYTES = MOST_K * tile::A_PITCH, B_BYTES = MOST_K * tile::B_PITCH;
+    static constexpr int SHARED_BYTES = 2 * (A_BYTES + B_BYTES);
+    static_assert(MOST_K % tile::STEP == 0, "panels are whole steps");
+    static_assert(TILE_M * tile::STAGING_PITCH * 4 <= B_BYTES, "results sweep through a panel's memory");
+
+    static __device__ __forceinline__ int steps(const ieee_args &args) {
+        return (args.k + tile::STEP - 1) / tile::STEP;
+    }
+
+    static __device__ __forceinline__ void copy_a(const ieee_args &args, const extent &rows, uint32_t to) {
+        const float *first = args.a.data + blockIdx.z * args.a.batch_stride + rows.first * args.a.row_stride;
+        a_tile::copy_terms(to, first, args.a.row_stride, args.a.col_stride, args.m - rows.first, args.k,
+                           steps(args) * tile::STEP);
+    }
+    static __device__ __forceinline__ void copy_b(const ieee_args &args, const extent &cols, uint32_t to) {
+        const float *first = args.b.data + blockIdx.z * args.b.batch_stride + cols.first * args.b.col_stride;
+        b_tile::copy_terms(to, first, args.b.col_stride, args.b.row_stride, args.n - cols.first, args.k,
+                           steps(args) * tile::STEP);
+    }
+
+    /* The panels of a tile, as `multiply` sees them: one slab, and nothing to copy meanwhile. */
+    struct panels {
+        static constexpr bool BEGINS_SUMS = true;
+        template <reading A, reading B> static constexpr int COPIES = 0;
+        uint32_t a, b;
+        int part, left;
+        __device__ __forceinline__ uint32_t a_slab(void) const { return a; }
+        __device__ __forceinline__ uint32_t b_slab(void) const { return b; }
+        __device__ __forceinline__ int steps(void) const { return left; }
+        template <reading A, reading B> __device__ __forceinline__ void fill(void) {}
+        template <reading A, reading B> __device__ __forceinline__ void copy_part(void) {}
+        template <reading A, reading B> __device__ __forceinline__ void copy(int) {}
+        template <reading A, reading B> __device__ __forceinline__ void finish_part(void) {}
+        /* Behind the last step the first one is loaded again, for nothing. */
+        __device__ __forceinline__ bool next_slab(void) { return --left == 0; }
+    };
+
+    static __device__ __forceinline__ void run(const ieee_args &args) {
+        extern __shared__ __align__(16) float shared[];
+        const typename tile::place my;
+        const int64_t tiles = args.full_tiles;
+        const int end = (int)((blockIdx.x + 1) * tiles / gridDim.x);
+        int at = (int)(blockIdx.x * tiles / gridDim.x);
+        int row = at / args.tiles_n, col = at % args.tiles_n;
+        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+        uint32_t a = memory, next_a = a + A_BYTES, b = next_a + A_BYTES, next_b = b + B_BYTES;
+        extent rows(row * TILE_M, TILE_M, args.m), cols(col * TILE_N, TILE_N, args.n);
+        copy_a(args, rows, a);
+        copy_b(args, cols, b);
+#pragma unroll 1
+        for (; at < end; ++at) {
+            close_copy_group();
+            wait_for_copy_groups<0>();
+            __syncthreads(); /* this tile's panels are there, and everybody is done with the last tile's */
+            const bool new_row = ++col == args.tiles_n;
+            if (new_row) col = 0, ++row;
+            const extent next_rows(row * TILE_M, TILE_M, args.m), next_cols(col * TILE_N, TILE_N, args.n);
+            if (at + 1 < end) {
+                if (new_row) copy_a(args, next_rows, next_a);
+                copy_b(args, next_cols, next_b);
+            }
+            typename tile::sums sum;
+            panels both = {a, b, 0, steps(args)};
+            tile::template multiply<READ_VECTORS, READ_VECTORS>(sum, my, both);
+            const typename tile::target to(args, segment{0, 0, args.k, 0, true, 0, 0}, rows, cols);
+            typename tile::results result;
+            tile::collect(result, sum, my, nullptr);
+            tile::store(args, to, result, my, shared + (b - memory) / 4, nullptr);
+            if (new_row) swap(a, next_a);
+            swap(b, next_b);
+            rows = next_rows;
+            cols = next_cols;
+        }
+    }
+
+    static __device__ __forceinline__ void swap(uint32_t &x, uint32_t &y) {
+        const uint32_t was = x;
+        x = y;
+        y = was;
+    }
+};
+
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 /* Large products, and what of a split product is to be computed again. A warp has 64 x 32; 2 blocks per SM. */
@@ -2234,6 +2510,10 @@ using mma_64x128 = ieee_mma<64, 128, 1, 4, 1, 3>;
 static_assert(mma_64x128::SHARED_BYTES == IEEE_MMA_64X128_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __grid_constant__ ieee_args args) {
+    if (nothing_marked(args)) { /* known since before the split kernel in front of us began */
+        if (blockIdx.x == 0 && blockIdx.z == 0) wait_for_previous_kernel(); /* the grid is not to end before it does */
+        return;
+    }
     wait_for_previous_kernel();
     let_next_kernel_come();
     mma_64x128::run(args);
@@ -2267,6 +2547,16 @@ extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid
     wait_for_previous_kernel();
     let_next_kernel_come();
     mma_32x32::run(args);
+}
+
+/* Products of few terms. A warp has 32 x 32; 3 blocks per SM. */
+using mma_short_k = ieee_mma_short<64, 64, 2, 2, 64>;
+static_assert(mma_short_k::SHARED_BYTES == IEEE_MMA_SHORT_K_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_short_k(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    mma_short_k::run(args);
 }
 } // namespace ieee_mma_sm90
 
@@ -2343,40 +2633,38 @@ struct destination {
     matrix_out c;
     matrix_in source; /* what beta scales */
     float alpha, beta;
-};
+    bool vectors; /* four neighbours in a row may be written together */
 
-__device__ inline destination destination_of(const split_args &g, const work &w) {
-    if (g.slices > 1) return {{g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0}, {}, 1, 0};
-    destination d = {g.c, g.source, g.alpha, g.beta};
-    d.c.data += w.batch * g.c.batch_stride;
-    d.source.data += w.batch * g.source.batch_stride;
-    return d;
-}
+    __device__ destination(const split_args &g, const work &w)
+        : c(g.c), source(g.source), alpha(g.alpha), beta(g.beta) {
+        if (g.slices > 1) {
+            c = {g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0};
+            alpha = 1, beta = 0;
+        } else {
+            c.data += w.batch * c.batch_stride;
+            source.data += w.batch * source.batch_stride;
+        }
+        vectors = beta == 0 && c.col_stride == 1 && c.row_stride % 4 == 0 && (uintptr_t)c.data % 16 == 0;
+    }
+};
 
 /* What to do with the sums of this panel of A times this one of B. */
 enum verdict { LEAVE, LOOK, WRITE };
 
-__device__ inline verdict verdict_on(const split_args &g, int batch, int row, int col) {
-    const float mark = g.a.marks[batch * g.a.marks_batch_stride + row / PANEL_ROWS] *
-                       g.b.marks[batch * g.b.marks_batch_stride + col / PANEL_ROWS];
+__device__ inline float mark_of(const split_operand &o, int batch, int row) {
+    return o.marks[batch * o.marks_batch_stride + row / PANEL_ROWS];
+}
+
+__device__ inline verdict verdict_on(const split_args &g, float mark_a, float mark_b) {
+    const float mark = mark_a * mark_b;
     return mark <= g.mark_limit ? WRITE : g.doubts && mark < INFINITY ? LOOK : LEAVE;
 }
 
-/* What a row of an operand means for its sums. */
-struct row_doubt {
-    bool zero;   /* all of it, and so its sums are */
-    float least; /* they must be, beside what the other operand's row asks for */
-
-    __device__ row_doubt(const split_args &g, const split_operand &o, int batch, int row) {
-        const int64_t at = batch * o.exponents_batch_stride + row;
-        zero = o.exponents[at] == ALL_ZERO;
-        least = g.least_per_deep * (float)o.deep[at];
-    }
-};
-
-/* Whether a sum, as it is before it is scaled back, is too small to be good. */
-__device__ inline bool is_doubtful(float sum, const row_doubt &a, const row_doubt &b) {
-    return !a.zero && !b.zero && !(fabsf(sum) >= a.least + b.least);
+/* What the sums of a row of an operand must be at least, before they are scaled back, beside what the other operand's
+ * row asks for; less than any number where all of the row is zero, and so its sums are. */
+__device__ inline float least_sum(const split_args &g, const split_operand &o, int batch, int row) {
+    const int64_t at = batch * o.exponents_batch_stride + row;
+    return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_deep * (float)o.deep[at];
 }
 
 /* Notes what a warp found about a block of C, and returns it to all its threads. */
@@ -2392,60 +2680,82 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* Whether the sums of a block, v being as in write_out, are to be left to ieee. */
-__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, const float *v) {
-    const int lane = threadIdx.x % 32;
-    bool doubtful = false;
-#pragma unroll
-    for (int j = 0; j < DOUBT_COLS / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int col = col0 + 8 * j + lane % 4 * 2 + i;
-            if (col >= g.n) continue;
-            const row_doubt of_b(g, g.b, batch, col);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = row0 + lane / 4 + 8 * h;
-                if (row < g.m) doubtful |= is_doubtful(v[4 * j + 2 * h + i], row_doubt(g, g.a, batch, row), of_b);
-            }
-        }
-    return note_doubt(g, batch, row0, col0, doubtful);
-}
-
-/* A warp's own corner of shared memory, where 16 rows of 32 columns wait to be written out row by row. A row is 40
- * floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+/* A warp's own corner of shared memory, where the sums of a block wait to be looked at and written out row by row. A row
+ * is 40 floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 constexpr int OUT_ROWS = DOUBT_ROWS, OUT_COLS = DOUBT_COLS, OUT_STRIDE = 40;
 typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 
-/* Scales back and writes 16 rows of 32 columns of C, from (row0, col0) on. v[4j + 2h + i] is row lane/4 + 8h, column
- * 8j + lane%4*2 + i, as the matrix instructions lay accumulators out; the warp then writes 32 neighbouring columns of a
- * row at once, whatever C's alignment. exponent_a is of row row0 + lane (lane < 16), exponent_b of column col0 + lane.
- */
-__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, const float *v,
-                                 int exponent_a, int exponent_b, out_buffer &out) {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
+/* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a block, as the
+ * matrix instructions lay accumulators out. exponent_a is of row number `lane`. */
+template <int N> __device__ void scale_rows(float (&v)[N], int exponent_a) {
+    const int row = threadIdx.x % 32 / 4;
+    const float down[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row)),
+                           power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row + 8))};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float scale = power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4 + 8 * h));
+    for (int i = 0; i < N; i++) v[i] *= down[i / 2 % 2];
+}
+
+/* Puts the sums of a block there. */
+__device__ inline void put_sums(const float *v, out_buffer &sums) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
 #pragma unroll
         for (int j = 0; j < OUT_COLS / 8; j++)
-            *(float2 *)&out[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[4 * j + 2 * h] * scale,
-                                                                                  v[4 * j + 2 * h + 1] * scale);
+            *(float2 *)&sums[lane / 4 + 8 * h][8 * j + lane % 4 * 2] = make_float2(v[4 * j + 2 * h],
+                                                                                   v[4 * j + 2 * h + 1]);
+}
+
+/* Whether the block of C from (row0, col0) on is to be left to ieee. */
+__device__ inline bool in_doubt(const split_args &g, int batch, int row0, int col0, int exponent_a,
+                                const out_buffer &sums) {
+    const int lane = threadIdx.x % 32, rows = min(OUT_ROWS, g.m - row0);
+    const float of_row = least_sum(g, g.a, batch, row0 + min(lane, rows - 1)); /* number `lane` */
+    const float of_col = least_sum(g, g.b, batch, min(col0 + lane, g.n - 1));
+    const float up = power_of_two(exponent_a);
+    bool doubtful = false;
+#pragma unroll 4
+    for (int r = 0; r < OUT_ROWS; r++) {
+        const float sum = sums[r][lane] * __shfl_sync(0xffffffffu, up, r);
+        const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
+        doubtful |= r < rows && !(fabsf(sum) >= least);
     }
-    __syncwarp();
+    return note_doubt(g, batch, row0, col0, doubtful && col0 + lane < g.n);
+}
+
+/* Scales a block back by its columns and writes it: 32 neighbours of a row at once, whatever C's alignment, or of four
+ * rows where four columns may go together. exponent_b is of column col0 + lane. */
+__device__ inline void write_out(const split_args &g, const destination &d, int row0, int col0, int exponent_b,
+                                 const out_buffer &sums) {
+    const int lane = threadIdx.x % 32, rows = g.m - row0;
+    const float down = power_of_two(-exponent_b);
+    if (d.vectors && col0 + OUT_COLS <= g.n) {
+        constexpr int AT_ONCE = 4; /* rows */
+        const int row = lane / 8, col = lane % 8 * 4;
+        float downs[4], *to = d.c.data + (row0 + row) * d.c.row_stride + col0 + col;
+#pragma unroll
+        for (int i = 0; i < 4; i++) downs[i] = __shfl_sync(0xffffffffu, down, col + i);
+#pragma unroll
+        for (int r = 0; r < OUT_ROWS; r += AT_ONCE, to += AT_ONCE * d.c.row_stride) {
+            const float4 x = *(const float4 *)&sums[r + row][col];
+            if (r + row < rows)
+                *(float4 *)to = make_float4(d.alpha * (x.x * downs[0]), d.alpha * (x.y * downs[1]),
+                                            d.alpha * (x.z * downs[2]), d.alpha * (x.w * downs[3]));
+        }
+        return;
+    }
     if (col0 + lane >= g.n) return;
-    const int rows = g.m - row0;
-    const float scale = power_of_two(-exponent_b);
-    float *to = d.c.data + row0 * d.c.row_stride + (col0 + lane) * d.c.col_stride;
     float before[OUT_ROWS]; /* beta*S, read all at once rather than each where it is needed */
     const float *from = d.source.data + row0 * d.source.row_stride + (col0 + lane) * d.source.col_stride;
 #pragma unroll
     for (int r = 0; r < OUT_ROWS; r++, from += d.source.row_stride)
         before[r] = d.beta != 0 && r < rows ? d.beta * *from : -0.0f;
+    float x[OUT_ROWS], *to = d.c.data + row0 * d.c.row_stride + (col0 + lane) * d.c.col_stride;
+#pragma unroll
+    for (int r = 0; r < OUT_ROWS; r++) x[r] = fmaf(d.alpha, sums[r][lane] * down, before[r]); /* -0 changes nothing */
 #pragma unroll
     for (int r = 0; r < OUT_ROWS; r++, to += d.c.row_stride)
-        if (r < rows) *to = fmaf(d.alpha, out[r][lane] * scale, before[r]); /* -0 changes nothing, not even -0 */
+        if (r < rows) *to = x[r];
 }
 
 #include <cuda_fp16.h>
@@ -2485,6 +2795,7 @@ constexpr int UNIT_ROWS = 64;
 constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
 constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
+constexpr int QUADS_AT_ONCE = 2; /* more would overlap more, but take longer to come to the instruction cache */
 constexpr int LINE = 64,
               LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
 constexpr int VECTORS = LINE / 4;    /* of a line; one more where it is not aligned */
@@ -2507,21 +2818,22 @@ struct place {
 
 /* The index-th place, counted through operand 0 and then 1. False past the last. */
 __device__ bool place_at(const pack_pair_args &pair, int index, int group_rows, bool with_k_blocks, place *at) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const pack_args &o = pair.operand[i];
-        const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
-        const int places = groups * per_group;
-        if (index < o.batch * places) {
-            const int within = index % places;
-            const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
-            *at = {i, index / places, (across ? within % groups : within / per_group) * group_rows,
-                   across ? within / groups : within % per_group};
-            return true;
-        }
-        index -= o.batch * places;
-    }
-    return false;
+    const auto count = [&](const pack_args &o) {
+        return o.batch * divide_up(o.rows, group_rows) * (with_k_blocks ? o.k_blocks : 1);
+    };
+    at->operand = index >= count(pair.operand[0]);
+    if (at->operand) index -= count(pair.operand[0]);
+    const pack_args &o = pair.operand[at->operand];
+    if (index >= count(o)) return false;
+    const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
+    const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
+    const int inner = across ? groups : per_group;
+    at->batch = index / (groups * per_group);
+    const int within = index - at->batch * groups * per_group, quotient = within / inner,
+              remainder = within - quotient * inner;
+    at->row0 = (across ? remainder : quotient) * group_rows;
+    at->kb = across ? quotient : remainder;
+    return true;
 }
 
 __device__ int exponent_for(float largest, int target) {
@@ -2587,10 +2899,26 @@ struct __align__(16) stage {
     __device__ float one(int line, int i) const { return lines[line][place_of(line, i / 4) + i % 4]; }
 };
 
+/* What the L2 cache is to do with the matrices, which are read once: where it has room for the panels, forget them before
+ * these; 0: nothing in particular. */
+__device__ uint64_t policy_for(const pack_pair_args &pair) {
+    constexpr int64_t ROOM = 40 << 20; /* bytes */
+    int64_t panels = 0;
+    for (int i = 0; i < 2; i++) panels += pair.operand[i].batch * pair.operand[i].panels_batch_stride;
+    uint64_t policy = 0;
+    if (panels <= ROOM) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 /* Copies `bytes` of 16 and fills the rest with zeros. */
-__device__ void copy_16(void *to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes));
+__device__ void copy_16(void *to, const void *from, int bytes, uint64_t policy) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b64 p, %3, 0;\n"
+                 "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n"
+                 "@!p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+                 "}\n" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(bytes), "l"(policy));
 }
 
 __device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
@@ -2625,12 +2953,12 @@ struct unit_view {
     }
 };
 
-__device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to) {
+__device__ void fetch_vector(const unit_view &view, int line, int vector, stage &to, uint64_t policy) {
     const int shift = view.shift(line), begin = vector * 4 - shift; /* begin: of this vector, within the line */
     const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
     const float *from = view.first +
                         (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
-    copy_16(to.vector(line, vector), from, floats * 4);
+    copy_16(to.vector(line, vector), from, floats * 4, policy);
 }
 
 /* What a row that did not fit is scaled by; the others stay as they were. */
@@ -2638,9 +2966,8 @@ __device__ int exponent_again(const pack_args &o, int64_t row) {
     return o.overflows[row] > 0 ? exponent_for(o.overflows[row], LARGEST_EXPONENT) : o.exponents[row];
 }
 
-/* Starts copying a unit, and its rows' exponents; AGAIN: finds new ones, and keeps them. */
-template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const place &u, stage &to) {
-    const pack_args &o = pair.operand[u.operand];
+/* Starts copying a unit. */
+__device__ void fetch_elements(const pack_args &o, const place &u, stage &to, uint64_t policy) {
     const unit_view view(o, u);
     if (view.step == 1 && view.aligned() && view.lines == LINE && view.length == LINE) { /* as nearly all are */
         constexpr int LINES_AT_ONCE = THREADS / VECTORS;
@@ -2648,16 +2975,16 @@ template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const pl
         const float *from_line = view.first + line * view.line_stride + vector * 4;
 #pragma unroll
         for (int i = 0; i < LINE / LINES_AT_ONCE; i++) {
-            copy_16(to.vector(i * LINES_AT_ONCE + line, vector), from_line, 16);
+            copy_16(to.vector(i * LINES_AT_ONCE + line, vector), from_line, 16, policy);
             from_line += LINES_AT_ONCE * view.line_stride;
         }
     } else if (view.step == 1) {
 #pragma unroll
         for (int i = 0; i < LINE * VECTORS / THREADS; i++) {
             const int index = i * THREADS + threadIdx.x;
-            fetch_vector(view, index / VECTORS, index % VECTORS, to);
+            fetch_vector(view, index / VECTORS, index % VECTORS, to, policy);
         }
-        if (!view.aligned() && threadIdx.x < LINE) fetch_vector(view, threadIdx.x, VECTORS, to);
+        if (!view.aligned() && threadIdx.x < LINE) fetch_vector(view, threadIdx.x, VECTORS, to, policy);
     } else {
         const int column = threadIdx.x % LINE;
 #pragma unroll 8
@@ -2667,6 +2994,10 @@ template <bool AGAIN> __device__ void fetch(const pack_pair_args &pair, const pl
                    there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
+}
+
+/* Starts copying its rows' exponents; AGAIN: finds new ones, and keeps them. */
+template <bool AGAIN> __device__ void fetch_exponents(const pack_args &o, const place &u, stage &to) {
     if (threadIdx.x >= UNIT_ROWS) return;
     const bool there = u.row0 + threadIdx.x < o.rows;
     const int64_t row = u.batch * o.exponents_batch_stride + (there ? u.row0 + threadIdx.x : 0);
@@ -2692,7 +3023,7 @@ __device__ float split_quads(const pack_args &o, const place &u, const stage &fr
                        ((int64_t)u.kb * PIECES * stored + skip) * SPLIT_ROW_BYTES;
     const int lo_offset = stored * SPLIT_ROW_BYTES;
     bool shallow = true;
-#pragma unroll
+#pragma unroll QUADS_AT_ONCE
     for (int i = 0; i < QUADS; i++) {
         const int row = i * (THREADS / QUADS_PER_ROW) + row0;
         const row_scale scale(from.exponents[row]);
@@ -2770,31 +3101,43 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
 }
 
 /* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
- * thread that found a depth above 1. Copies run two units ahead. */
+ * thread that found a depth above 1. Copies run two units ahead, the first of them before the kernel in front of this one
+ * has found its exponents. Two rounds that only copy come first, in the same loop: instructions that are there once come
+ * to a multiprocessor once. */
 template <bool AGAIN, typename NEXT, typename NOTE>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
-    place now, ahead, further;
-    bool has_now = next(&now);
-    if (has_now) fetch<AGAIN>(pair, now, stages[0]);
-    close_copies();
-    bool has_ahead = has_now && next(&ahead);
-    if (has_ahead) fetch<AGAIN>(pair, ahead, stages[1]);
-    close_copies();
-    for (int at = 0; has_now; at = (at + 1) % STAGES) {
-        wait_copies<1>();
-        __syncthreads(); /* this unit has landed for all, and all have left the one before it */
-        const bool has_further = has_ahead && next(&further);
-        if (has_further) fetch<AGAIN>(pair, further, stages[(at + 2) % STAGES]);
+    const uint64_t policy = policy_for(pair);
+    place now = {}, ahead = {}, further = {};
+    bool has_now = false, has_ahead = false, has_further = true;
+    int free = 0; /* the stage that unit round + 2 comes to */
+#pragma unroll 1
+    for (int round = -2; round < 0 || has_now; round++) {
+        if (round >= 0) {
+            wait_copies<1>();
+            __syncthreads(); /* this unit has landed for all, and all have left the one before it */
+        }
+        has_further = has_further && next(&further);
+        const pack_args &of_further = pair.operand[further.operand];
+        if (has_further) fetch_elements(of_further, further, stages[free], policy);
+        if (round == -2) {
+            wait_for_previous_kernel();
+            let_next_kernel_come();
+        }
+        if (has_further) fetch_exponents<AGAIN>(of_further, further, stages[free]);
         close_copies();
-        const pack_args &o = pair.operand[now.operand];
-        float depth = o.pieces == 2 ? split<2>(o, now, stages[at]) : split<1>(o, now, stages[at]);
-        if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[at]);
-        if (depth > 1) note(now, depth);
+        free = (free + 1) % STAGES; /* now the stage of unit `round` */
+        if (has_now) {
+            const pack_args &o = pair.operand[now.operand];
+            float depth = o.pieces == 2 ? split<2>(o, now, stages[free]) : split<1>(o, now, stages[free]);
+            if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[free]);
+            if (depth > 1) note(now, depth);
+        }
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
 }
 
+static_assert(STAGES == 3, "a unit that is split and two that come");
 static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
 extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
 
@@ -2869,7 +3212,6 @@ __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
 /* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
-    wait_for_previous_kernel();
     int index = blockIdx.x;
     auto next = [&](place *u) {
         const bool there = place_at(pair, index, UNIT_ROWS, true, u);
@@ -2879,24 +3221,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
         raise(&pair.operand[u.operand].sample_depths[panel_of(pair, u)], depth);
     });
-    let_next_kernel_come();
+}
+
+__device__ int64_t panels_in(const pack_args &o) {
+    return o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
 }
 
 /* The panels' marks where all fitted; true if something did not, in any panel. All blocks look at all panels, and share
  * out the marks. */
 __device__ bool any_overflow(const pack_pair_args &pair) {
+    const int64_t first = panels_in(pair.operand[0]), all = first + panels_in(pair.operand[1]);
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const pack_args &o = pair.operand[i];
-        const int64_t panels = o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
-        for (int64_t panel = threadIdx.x; panel < panels; panel += THREADS) {
-            const float by_sample = o.sample_depths[panel];
-            if (by_sample == INFINITY)
-                any = true;
-            else if (panel / THREADS % gridDim.x == blockIdx.x)
-                o.marks[panel] = by_sample;
-        }
+    for (int64_t i = threadIdx.x; i < all; i += THREADS) {
+        const pack_args &o = pair.operand[i >= first];
+        const int64_t panel = i >= first ? i - first : i;
+        const float by_sample = o.sample_depths[panel];
+        if (by_sample == INFINITY)
+            any = true;
+        else if (i / THREADS % gridDim.x == blockIdx.x)
+            o.marks[panel] = by_sample;
     }
     return __syncthreads_or(any);
 }
@@ -2935,47 +3278,48 @@ namespace split_reduce {
 constexpr int THREADS = 128;
 static_assert(DOUBT_COLS == 32, "a thread of a warp has a column");
 
-extern "C" __global__ void __launch_bounds__(THREADS) split_reduce(const __grid_constant__ split_args g) {
+extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __grid_constant__ split_args g) {
     wait_for_previous_kernel();
-    const int batch = blockIdx.y, blocks_n = divide_up(g.n, DOUBT_COLS);
-    const int64_t block = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    const int row0 = (int)(block / blocks_n) * DOUBT_ROWS, col0 = (int)(block % blocks_n) * DOUBT_COLS;
+    let_next_kernel_come();
+    const int batch = blockIdx.y, lane = threadIdx.x % 32;
+    const uint32_t blocks_n = divide_up(g.n, DOUBT_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int row0 = block / blocks_n * DOUBT_ROWS, col0 = block % blocks_n * DOUBT_COLS;
     if (row0 >= g.m) return;
-    const verdict on = verdict_on(g, batch, row0, col0);
+    const verdict on = verdict_on(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));
+    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + lane, g.n - 1);
+    const bool there = col0 + lane < g.n;
+    const int64_t size = (int64_t)g.m * g.n;
+    const float *slice = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
+    float sums[DOUBT_ROWS] = {};
+    for (int i = 0; i < g.slices; i++, slice += size) {
+        const float *from = slice;
+#pragma unroll
+        for (int r = 0; r < DOUBT_ROWS; r++, from += g.n)
+            if (r < rows) sums[r] += *from;
+    }
     if (on == LEAVE) return;
 
-    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + (int)threadIdx.x % 32, g.n - 1);
-    const bool there = col0 + (int)threadIdx.x % 32 < g.n;
-    const int64_t size = (int64_t)g.m * g.n;
-    const float *part = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
-    float sums[DOUBT_ROWS] = {};
-    for (int slice = 0; slice < g.slices; slice++, part += size)
-#pragma unroll
-        for (int r = 0; r < DOUBT_ROWS; r++)
-            if (r < rows) sums[r] += part[(int64_t)r * g.n];
-
     if (on == LOOK) {
-        const row_doubt of_b(g, g.b, batch, col);
+        const int row = row0 + min(lane, rows - 1); /* number `lane` */
+        const float of_row = least_sum(g, g.a, batch, row), of_col = least_sum(g, g.b, batch, col);
+        const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));
         const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
         bool doubtful = false;
 #pragma unroll
-        for (int r = 0; r < DOUBT_ROWS; r++)
-            if (there && r < rows) {
-                const float up_a = power_of_two(exponent_of(g.a, batch, row0 + r, g.m));
-                doubtful |= is_doubtful(sums[r] * up_a * up_b, row_doubt(g, g.a, batch, row0 + r), of_b);
-            }
-        if (note_doubt(g, batch, row0, col0, doubtful)) return;
+        for (int r = 0; r < DOUBT_ROWS; r++) {
+            const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
+            const float up = __shfl_sync(0xffffffffu, up_a, r);
+            doubtful |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
+        }
+        if (note_doubt(g, batch, row0, col0, doubtful && there)) return;
     }
     if (!there) return;
     float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
     const float *from = g.source.data + batch * g.source.batch_stride + row0 * g.source.row_stride +
                         col * g.source.col_stride;
 #pragma unroll
-    for (int r = 0; r < DOUBT_ROWS; r++)
-        if (r < rows) {
-            float *at = to + r * g.c.row_stride;
-            *at = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, from[r * g.source.row_stride], g.alpha * sums[r]);
-        }
+    for (int r = 0; r < DOUBT_ROWS; r++, to += g.c.row_stride, from += g.source.row_stride)
+        if (r < rows) *to = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, *from, g.alpha * sums[r]);
 }
 } // namespace split_reduce
 
@@ -3241,34 +3585,48 @@ struct stage_products {
 /* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it
  * after them. */
 template <int TILE_N> struct output {
+    static constexpr int BLOCKS = TILE_N / OUT_COLS;
     int row0;
-    int exponent_a, exponent_b[TILE_N / OUT_COLS]; /* of row `lane`; of column `lane` of each run of OUT_COLS */
-    verdict on[TILE_N / PANEL_ROWS];               /* the sums, in each panel of B */
+    int exponent_a, exponent_b[BLOCKS]; /* of row `lane`; of column `lane` of each block */
+    verdict on[TILE_N / PANEL_ROWS];    /* the sums, in each panel of B */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
         exponent_a = exponent_of(g.a, w.batch, row0 + lane % OUT_ROWS, g.m);
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++)
-            exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
+        for (int i = 0; i < BLOCKS; i++) exponent_b[i] = exponent_of(g.b, w.batch, w.n0 + i * OUT_COLS + lane, g.n);
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
-            on[i] = col < g.n ? verdict_on(g, w.batch, w.m0, col) : LEAVE;
+            on[i] = col < g.n ? verdict_on(g, mark_of(g.a, w.batch, w.m0), mark_of(g.b, w.batch, col)) : LEAVE;
         }
     }
 
-    __device__ void store(const split_args &g, const work &w, const float (&v)[TILE_N / 2], out_buffer &out) const {
-        const destination d = destination_of(g, w);
+    /* Blocks of OUT_COLS columns, one after the other. Unrolled, one is on its way to memory while the next is made
+     * ready; but the instructions of the first tile come from device memory, too. For the eight of a wide tile, which is
+     * often a multiprocessor's only one, that takes longer than it saves. */
+    __device__ void store(const split_args &g, const work &w, float (&v)[TILE_N / 2], out_buffer &out) const {
+        constexpr int AT_ONCE = BLOCKS > 4 ? 1 : BLOCKS;
+        const destination d(g, w);
+        scale_rows(v, exponent_a);
+#pragma unroll AT_ONCE
+        for (int block = 0; block < BLOCKS; block++) {
+            const int col0 = w.n0 + block * OUT_COLS;
+            verdict on_these = LEAVE;
+            int exponent = 0;
+            __syncwarp();
 #pragma unroll
-        for (int i = 0; i < TILE_N / OUT_COLS; i++) {
-            const int col0 = w.n0 + i * OUT_COLS;
-            const float *sums = v + i * OUT_COLS / 2;
-            const verdict on_these = on[i * OUT_COLS / PANEL_ROWS];
+            for (int i = 0; i < BLOCKS; i++)
+                if (i == block) { /* registers cannot be indexed */
+                    put_sums(v + i * OUT_COLS / 2, out);
+                    exponent = exponent_b[i];
+                    on_these = on[i * OUT_COLS / PANEL_ROWS];
+                }
+            __syncwarp();
             if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
-            if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, sums)) continue;
-            write_out(g, d, row0, col0, sums, exponent_a, exponent_b[i], out);
+            if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, exponent_a, out)) continue;
+            write_out(g, d, row0, col0, exponent, out);
         }
     }
 };
@@ -3300,6 +3658,8 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
     for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
         const work w = work_at<TILE_M, TILE_N>(g, index);
         tile_source<TILE_M, TILE_N, PIECES> source(g, w);
+        wait_for_previous_kernel(); /* the first time: where to copy from was found while it ended */
+        let_next_kernel_come();
 #pragma unroll 1
         for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
@@ -3327,7 +3687,6 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     using namespace fp32;
     SHARED &s = *(SHARED *)shared_memory;
     make_barriers(s);
-    wait_for_previous_kernel();
 
     const int wg = threadIdx.x / WARPGROUP;
     if (wg == 0) {
@@ -3335,6 +3694,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
         if (threadIdx.x == 0) produce(g, s);
     } else {
         registers_take<232>();
+        wait_for_previous_kernel();
+        let_next_kernel_come();
         const int row_offset = (wg - 1) * WG_ROWS;
         ring<STAGES> at;
         for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
@@ -3560,24 +3921,33 @@ template <typename STAGE> struct fragment_reader {
 /* A warp's part of a tile, WARP_M rows from row0 and 8 N columns from col0, which lie in one panel of A and one of B.
  */
 template <int N>
-__device__ void store(const split_args &g, const work &w, int row0, int col0, const float (&v)[FRAGMENTS_M][N][4],
+__device__ void store(const split_args &g, const work &w, int row0, int col0, float (&v)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
+    constexpr int ACROSS = OUT_COLS / FRAGMENT_N; /* fragments of a block */
     if (row0 >= g.m || col0 >= g.n) return;
-    const verdict on = verdict_on(g, w.batch, row0, col0);
+    const verdict on = verdict_on(g, mark_of(g.a, w.batch, row0), mark_of(g.b, w.batch, col0));
     if (on == LEAVE) return;
     const int lane = threadIdx.x % 32;
-    const destination d = destination_of(g, w);
+    const destination d(g, w);
+#pragma unroll 1 /* fewer instructions to fetch */
+    for (int block = 0; block < FRAGMENTS_M * (N / ACROSS); block++) {
+        const int row = row0 + block % FRAGMENTS_M * FRAGMENT_M, col = col0 + block / FRAGMENTS_M * OUT_COLS;
+        if (row >= g.m || col >= g.n) continue;
+        const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
+        const int exponent_b = exponent_of(g.b, w.batch, col + lane, g.n);
+        __syncwarp();
 #pragma unroll
-    for (int j = 0; j < N; j += OUT_COLS / FRAGMENT_N) {
-        const int exponent_b = exponent_of(g.b, w.batch, col0 + j * FRAGMENT_N + lane, g.n);
+        for (int i = 0; i < FRAGMENTS_M; i++)
 #pragma unroll
-        for (int i = 0; i < FRAGMENTS_M; i++) {
-            const int row = row0 + i * FRAGMENT_M, col = col0 + j * FRAGMENT_N;
-            if (row >= g.m || col >= g.n) continue;
-            if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, &v[i][j][0])) continue;
-            const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
-            write_out(g, d, row, col, &v[i][j][0], exponent_a, exponent_b, out);
-        }
+            for (int j = 0; j < N; j += ACROSS)
+                if (i + j / ACROSS * FRAGMENTS_M == block) {
+                    float(&sums)[ACROSS * 4] = *(float(*)[ACROSS * 4]) & v[i][j][0];
+                    scale_rows(sums, exponent_a);
+                    put_sums(sums, out);
+                }
+        __syncwarp();
+        if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, exponent_a, out)) continue;
+        write_out(g, d, row, col, exponent_b, out);
     }
 }
 
@@ -3630,6 +4000,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
     stage_ring<STAGE> ring;
     __shared__ TILE tiles[2]; /* this one and the next, in turn */
     wait_for_previous_kernel();
+    let_next_kernel_come();
     if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
     __syncthreads();
     tile_source<TILE_M, TILE_N, 2> source; /* AHEAD stages ahead of the products */

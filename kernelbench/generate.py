@@ -29,7 +29,7 @@ IEEE_MMA_SOURCE = "ieee_mma_sm90.cu"  # instead of those, on Hopper
 IEEE_COMMON = ["ieee_slab.cuh", "ieee_reduce.cu"]
 PACK_SOURCES = ["pack.cu", "split_reduce.cu"]
 IEEE_KERNELS = ["IEEE_TILE_128X128", "IEEE_TILE_128X64", "IEEE_TILE_64X64"]
-IEEE_MMA_KERNELS = ["IEEE_MMA_64X128", "IEEE_MMA_64X64", "IEEE_MMA_32X64", "IEEE_MMA_32X32"]
+IEEE_MMA_KERNELS = ["IEEE_MMA_64X128", "IEEE_MMA_64X64", "IEEE_MMA_32X64", "IEEE_MMA_32X32", "IEEE_MMA_SHORT_K"]
 PACK_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "PACK_RESCALE", "SPLIT_REDUCE"]
 
 # Sources of the kernels that multiply split operands, and the section of each of their kernels.

@@ -126,9 +126,9 @@ def kernel_names(device):
 
 
 def forced_cuda_engines():
-    """Each CUDA kernel at the strictest precision it keeps. Kernels for thin results alone take no general shape; the
-    plan chooses them for those."""
-    shape = binding.Operand(None, 64, 64, 64, 1, 0), binding.Operand(None, 64, 64, 64, 1, 0), binding.Result(None, 64, 64, 64, 1, 0)
+    """Each CUDA kernel at the strictest precision it keeps. Kernels for thin results or short k alone take no general
+    shape; the plan chooses them for those."""
+    shape = binding.Operand(None, 64, 100, 100, 1, 0), binding.Operand(None, 100, 64, 64, 1, 0), binding.Result(None, 64, 64, 64, 1, 0)
     for kernel in kernel_names(CUDA):
         for precision in (IEEE, FP32, TF32):
             engine = Engine(CUDA, precision, kernel)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import binding
-from binding import CUDA, FP32, INVALID_ARGUMENT, LEFT, NO_DEVICE, RIGHT, Launch, Operand, Options, Packed, Result, TesseraError, lib
+from binding import CUDA, FP32, IEEE, INVALID_ARGUMENT, LEFT, NO_DEVICE, RIGHT, Launch, Operand, Options, Packed, Result, TesseraError, lib
 from cuda_driver import Buffer
-from layouts import POISON, poisoned
+from engine import Engine, kernel_names
+from layouts import LAYOUTS, POISON, assert_guards, filled, poisoned
 from reference import assert_componentwise, assert_exact, assert_special_values, integers
 
 
@@ -448,6 +449,52 @@ def test_nothing_leaks(driver, rng):
     for _ in range(100):
         use()
     assert before - driver.free_memory() < 2**24
+
+
+# ---- Short k --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short_k():
+    """The kernel that takes no other products, so that it is not among the engines of the general tests."""
+    if "ieee_mma_short_k" not in kernel_names(CUDA):
+        pytest.skip("ieee_mma_short_k does not run here")
+    return Engine(CUDA, IEEE, "ieee_mma_short_k")
+
+
+SHORT = [(1, 1, 1), (64, 128, 64), (65, 130, 8), (200, 300, 33), (500, 1030, 63), (3000, 100, 40), (100, 5000, 24)]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("m, n, k", SHORT)
+def test_short_k_in_every_layout(short_k, rng, m, n, k, layout):
+    a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
+    for alpha, beta in [(1.0, 0.0), (2.0, -1.0)]:
+        c = filled(layout, before) if beta else layout(m, n)
+        short_k.multiply(filled(layout, a), filled(layout, b), c, alpha, beta)
+        assert_exact(c, a, b, alpha, beta, before)
+        assert_guards(c)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("m, n, k", [(128, 256, 32), (2000, 3000, 16), (5000, 128, 64), (64, 20000, 40)])
+def test_short_k_aligned(short_k, rng, m, n, k):
+    """Rows begin at multiples of 16 bytes: sums are stored from registers."""
+    a, b = integers(rng, m, k), integers(rng, k, n)
+    for alpha in (1.0, 3.0):
+        assert_exact(short_k.product(a, b, alpha), a, b, alpha)
+
+
+def test_short_k_in_a_batch(short_k, rng):
+    a, b = integers(rng, 5, 200, 30), integers(rng, 5, 30, 260)
+    assert np.array_equal(short_k.product(a, b), a.astype(np.float64) @ b)
+
+
+def test_short_k_with_special_values(short_k, rng):
+    a, b = rng.standard_normal((200, 50), np.float32), rng.standard_normal((50, 300), np.float32)
+    a[3, 7], a[100, 20], b[0, 200], b[30, 5] = np.inf, np.nan, -np.inf, 1e-42
+    assert_special_values(short_k.product(a, b), a, b)
 
 
 # ---- Large ----------------------------------------------------------------------------------------------------------

@@ -29,14 +29,20 @@
 
 /* Volatile, all of them: they stay in the order of multiply, which has been chosen with care. */
 
-/* 16 rows x 8 columns of C: adds 8 terms. A lane gives terms t and t + 4 of lines g (a0) and g + 8 (a1) of A and of
- * line g of B. */
-static __device__ __forceinline__ void multiply_8_terms(double (&sum)[4], const double (&a0)[2], const double (&a1)[2],
-                                                        const double (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
-                 : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
+/* 16 rows x 8 columns of C: adds 8 terms, or begins with them. A lane gives terms t and t + 4 of lines g (a0) and g + 8
+ * (a1) of A and of line g of B. */
+static __device__ __forceinline__ void multiply_8_terms(double (&sum)[4], bool begin, const double (&a0)[2],
+                                                        const double (&a1)[2], const double (&b)[2]) {
+    if (begin)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%10, %10, %10, %10};"
+                     : "=d"(sum[0]), "=d"(sum[1]), "=d"(sum[2]), "=d"(sum[3])
+                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]), "d"(0.0));
+    else
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%0, %1, %2, %3};"
+                     : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
 }
 
 static __device__ __forceinline__ double widen(float x) {
@@ -62,14 +68,18 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     static constexpr int SLAB = 32, STEP = 8 * WARPS_K;
     using queue = slab_queue<TILE_M, TILE_N, SLAB, SLAB / STEP, STAGES, THREADS>;
     static constexpr int A_PITCH = queue::a_tile::PITCH * 4, B_PITCH = queue::b_tile::PITCH * 4; /* bytes */
-    static constexpr int SUM_PITCH = TILE_N + 2;                                                 /* doubles */
     static constexpr int SHARED_BYTES = queue::SHARED_BYTES;
     static constexpr int ROWS = WARP_M / 16, COLS = WARP_N / 8; /* instructions for a warp's part of the tile */
     using sums = double[ROWS][COLS][4];
 
-    static_assert(WARP_M % 32 == 0 && WARP_N % 32 == 0, "lines go in groups of 32");
+    static constexpr int STAGING_PITCH = TILE_N + 4; /* floats: results on their way, [TILE_M][STAGING_PITCH] */
+
+    static_assert(WARP_M % 32 == 0 && WARP_N == 32, "lines go in groups of 32, and a lane stores a column");
     static_assert(A_PITCH % 128 == 16 && B_PITCH % 128 == 16, "loads from shared memory have no bank conflicts");
-    static_assert(WARPS_K * TILE_M * SUM_PITCH * 8 <= SHARED_BYTES, "sums pass through the slabs' memory");
+    static_assert(TILE_M * STAGING_PITCH * 4 <= SHARED_BYTES, "results pass through the slabs' memory");
+    static_assert(2 * ROWS % WARPS_K == 0, "warps that share a part of the tile have as many rows of it each");
+    static_assert(WARPS_K == 1 || THREADS * 2 * ROWS * COLS * 16 <= SHARED_BYTES,
+                  "sums pass through the slabs' memory");
 
     /* Where in the tile a warp works, and in a group of 32 lines a lane. */
     struct place {
@@ -109,16 +119,18 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 
     /* The main loop: adds the terms of all slabs. A step is ROWS x COLS instructions. Behind the first one the last
      * widenings for this step are done, behind the second the loads for the next; then, as the step is done with a
-     * line, its widening for the next. Copies of a part of a slab are spread among them. */
-    template <reading A, reading B>
-    static __device__ __forceinline__ void multiply(sums &sum, const place &my, queue &slabs) {
+     * line, its widening for the next. Copies of a part of a slab are spread among them. With BEGINS_SUMS there is
+     * nothing to add to yet: a first step of its own, which is worth its code where there are few. */
+    template <reading A, reading B, class QUEUE>
+    static __device__ __forceinline__ void multiply(sums &sum, const place &my, QUEUE &slabs) {
         constexpr bool SEPARATE = A != READ_ANY;
-        constexpr int LAST = ROWS * COLS - 1, COPIES = SEPARATE ? queue::template COPIES<A, B> : 0;
+        constexpr int LAST = ROWS * COLS - 1, COPIES = SEPARATE ? QUEUE::template COPIES<A, B> : 0;
+        slabs.template fill<A, B>();
         const int first_term = my.warp_k * 8 + my.term;
         const uint32_t a_offset = first_term * A_PITCH + (my.warp_m + my.line) * 4;
-        const uint32_t b_offset = queue::A_SLAB * 4 + first_term * B_PITCH + (my.warp_n + my.line) * 4;
-        uint32_t a_from = slabs.memory + a_offset + slabs.part * STEP * A_PITCH;
-        uint32_t b_from = slabs.memory + b_offset + slabs.part * STEP * B_PITCH;
+        const uint32_t b_offset = first_term * B_PITCH + (my.warp_n + my.line) * 4;
+        uint32_t a_from = slabs.a_slab() + a_offset + slabs.part * STEP * A_PITCH;
+        uint32_t b_from = slabs.b_slab() + b_offset + slabs.part * STEP * B_PITCH;
         int steps = slabs.steps();
         values<2 * ROWS, A_PITCH> a;
         values<COLS, B_PITCH> b;
@@ -130,12 +142,11 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
         for (int i = 0; i < COLS - 1; ++i) b.widen_line(i);
         slabs.template copy_part<A, B>();
 
-#pragma unroll 1
-        for (; steps > 0; --steps) {
+        const auto step = [&](bool first) __attribute__((always_inline)) {
 #pragma unroll
             for (int i = 0; i <= LAST; ++i) {
                 const int row = i / COLS, col = i % COLS;
-                multiply_8_terms(sum[row][col], a.wide[2 * row], a.wide[2 * row + 1], b.wide[col]);
+                multiply_8_terms(sum[row][col], first, a.wide[2 * row], a.wide[2 * row + 1], b.wide[col]);
                 if (i == 0) {
                     a.widen_line(2 * ROWS - 2);
                     a.widen_line(2 * ROWS - 1);
@@ -145,8 +156,8 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                     a_from += STEP * A_PITCH;
                     b_from += STEP * B_PITCH;
                     if (slabs.next_slab()) {
-                        a_from = slabs.memory + slabs.stage * (queue::STAGE * 4) + a_offset;
-                        b_from = slabs.memory + slabs.stage * (queue::STAGE * 4) + b_offset;
+                        a_from = slabs.a_slab() + a_offset;
+                        b_from = slabs.b_slab() + b_offset;
                     }
                     a.load(a_from);
                     b.load(b_from);
@@ -162,7 +173,13 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                     if (i == LAST) slabs.template finish_part<A, B>();
                 }
             }
+        };
+        if constexpr (QUEUE::BEGINS_SUMS) {
+            step(true);
+            --steps;
         }
+#pragma unroll 1
+        for (; steps > 0; --steps) step(false);
     }
 
     /* Computes one segment's sums and stores them. */
@@ -189,70 +206,158 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             multiply<READ_LINES, READ_LINES>(sum, my, slabs);
         else
             multiply<READ_ANY, READ_ANY>(sum, my, slabs);
-        slabs.end();
-        put(sum, my, (double *)shared);
-        __syncthreads();
-        store(args, piece, rows, cols, (const double *)shared, doubts);
+        results result;
+        collect(result, sum, my, (double2 *)shared);
+        store(args, target(args, piece, rows, cols), result, my, shared, doubts);
     }
 
-    /* Sums to shared memory, [WARPS_K][TILE_M][SUM_PITCH]. */
-    static __device__ __forceinline__ void put(const sums &sum, const place &my, double *shared) {
-        double *at = shared + (my.warp_k * TILE_M + my.warp_m + my.line) * SUM_PITCH + my.warp_n + my.term * 4;
-#pragma unroll
-        for (int row = 0; row < 2 * ROWS; ++row)
-#pragma unroll
-            for (int col = 0; col < COLS; col += 2)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    *(double2 *)(at + (row / 4 * 32 + row % 4) * SUM_PITCH + col / 4 * 32 + half * 16 + col % 4) =
-                        make_double2(sum[row / 2][col][row % 2 * 2 + half], sum[row / 2][col + 1][row % 2 * 2 + half]);
-    }
+    /* What a lane stores: of ROWS_EACH rows (row_of) four neighbouring columns in two places, 16 apart. */
+    static constexpr int ROWS_EACH = 2 * ROWS / WARPS_K;
+    using results = double[ROWS_EACH][2][4];
 
-    /* Stores a segment's sums: a thread four neighbouring columns, or one where these are not 16 aligned bytes of C. */
-    static __device__ __forceinline__ void store(const ieee_args &args, const segment &piece, const extent &rows,
-                                                 const extent &cols, const double *sum, const uint8_t *doubts) {
-        /* Of the tile: the rows and columns that are its own, and where the matrix ends. */
-        const int rows_own = rows.own - rows.first, cols_own = cols.own - cols.first;
-        int rows_end = min(TILE_M, args.m - rows.first), cols_end = min(TILE_N, args.n - cols.first);
-        double alpha = args.alpha, beta = args.beta;
-        int64_t row_stride = args.c.row_stride, col_stride = args.c.col_stride;
-        float *out = args.c.data + blockIdx.z * args.c.batch_stride + rows.first * row_stride + cols.first * col_stride;
-        if (!piece.whole) {
-            out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
-            row_stride = TILE_N;
-            col_stride = 1;
-            rows_end = TILE_M;
-            cols_end = TILE_N;
-            alpha = 1;
-            beta = 0;
-        }
-        const matrix_in &s = args.source;
-        const float *source = s.data + blockIdx.z * s.batch_stride + rows.first * s.row_stride +
-                              cols.first * s.col_stride;
-        const auto value = [&](int row, int col) {
-            double total = sum[row * SUM_PITCH + col];
+    /* From sums to results. Warps that share a part of the tile add up theirs, each for some of the rows. */
+    static __device__ __forceinline__ void collect(results &result, const sums &sum, const place &my, double2 *shared) {
+        if constexpr (WARPS_K == 1) {
 #pragma unroll
-            for (int k = 1; k < WARPS_K; ++k) total += sum[(k * TILE_M + row) * SUM_PITCH + col];
-            return beta == 0 ? (float)(alpha * total)
-                             : (float)fma(alpha, total, beta * source[row * s.row_stride + col * s.col_stride]);
-        };
-        const bool vectors = !doubts && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
-                             cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
-        if (vectors) {
-#pragma unroll 4
-            for (int i = threadIdx.x; i < TILE_M * TILE_N / 4; i += THREADS) {
-                const int row = i / (TILE_N / 4), col = i % (TILE_N / 4) * 4;
-                if (row < rows_own || row >= rows_end || col < cols_own || col >= cols_end) continue;
-                *(float4 *)(out + row * row_stride + col) = make_float4(value(row, col), value(row, col + 1),
-                                                                        value(row, col + 2), value(row, col + 3));
-            }
+            for (int i = 0; i < ROWS_EACH * 8; ++i)
+                result[i / 8][i / 4 % 2][i % 4] = sum[i / 16][i % 4][i / 8 % 2 * 2 + i / 4 % 2];
         } else {
-#pragma unroll 4
-            for (int i = threadIdx.x; i < TILE_M * TILE_N; i += THREADS) {
-                const int row = i / TILE_N, col = i % TILE_N;
-                if (row < rows_own || row >= rows_end || col < cols_own || col >= cols_end) continue;
-                if (doubts && !is_doubted(args, doubts, rows.first + row, cols.first + col)) continue;
-                out[row * row_stride + col * col_stride] = value(row, col);
+            constexpr int EACH = 2 * ROWS * COLS * 32; /* of a warp: [row][column of four][lane] */
+            double2 *mine = shared + threadIdx.x / 32 * EACH + threadIdx.x % 32;
+            __syncthreads(); /* the slabs are done with */
+#pragma unroll
+            for (int i = 0; i < 2 * ROWS * COLS; ++i) {
+                const double(&four)[4] = sum[i / COLS / 2][i % COLS];
+                const int at = i / COLS % 2 * 2;
+                mine[i * 32] = make_double2(four[at], four[at + 1]);
+            }
+            __syncthreads();
+            const double2 *from = mine + (my.warp_k * (ROWS_EACH * COLS * 32) - my.warp_k * EACH);
+#pragma unroll
+            for (int i = 0; i < ROWS_EACH * COLS; ++i) {
+                double2 total = from[i * 32];
+#pragma unroll
+                for (int k = 1; k < WARPS_K; ++k) {
+                    const double2 more = from[k * EACH + i * 32];
+                    total.x += more.x;
+                    total.y += more.y;
+                }
+                result[i / COLS][0][i % COLS] = total.x;
+                result[i / COLS][1][i % COLS] = total.y;
+            }
+        }
+    }
+
+    static __device__ __forceinline__ int row_of(const place &my, int i) {
+        i += my.warp_k * ROWS_EACH;
+        return my.warp_m + i / 4 * 32 + my.line + i % 4;
+    }
+
+    /* Where a segment's sums go. Of the tile, rows [rows_own, rows_end) and columns [cols_own, cols_end) are stored. */
+    struct target {
+        float *out; /* of the tile's first element */
+        int64_t row_stride, col_stride;
+        int row, col; /* the tile's first */
+        int rows_own, rows_end, cols_own, cols_end;
+        float alpha, beta;
+
+        __device__ __forceinline__ target(const ieee_args &args, const segment &piece, const extent &rows,
+                                          const extent &cols)
+            : row(rows.first), col(cols.first), rows_own(rows.own - rows.first), cols_own(cols.own - cols.first) {
+            if (piece.whole) {
+                row_stride = args.c.row_stride;
+                col_stride = args.c.col_stride;
+                out = args.c.data + blockIdx.z * args.c.batch_stride + row * row_stride + col * col_stride;
+                rows_end = min(TILE_M, args.m - row);
+                cols_end = min(TILE_N, args.n - col);
+                alpha = args.alpha;
+                beta = args.beta;
+            } else {
+                row_stride = TILE_N;
+                col_stride = 1;
+                out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
+                rows_end = TILE_M;
+                cols_end = TILE_N;
+                alpha = 1;
+                beta = 0;
+            }
+        }
+        __device__ __forceinline__ bool is_whole(void) const {
+            return rows_own == 0 && rows_end == TILE_M && cols_own == 0 && cols_end == TILE_N;
+        }
+        __device__ __forceinline__ bool has_row(int i) const { return i >= rows_own && i < rows_end; }
+        __device__ __forceinline__ bool has_col(int i) const { return i >= cols_own && i < cols_end; }
+        /* Whether four neighbouring columns are 16 aligned bytes, to be stored or left as they are. */
+        __device__ __forceinline__ bool takes_vectors(void) const {
+            return col_stride == 1 && row_stride % 4 == 0 && cols_own % 4 == 0 && cols_end % 4 == 0 &&
+                   (uintptr_t)out % 16 == 0;
+        }
+    };
+
+    /* All threads of the block call it. What is not stored straight from registers passes through `shared`, so that
+     * neighbouring threads store neighbouring columns. */
+    static __device__ __forceinline__ void store(const ieee_args &args, const target &to, results &result,
+                                                 const place &my, float *shared, const uint8_t *doubts) {
+        if (!to.takes_vectors() || to.beta != 0 || doubts) {
+            __syncthreads(); /* everybody is done with what was there */
+            put(result, my, [&](int row, int col, float4 v) { *(float4 *)(shared + row * STAGING_PITCH + col) = v; });
+            __syncthreads();
+            store_columns(args, to, shared, doubts);
+            return;
+        }
+        if (to.alpha != 1)
+#pragma unroll
+            for (int i = 0; i < ROWS_EACH * 8; ++i) result[i / 8][i / 4 % 2][i % 4] *= to.alpha;
+        /* __stcs: C, where it is large, is not to drive the operands out of the L2 cache. */
+        if (to.is_whole())
+            put(result, my,
+                [&](int row, int col, float4 v) { __stcs((float4 *)(to.out + row * to.row_stride + col), v); });
+        else
+            put(result, my, [&](int row, int col, float4 v) {
+                if (to.has_row(row) && to.has_col(col)) __stcs((float4 *)(to.out + row * to.row_stride + col), v);
+            });
+    }
+
+    /* Calls `put_four` with a row and a column of the tile, and the lane's four results from there on. */
+    template <class PUT_FOUR>
+    static __device__ __forceinline__ void put(const results &result, const place &my, PUT_FOUR put_four) {
+#pragma unroll
+        for (int i = 0; i < ROWS_EACH * 2; ++i) {
+            const double(&four)[4] = result[i / 2][i % 2];
+            put_four(row_of(my, i / 2), my.warp_n + i % 2 * 16 + my.term * 4,
+                     make_float4((float)four[0], (float)four[1], (float)four[2], (float)four[3]));
+        }
+    }
+
+    /* From shared memory, [TILE_M][STAGING_PITCH]: a thread has a column, or part of one. */
+    static __device__ __forceinline__ void store_columns(const ieee_args &args, const target &to, const float *staging,
+                                                         const uint8_t *doubts) {
+        constexpr int STEP_ROWS = THREADS / TILE_N, AT_ONCE = 8;
+        static_assert(THREADS % TILE_N == 0 && TILE_M % (STEP_ROWS * AT_ONCE) == 0, "threads cover whole rows");
+        const int col = threadIdx.x % TILE_N;
+        if (!to.has_col(col)) return;
+        const matrix_in &s = args.source;
+        const float *source = s.data + blockIdx.z * s.batch_stride + to.row * s.row_stride +
+                              (to.col + col) * s.col_stride;
+        int row = threadIdx.x / TILE_N;
+        float *out = to.out + row * to.row_stride + col * to.col_stride;
+#pragma unroll 1
+        while (row < TILE_M) {
+            float value[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                value[i] = to.alpha * staging[(row + i * STEP_ROWS) * STAGING_PITCH + col];
+            if (to.beta != 0)
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    if (to.has_row(row + i * STEP_ROWS))
+                        value[i] = fmaf(to.beta, source[(row + i * STEP_ROWS) * s.row_stride], value[i]);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (to.has_row(row) && (!doubts || is_doubted(args, doubts, to.row + row, to.col + col)))
+                    *out = value[i];
+                row += STEP_ROWS;
+                out += STEP_ROWS * to.row_stride;
             }
         }
     }
@@ -263,6 +368,98 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     }
 };
 
+/* ---- Short k ----------------------------------------------------------------------------------------------------- */
+
+/* Where k is short, a tile is multiplied in less time than its first operands take to come, and its results to go. So
+ * here blocks stay. Each has a share of all tiles, row after row of them, and while it multiplies one and stores it, the
+ * next one's operands are on their way: a panel of B, and one of A where a row begins. A panel has all terms of k,
+ * [MOST_K][lines + 4], in whole steps, zeros first. There is room for two of each. */
+template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct ieee_mma_short {
+    using tile = ieee_mma<TILE_M, TILE_N, WARPS_M, WARPS_N, 1, 3>;
+    using a_tile = typename tile::queue::a_tile;
+    using b_tile = typename tile::queue::b_tile;
+    static constexpr int A_BYTES = MOST_K * tile::A_PITCH, B_BYTES = MOST_K * tile::B_PITCH;
+    static constexpr int SHARED_BYTES = 2 * (A_BYTES + B_BYTES);
+    static_assert(MOST_K % tile::STEP == 0, "panels are whole steps");
+    static_assert(TILE_M * tile::STAGING_PITCH * 4 <= B_BYTES, "results pass through a panel's memory");
+
+    static __device__ __forceinline__ int steps(const ieee_args &args) {
+        return (args.k + tile::STEP - 1) / tile::STEP;
+    }
+
+    static __device__ __forceinline__ void copy_a(const ieee_args &args, const extent &rows, uint32_t to) {
+        const float *first = args.a.data + blockIdx.z * args.a.batch_stride + rows.first * args.a.row_stride;
+        a_tile::copy_terms(to, first, args.a.row_stride, args.a.col_stride, args.m - rows.first, args.k,
+                           steps(args) * tile::STEP);
+    }
+    static __device__ __forceinline__ void copy_b(const ieee_args &args, const extent &cols, uint32_t to) {
+        const float *first = args.b.data + blockIdx.z * args.b.batch_stride + cols.first * args.b.col_stride;
+        b_tile::copy_terms(to, first, args.b.col_stride, args.b.row_stride, args.n - cols.first, args.k,
+                           steps(args) * tile::STEP);
+    }
+
+    /* The panels of a tile, as `multiply` sees them: one slab, and nothing to copy meanwhile. */
+    struct panels {
+        static constexpr bool BEGINS_SUMS = true;
+        template <reading A, reading B> static constexpr int COPIES = 0;
+        uint32_t a, b;
+        int part, left;
+        __device__ __forceinline__ uint32_t a_slab(void) const { return a; }
+        __device__ __forceinline__ uint32_t b_slab(void) const { return b; }
+        __device__ __forceinline__ int steps(void) const { return left; }
+        template <reading A, reading B> __device__ __forceinline__ void fill(void) {}
+        template <reading A, reading B> __device__ __forceinline__ void copy_part(void) {}
+        template <reading A, reading B> __device__ __forceinline__ void copy(int) {}
+        template <reading A, reading B> __device__ __forceinline__ void finish_part(void) {}
+        /* Behind the last step the first one is loaded again, for nothing. */
+        __device__ __forceinline__ bool next_slab(void) { return --left == 0; }
+    };
+
+    static __device__ __forceinline__ void run(const ieee_args &args) {
+        extern __shared__ __align__(16) float shared[];
+        const typename tile::place my;
+        const int64_t tiles = args.full_tiles;
+        const int end = (int)((blockIdx.x + 1) * tiles / gridDim.x);
+        int at = (int)(blockIdx.x * tiles / gridDim.x);
+        int row = at / args.tiles_n, col = at % args.tiles_n;
+        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+        uint32_t a = memory, next_a = a + A_BYTES, b = next_a + A_BYTES, next_b = b + B_BYTES;
+        extent rows(row * TILE_M, TILE_M, args.m), cols(col * TILE_N, TILE_N, args.n);
+        copy_a(args, rows, a);
+        copy_b(args, cols, b);
+#pragma unroll 1
+        for (; at < end; ++at) {
+            close_copy_group();
+            wait_for_copy_groups<0>();
+            __syncthreads(); /* this tile's panels are there, and everybody is done with the last tile's */
+            const bool new_row = ++col == args.tiles_n;
+            if (new_row) col = 0, ++row;
+            const extent next_rows(row * TILE_M, TILE_M, args.m), next_cols(col * TILE_N, TILE_N, args.n);
+            if (at + 1 < end) {
+                if (new_row) copy_a(args, next_rows, next_a);
+                copy_b(args, next_cols, next_b);
+            }
+            typename tile::sums sum;
+            panels both = {a, b, 0, steps(args)};
+            tile::template multiply<READ_VECTORS, READ_VECTORS>(sum, my, both);
+            const typename tile::target to(args, segment{0, 0, args.k, 0, true, 0, 0}, rows, cols);
+            typename tile::results result;
+            tile::collect(result, sum, my, nullptr);
+            tile::store(args, to, result, my, shared + (b - memory) / 4, nullptr);
+            if (new_row) swap(a, next_a);
+            swap(b, next_b);
+            rows = next_rows;
+            cols = next_cols;
+        }
+    }
+
+    static __device__ __forceinline__ void swap(uint32_t &x, uint32_t &y) {
+        const uint32_t was = x;
+        x = y;
+        y = was;
+    }
+};
+
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
 /* Large products, and what of a split product is to be computed again. A warp has 64 x 32; 2 blocks per SM. */
@@ -270,6 +467,10 @@ using mma_64x128 = ieee_mma<64, 128, 1, 4, 1, 3>;
 static_assert(mma_64x128::SHARED_BYTES == IEEE_MMA_64X128_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __grid_constant__ ieee_args args) {
+    if (nothing_marked(args)) { /* known since before the split kernel in front of us began */
+        if (blockIdx.x == 0 && blockIdx.z == 0) wait_for_previous_kernel(); /* the grid is not to end before it does */
+        return;
+    }
     wait_for_previous_kernel();
     let_next_kernel_come();
     mma_64x128::run(args);
@@ -303,4 +504,14 @@ extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid
     wait_for_previous_kernel();
     let_next_kernel_come();
     mma_32x32::run(args);
+}
+
+/* Products of few terms. A warp has 32 x 32; 3 blocks per SM. */
+using mma_short_k = ieee_mma_short<64, 64, 2, 2, 64>;
+static_assert(mma_short_k::SHARED_BYTES == IEEE_MMA_SHORT_K_SHARED, "what the host asks for");
+
+extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_short_k(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    mma_short_k::run(args);
 }

@@ -90,14 +90,17 @@ struct extent {
         : first(min(begin, max(matrix - size, 0))), own(begin) {}
 };
 
-/* Whether a tile of the product may be marked: none is where all marks are 1, the least there is, and the limit is no
- * less. All threads of the block call it. */
-static __device__ __forceinline__ bool any_mark(const ieee_args &args, const float *marks_a, const float *marks_b) {
+/* With marks, whether no tile of this product can be marked: where all marks are 1, the least there is, and the limit is
+ * no less. All threads of the block call it. */
+static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
+    if (!args.marks_a) return false;
+    const float *marks_a = args.marks_a + blockIdx.z * args.marks_a_batch_stride;
+    const float *marks_b = args.marks_b + blockIdx.z * args.marks_b_batch_stride;
     bool seen = !(args.mark_limit >= 1.0f);
     const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
-    for (int i = threadIdx.x; i < panels_m; i += blockDim.x) seen |= !(marks_a[i] <= 1.0f);
-    for (int i = threadIdx.x; i < panels_n; i += blockDim.x) seen |= !(marks_b[i] <= 1.0f);
-    return __syncthreads_or(seen);
+    for (int i = threadIdx.x; i < panels_m + panels_n; i += blockDim.x)
+        seen |= !((i < panels_m ? marks_a[i] : marks_b[i - panels_m]) <= 1.0f);
+    return !__syncthreads_or(seen);
 }
 
 /* Whether a block of C (args.h) is to be recomputed. */
@@ -119,11 +122,11 @@ static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const ui
 /* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
 template <class KERNEL, int TILE_M, int TILE_N>
 static __device__ __forceinline__ void compute_segments(const ieee_args &args, float *shared) {
+    if (nothing_marked(args)) return;
     const float *marks_a = args.marks_a, *marks_b = args.marks_b;
     if (marks_a) {
         marks_a += blockIdx.z * args.marks_a_batch_stride;
         marks_b += blockIdx.z * args.marks_b_batch_stride;
-        if (!any_mark(args, marks_a, marks_b)) return;
     }
     for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
         segment piece;

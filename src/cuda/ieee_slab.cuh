@@ -41,8 +41,24 @@ static __device__ __forceinline__ void copy_4_bytes(uint32_t shared, const char 
 #endif
 }
 
-static __device__ __forceinline__ void set_to_zero(uint32_t shared) {
-    asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(shared) : "memory");
+/* 4 or 16 bytes, or zeros where nothing is wanted. */
+template <int BYTES>
+static __device__ __forceinline__ void copy_or_zero(uint32_t shared, const float *global, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 4 : 0)
+                     : "memory");
+#else
+    if (wanted && BYTES == 16)
+        copy_16_bytes(shared, (const char *)global, 1);
+    else if (wanted)
+        copy_4_bytes(shared, (const char *)global, 1);
+    else
+        for (int i = 0; i < BYTES; i += 4) asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(shared + i) : "memory");
+#endif
 }
 
 static __device__ __forceinline__ void close_copy_group(void) {
@@ -188,26 +204,44 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
             copy_part<READ_SINGLES>(more);
     }
 
-    /* Copies a slab of only `terms` terms to the end of its memory and sets the rest to zero, in both operands: what is
-     * added for it is 0*0. Strides in floats. */
-    static __device__ __forceinline__ void copy_ragged_slab(uint32_t slab, const float *first, int64_t line_stride,
-                                                            int64_t k_stride, int lines, int terms) {
-        const int line = threadIdx.x % LINES;
-#pragma unroll 1
-        for (int row = threadIdx.x / LINES; row < SLAB; row += THREADS / LINES) {
-            const uint32_t at = slab + (row * PITCH + line) * 4;
-            const int term = row - (SLAB - terms);
-            if (term < 0)
-                set_to_zero(at);
-            else if (line < lines)
-                copy_4_bytes(at, (const char *)(first + line * line_stride + term * k_stride), 1);
+    /* Copies `terms` terms, strides in floats, to the last of `rows` rows of shared memory; those before become zero. */
+    static __device__ __forceinline__ void copy_terms(uint32_t shared, const float *first, int64_t line_stride,
+                                                      int64_t k_stride, int lines, int terms, int rows) {
+        const reading how = choose(first, line_stride, k_stride, lines);
+        if (how == READ_VECTORS)
+            copy_terms_by<4, LINES / 4>(shared, first, line_stride, k_stride, lines, terms, rows);
+        else if (k_stride == 1)
+            copy_terms_by<1, THREADS / LANE_TERMS>(shared, first, line_stride, k_stride, lines, terms, rows);
+        else
+            copy_terms_by<1, 32>(shared, first, line_stride, k_stride, lines, terms, rows);
+    }
+
+    /* A thread copies FLOATS lines at a time; LINE_THREADS threads lie along the lines, the others along k. */
+    template <int FLOATS, int LINE_THREADS>
+    static __device__ __forceinline__ void copy_terms_by(uint32_t shared, const float *first, int64_t line_stride,
+                                                         int64_t k_stride, int lines, int terms, int rows) {
+        constexpr int TERM_THREADS = THREADS / LINE_THREADS;
+        constexpr bool ALONG_K = TERM_THREADS == LANE_TERMS && FLOATS == 1; /* neighbours take neighbouring terms */
+        const int thread = threadIdx.x;
+        const int line = (ALONG_K ? thread / TERM_THREADS : thread % LINE_THREADS) * FLOATS;
+        const int first_row = ALONG_K ? thread % TERM_THREADS : thread / LINE_THREADS;
+        const float *from = first + line * line_stride + (first_row - (rows - terms)) * k_stride;
+        shared += (first_row * PITCH + line) * 4;
+#pragma unroll 2
+        for (int row = first_row; row < rows; row += TERM_THREADS) {
+#pragma unroll
+            for (int i = 0; i < LINES; i += LINE_THREADS * FLOATS)
+                copy_or_zero<FLOATS * 4>(shared + i * 4, from + i * line_stride,
+                                         row >= rows - terms && line + i < lines);
+            from += TERM_THREADS * k_stride;
+            shared += TERM_THREADS * PITCH * 4;
         }
     }
 };
 
 /* ---- Both operands ----------------------------------------------------------------------------------------------- */
 
-/* The slabs of one segment, from begin on: the one in use and those on their way. All threads of the block call these
+/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call these
  * functions together. */
 template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> struct slab_queue {
     using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
@@ -216,6 +250,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
     static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
     static constexpr int STEP = SLAB / PARTS; /* terms */
     static_assert(IEEE_RUN % SLAB == 0, "a piece of a tile is whole slabs, but for the last of k");
+
+    static constexpr bool BEGINS_SUMS = false; /* for ieee_mma_sm90.cu */
 
     a_tile a;
     b_tile b;
@@ -226,8 +262,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
     int coming; /* the slab being copied, */
     int more;   /* if there is one */
 
-    /* Fills all stages but the last. What k leaves over after whole slabs comes first, so that the main loop has whole
-     * slabs to copy only; steps without a term of it are left out. */
+    /* What k leaves over after whole slabs comes first, so that there are whole slabs to copy only from then on; steps
+     * without a term of it are left out. */
     __device__ __forceinline__ void begin(const ieee_args &args, const segment &piece, const extent &rows,
                                           const extent &cols, float *shared) {
         const int64_t batch = blockIdx.z;
@@ -247,38 +283,58 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         slabs = (piece.terms + SLAB - 1) / SLAB;
         a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
         b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
-        part = 0;
+        part = coming = 0;
         if (ragged) {
-            a_tile::copy_ragged_slab(memory, a_first, a_line, a_k, a_lines, ragged);
-            b_tile::copy_ragged_slab(memory + A_SLAB * 4, b_first, b_line, b_k, b_lines, ragged);
-            close_copy_group();
             part = (SLAB - ragged) / STEP;
-        }
-#pragma unroll 1
-        for (int slab = ragged ? 1 : 0; slab < STAGES; ++slab) {
-            begin_slab(slab);
-            const int parts = slab < STAGES - 1 ? PARTS : part; /* the main loop copies the rest */
-#pragma unroll 1
-            for (int i = 0; i < parts; ++i) {
-                a.template copy_part<READ_ANY>(slab < slabs);
-                b.template copy_part<READ_ANY>(slab < slabs);
-            }
-            if (slab == STAGES - 1) break; /* its group stays open */
+            const int rows = SLAB - part * STEP;
+            const uint32_t a_shared = memory + part * STEP * a_tile::PITCH * 4;
+            const uint32_t b_shared = memory + (A_SLAB + part * STEP * b_tile::PITCH) * 4;
+            a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, rows);
+            b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, rows);
             close_copy_group();
-            a.finish_slab();
-            b.finish_slab();
+            coming = 1;
         }
-        wait_for_copy_groups<STAGES - 2>();
+    }
+
+    /* Fills all stages but the last, and of that one what belongs to the steps left out: the main loop copies the rest.
+     * Then waits for the first slab. */
+    template <reading A, reading B> __device__ __forceinline__ void fill(void) {
+#pragma unroll 1
+        for (; coming < STAGES - 1; ++coming) {
+            if (coming < slabs) {
+                begin_slab(coming);
+#pragma unroll(A == READ_ANY ? 1 : PARTS)
+                for (int i = 0; i < PARTS; ++i) {
+                    a.template copy_part<A>(1);
+                    b.template copy_part<B>(1);
+                }
+                a.finish_slab();
+                b.finish_slab();
+            }
+            close_copy_group();
+        }
+        more = coming < slabs;
+        begin_slab(coming);
+#pragma unroll 1
+        for (int i = 0; i < part; ++i) {
+            a.template copy_part<A>(more);
+            b.template copy_part<B>(more);
+        }
+        /* What these are made of is to be forgotten: the main loops would be longer for it. */
+        asm volatile("" : "+l"(a.pass_stride), "+l"(b.pass_stride), "+l"(a.slab_stride), "+l"(b.slab_stride));
+        wait_for_copy_groups<STAGES - 2>(); /* the last one's group stays open */
         __syncthreads();
         stage = 0;
-        coming = STAGES - 1;
-        more = coming < slabs;
     }
 
     __device__ __forceinline__ void begin_slab(int to_stage) {
         a.begin_slab(memory + to_stage * (STAGE * 4));
         b.begin_slab(memory + to_stage * (STAGE * 4) + A_SLAB * 4);
     }
+
+    /* Where the slab in use is. */
+    __device__ __forceinline__ uint32_t a_slab(void) const { return memory + stage * (STAGE * 4); }
+    __device__ __forceinline__ uint32_t b_slab(void) const { return a_slab() + A_SLAB * 4; }
 
     __device__ __forceinline__ int steps(void) const { return slabs * PARTS - part; }
 

@@ -70,6 +70,7 @@ struct ieee_tile {
     template <reading A, reading B>
     static __device__ __forceinline__ void multiply(float (&sum)[ROWS][COLS], const place &my, float *shared,
                                                     queue &slabs) {
+        slabs.template fill<A, B>();
         const int a_offset = my.warp_m + my.lane_m * 4, b_offset = queue::A_SLAB + my.warp_n + my.lane_n * 4;
         const float *a_from = shared + a_offset + slabs.part * STEP * A_PITCH;
         const float *b_from = shared + b_offset + slabs.part * STEP * B_PITCH;

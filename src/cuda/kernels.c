@@ -11,19 +11,21 @@ enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 /* name                     family            module                    GPUs               tile m,n,k     threads  shared bytes  blocks  cluster  pieces  waits  rate */
 [IEEE_MMA_64X128] =
-  {"ieee_mma_64x128",       FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     64, 128, 32,  128,  IEEE_MMA_64X128_SHARED,      2,  1,  0,  true,   122},
+  {"ieee_mma_64x128",       FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     64, 128, 32,  128,  IEEE_MMA_64X128_SHARED,      2,  1,  0,  true,   126},
 [IEEE_MMA_64X64] =
-  {"ieee_mma_64x64",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     64,  64, 32,  128,  IEEE_MMA_64X64_SHARED,       3,  1,  0,  true,   118},
+  {"ieee_mma_64x64",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     64,  64, 32,  128,  IEEE_MMA_64X64_SHARED,       3,  1,  0,  true,   122},
 [IEEE_MMA_32X64] =
   {"ieee_mma_32x64",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     32,  64, 32,  128,  IEEE_MMA_32X64_SHARED,       3,  1,  0,  true,   112},
 [IEEE_MMA_32X32] =
-  {"ieee_mma_32x32",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     32,  32, 32,  128,  IEEE_MMA_32X32_SHARED,       3,  1,  0,  true,   106},
+  {"ieee_mma_32x32",        FAMILY_IEEE_TILE, MODULE_IEEE_MMA_SM90,     HOPPER, HOPPER,     32,  32, 32,  128,  IEEE_MMA_32X32_SHARED,       3,  1,  0,  true,    92},
 [IEEE_TILE_128X128] =
   {"ieee_tile_128x128",     FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X128, AMPERE, ANY_NEWER, 128, 128, 32,  128,  IEEE_TILE_128X128_SHARED,    2,  1,  0,  true,   103},
 [IEEE_TILE_128X64] =
   {"ieee_tile_128x64",      FAMILY_IEEE_TILE, MODULE_IEEE_TILE_128X64,  TURING, ANY_NEWER, 128,  64, 32,  128,  IEEE_TILE_128X64_SHARED,     3,  1,  0,  true,    97},
 [IEEE_TILE_64X64] =
   {"ieee_tile_64x64",       FAMILY_IEEE_TILE, MODULE_IEEE_TILE_64X64,   TURING, ANY_NEWER,  64,  64, 32,  128,  IEEE_TILE_64X64_SHARED,      5,  1,  0,  true,    88},
+[IEEE_MMA_SHORT_K] =
+  {"ieee_mma_short_k",      FAMILY_IEEE_SHORT, MODULE_IEEE_MMA_SM90,    HOPPER, HOPPER,     64,  64, 64,  128,  IEEE_MMA_SHORT_K_SHARED,     3,  1,  0,  true,   110},
 [IEEE_THIN_K] =
   {"ieee_thin_k",           FAMILY_IEEE_THIN, MODULE_IEEE_THIN_K,       TURING, ANY_NEWER,  16,   8, 128, 128,  0,                           6,  1,  0,  true,     4},
 [IEEE_THIN_M] =

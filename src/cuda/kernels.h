@@ -30,6 +30,7 @@ typedef enum cuda_kernel_id {
     IEEE_TILE_128X128,
     IEEE_TILE_128X64,
     IEEE_TILE_64X64,
+    IEEE_MMA_SHORT_K,
     IEEE_THIN_K,
     IEEE_THIN_M,
     IEEE_REDUCE,
@@ -47,10 +48,11 @@ typedef enum cuda_kernel_id {
 } cuda_kernel_id;
 
 typedef enum cuda_family {
-    FAMILY_IEEE_TILE, /* multiplies operands in place; ieee_args */
-    FAMILY_IEEE_THIN, /* the same where C has at most tile_n columns */
-    FAMILY_SPLIT,     /* multiplies packed operands; split_args */
-    FAMILY_SUPPORT    /* works for the others; no kernel a user can ask for */
+    FAMILY_IEEE_TILE,  /* multiplies operands in place; ieee_args */
+    FAMILY_IEEE_THIN,  /* the same where C has at most tile_n columns */
+    FAMILY_IEEE_SHORT, /* the same where k is at most tile_k, by blocks that stay */
+    FAMILY_SPLIT,      /* multiplies packed operands; split_args */
+    FAMILY_SUPPORT     /* works for the others; no kernel a user can ask for */
 } cuda_family;
 
 typedef struct cuda_kernel {

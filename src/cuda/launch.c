@@ -145,7 +145,8 @@ static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_p
         args.pieces = (int32_t)ieee_pieces(p->k, tiles - plan->full_tiles, plan->tail_units);
         args.partial = (float *)workspace;
     }
-    tsr_status status = launch(q, kernel, (grid){args.full_tiles + args.tail_units, 1, p->batch}, &args);
+    const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles + args.tail_units);
+    tsr_status status = launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
     if (status || args.pieces <= 1) return status;
     const int64_t parts = divide_up(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
     return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);

@@ -13,16 +13,19 @@
 
 static const double BYTES_PER_CYCLE = 16; /* of device memory, for each multiprocessor */
 static const double LAUNCH_CYCLES = 4000; /* from one kernel's end to the next one's work */
+static const double IDLE = 0.6;           /* cycles for one of work that a block by itself leaves to others */
 
 /* What differs between kernels besides their rates. */
 typedef struct manners {
     double start_k;       /* filling a block's pipeline and writing its tile, in terms of k */
-    double idle;          /* cycles for one of work that a block by itself leaves to others */
+    double begin_cycles;  /* from the end of the kernel before it to its work */
     double reduce_cycles; /* from its end to the work of ieee_reduce, launched early */
 } manners;
 
 static manners manners_of(const cuda_kernel *kernel) {
-    const manners of_float64_tensor_cores = {192, 0.2, 4000}, of_others = {48, 0.6, 2000};
+    const manners of_float64_tensor_cores = {64, 6000, 4000}, of_short_k = {16, 6000, 0},
+                  of_others = {48, LAUNCH_CYCLES, 2000};
+    if (kernel->family == FAMILY_IEEE_SHORT) return of_short_k;
     return kernel->module == MODULE_IEEE_MMA_SM90 ? of_float64_tensor_cores : of_others;
 }
 
@@ -96,8 +99,8 @@ typedef struct way {
 
 /* Multiply-adds a cycle on a multiprocessor with `resident` blocks. */
 static double rate_of(const cuda_device *device, const cuda_kernel *kernel, int64_t resident) {
-    const double all = kernel->blocks, there = (double)resident, idle = manners_of(kernel).idle;
-    return cuda_kernel_rate(kernel, device) * (there / (there + idle)) / (all / (all + idle));
+    const double all = kernel->blocks, there = (double)resident;
+    return cuda_kernel_rate(kernel, device) * (there / (there + IDLE)) / (all / (all + IDLE));
 }
 
 /* Cycles in which a multiprocessor does a multiply-add for each of `blocks` blocks, as many at a time as it holds. */
@@ -119,14 +122,14 @@ static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
 /* One kernel, every tile in `slices` slices of k (fewer, where rounding leaves none). */
 static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
     const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tiles = tiles_of(kernel, p);
-    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = LAUNCH_CYCLES};
+    const manners manner = manners_of(kernel);
+    way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = manner.begin_cycles};
     if (slices > 1) {
         w.k_per_slice = round_up(divide_up(p->k, slices), kernel->tile_k);
         w.slices = divide_up(p->k, w.k_per_slice);
     }
     const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
-    w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) *
-                ((double)w.k_per_slice + manners_of(kernel).start_k);
+    w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) * ((double)w.k_per_slice + manner.start_k);
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
         w.partial_bytes = (size_t)sums * sizeof(float);
@@ -145,7 +148,7 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     const manners manner = manners_of(kernel);
     const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = full_tiles, .tail_units = units};
-    w.cycles = LAUNCH_CYCLES +
+    w.cycles = manner.begin_cycles +
                (double)area * (cycles_for_blocks(device, kernel, busiest_whole) * ((double)p->k + manner.start_k) +
                                cycles_for_blocks(device, kernel, busiest_units) * (stretch + starts * manner.start_k));
     const int64_t pieces = ieee_pieces(p->k, tail, units);
@@ -153,6 +156,11 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     if (pieces > 1)
         w.cycles += manner.reduce_cycles + partial_cycles(device, (double)(p->batch * (units + tail) * area));
     return w;
+}
+
+/* Whether a kernel computes such products tile by tile. */
+static bool computes_tiles(const cuda_kernel *kernel, const tsr_problem *p) {
+    return kernel->family == FAMILY_IEEE_TILE || (kernel->family == FAMILY_IEEE_SHORT && p->k <= kernel->tile_k);
 }
 
 static void keep_quicker(way *best, const way *other, size_t max_workspace) {
@@ -213,7 +221,7 @@ static way ieee_way(const cuda_device *device, const tsr_problem *p, size_t max_
     if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) return thin_way(device, thin, p, max_workspace);
     way best = {0};
     for (int i = 0; i < CUDA_KERNELS; i++)
-        if (cuda_kernels[i].family == FAMILY_IEEE_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
+        if (computes_tiles(&cuda_kernels[i], p) && cuda_kernel_runs_on(&cuda_kernels[i], device))
             consider_tail(&best, device, &cuda_kernels[i], p, max_workspace);
     return best;
 }
@@ -312,7 +320,10 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
                             "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld", kernel->name,
                             kernel->tile_n, (long long)p->m, (long long)p->n);
         w = thin_way(plan->device, kernel, p, max_workspace);
-    } else
+    } else if (!computes_tiles(kernel, p))
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for k of at most %d, not %lld", kernel->name,
+                        kernel->tile_k, (long long)p->k);
+    else
         consider_tail(&w, plan->device, kernel, p, max_workspace);
     use(plan, &w, reason);
     return TSR_OK;
@@ -379,6 +390,11 @@ int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, 
     return divide_up(all, rounds) * kernel->cluster; /* as few as need no more rounds: what idles costs no power */
 }
 
+int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t units) {
+    const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
+    return kernel->family == FAMILY_IEEE_SHORT ? least(units, slots) : units;
+}
+
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {
     const cuda_kernel *kernel = plan->multiply;
     const cuda_device *device = plan->device;
@@ -397,7 +413,7 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
         tsr_text_add(text, "grid: %lld blocks%s\n",
                      (long long)(plan->split ? cuda_split_blocks(kernel, device, tiles_m * tiles_n, plan->slices,
                                                                  plan->chunk_batch)
-                                             : plan->full_tiles + plan->tail_units),
+                                             : cuda_ieee_blocks(kernel, device, plan->full_tiles + plan->tail_units)),
                      !plan->split && plan->chunk_batch > 1 ? " for each product" : "");
     }
     if (plan->slices > 1)

@@ -26,6 +26,10 @@ static inline char *cuda_packed_panels(const tsr_operand *o, int64_t batch) {
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
                           int64_t batch);
 
+/* Blocks an ieee kernel is launched with for each product, of as many whole tiles and stretches of the tail: one for
+ * each, or as many as there is room for, which stay. */
+int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t units);
+
 /* Where the parts of a packed operand lie in its memory (args.h), for `batch` products. Offsets in bytes; strides from
  * one product to the next, as split_operand counts them. */
 typedef struct panels_layout {

@@ -133,9 +133,8 @@ static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, 
         return snprintf(why, size, "no room for the pieces"), false;
     if (l->grid[2] != (unsigned)g->batch) return snprintf(why, size, "grid.z is not the batch"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
-        for (int64_t first = 0; first < l->grid[0]; first++) /* with marks, blocks take every gridDim-th unit */
-            for (int64_t unit = first; unit < units; unit += g->marks_a ? l->grid[0] : units)
-                ieee_unit(g, batch, (int)unit);
+        for (int64_t first = 0; first < l->grid[0]; first++) /* blocks take every gridDim-th unit */
+            for (int64_t unit = first; unit < units; unit += l->grid[0]) ieee_unit(g, batch, (int)unit);
     return true;
 }
 
@@ -386,6 +385,10 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);
+    if (!strcmp(name, "ieee_mma_short_k")) {
+        if (((const ieee_args *)args)->k > 64) return snprintf(why, size, "k is too long"), false;
+        return ieee_multiply(l, args, 64, 64, why, size);
+    }
     if (!strcmp(name, "ieee_thin_k")) return ieee_multiply(l, args, 16, 8, why, size);
     if (!strcmp(name, "ieee_thin_m")) {
         if (((const ieee_args *)args)->a.row_stride != 1)
