@@ -1546,8 +1546,8 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
 
 /* ---- Both operands ----------------------------------------------------------------------------------------------- */
 
-/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call these
- * functions together. */
+/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call
+ * these functions together. */
 template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> struct slab_queue {
     using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
     using b_tile = operand_tile<TILE_N, SLAB, PARTS, THREADS>;
@@ -1591,11 +1591,11 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         part = coming = 0;
         if (ragged) {
             part = (SLAB - ragged) / STEP;
-            const int rows = SLAB - part * STEP;
+            const int used = SLAB - part * STEP;
             const uint32_t a_shared = memory + part * STEP * a_tile::PITCH * 4;
             const uint32_t b_shared = memory + (A_SLAB + part * STEP * b_tile::PITCH) * 4;
-            a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, rows);
-            b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, rows);
+            a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, used);
+            b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, used);
             close_copy_group();
             coming = 1;
         }
@@ -2341,6 +2341,9 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
      * neighbouring threads store neighbouring columns. */
     static __device__ __forceinline__ void store(const ieee_args &args, const target &to, results &result,
                                                  const place &my, float *shared, const uint8_t *doubts) {
+        if (to.alpha != 1 && to.beta == 0)
+#pragma unroll
+            for (int i = 0; i < ROWS_EACH * 8; ++i) result[i / 8][i / 4 % 2][i % 4] *= to.alpha;
         if (!to.takes_vectors() || to.beta != 0 || doubts) {
             __syncthreads(); /* everybody is done with what was there */
             put(result, my, [&](int row, int col, float4 v) { *(float4 *)(shared + row * STAGING_PITCH + col) = v; });
@@ -2348,9 +2351,6 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             store_columns(args, to, shared, doubts);
             return;
         }
-        if (to.alpha != 1)
-#pragma unroll
-            for (int i = 0; i < ROWS_EACH * 8; ++i) result[i / 8][i / 4 % 2][i % 4] *= to.alpha;
         /* __stcs: C, where it is large, is not to drive the operands out of the L2 cache. */
         if (to.is_whole())
             put(result, my,
@@ -2372,7 +2372,8 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
         }
     }
 
-    /* From shared memory, [TILE_M][STAGING_PITCH]: a thread has a column, or part of one. */
+    /* From shared memory, [TILE_M][STAGING_PITCH]: a thread has a column, or part of one. With beta, alpha is still to
+     * come. */
     static __device__ __forceinline__ void store_columns(const ieee_args &args, const target &to, const float *staging,
                                                          const uint8_t *doubts) {
         constexpr int STEP_ROWS = THREADS / TILE_N, AT_ONCE = 8;
@@ -2388,13 +2389,12 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
         while (row < TILE_M) {
             float value[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                value[i] = to.alpha * staging[(row + i * STEP_ROWS) * STAGING_PITCH + col];
+            for (int i = 0; i < AT_ONCE; ++i) value[i] = staging[(row + i * STEP_ROWS) * STAGING_PITCH + col];
             if (to.beta != 0)
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i)
                     if (to.has_row(row + i * STEP_ROWS))
-                        value[i] = fmaf(to.beta, source[(row + i * STEP_ROWS) * s.row_stride], value[i]);
+                        value[i] = fmaf(to.alpha, value[i], to.beta * source[(row + i * STEP_ROWS) * s.row_stride]);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (to.has_row(row) && (!doubts || is_doubted(args, doubts, to.row + row, to.col + col)))

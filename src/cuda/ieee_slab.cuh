@@ -241,8 +241,8 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
 
 /* ---- Both operands ----------------------------------------------------------------------------------------------- */
 
-/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call these
- * functions together. */
+/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call
+ * these functions together. */
 template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> struct slab_queue {
     using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
     using b_tile = operand_tile<TILE_N, SLAB, PARTS, THREADS>;
@@ -286,11 +286,11 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         part = coming = 0;
         if (ragged) {
             part = (SLAB - ragged) / STEP;
-            const int rows = SLAB - part * STEP;
+            const int used = SLAB - part * STEP;
             const uint32_t a_shared = memory + part * STEP * a_tile::PITCH * 4;
             const uint32_t b_shared = memory + (A_SLAB + part * STEP * b_tile::PITCH) * 4;
-            a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, rows);
-            b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, rows);
+            a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, used);
+            b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, used);
             close_copy_group();
             coming = 1;
         }
