@@ -171,12 +171,19 @@ def early():
 
 
 def kernels_that_wait():
-    """By their sources: those that wait for the kernel before them, first of all or after touching shared memory alone."""
+    """By their sources: those that wait for the kernel before them, or call a function of their file that does."""
     found = set()
     for source in (ROOT / "src" / "cuda").glob("*.cu"):
-        for kernel in source.read_text().split('extern "C" __global__ ')[1:]:
-            if "wait_for_previous_kernel();" in kernel:
-                found.add(re.search(r"(\w+)\(const __grid_constant__", kernel).group(1))
+        waiting = ["wait_for_previous_kernel"]
+        for definition in source.read_text().split("\n}\n"):
+            if not any(re.search(rf"\b{name}[<(]", definition) for name in waiting):
+                continue
+            kernel = re.search(r'extern "C" __global__ .*?(\w+)\(const __grid_constant__', definition, re.S)
+            function = re.search(r"^[^\n]*__device__[^\n]*?(\w+)\(", definition, re.M)
+            if kernel:
+                found.add(kernel.group(1))
+            elif function:
+                waiting.append(function.group(1))
     return found
 
 
