@@ -3469,7 +3469,7 @@ namespace split_wgmma_sm90 {
  *
  * Names: d sum of the current part, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM. With blocks of 128 threads 248 registers, 2 stages of 48 KB.
+ * per SM. With blocks of 128 threads 244 registers, 2 stages of 48 KB.
  */
 
 namespace {
