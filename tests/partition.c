@@ -138,6 +138,10 @@ tsr_status tsr_fail(tsr_status status, const char *format, ...) {
 void tsr_text_add(tsr_text *text, const char *format, ...) { (void)text, (void)format; }
 
 #ifdef CPU_HAS_AMX
+bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
+    (void)context, (void)m, (void)n, (void)k;
+    return false;
+}
 bool amx_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem) {
     (void)plan, (void)context, (void)problem;
     return false;

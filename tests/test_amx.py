@@ -194,6 +194,35 @@ def test_same_bits_however_computed(rng, precision):
 
 
 @needs_amx
+@pytest.mark.parametrize("precision", [FP32, TF32])
+@pytest.mark.parametrize("shape", [(100, 100, 100), (128, 128, 128), (160, 160, 160), (192, 192, 96), (200, 180, 110), (224, 224, 224)], ids=str)
+def test_same_bits_where_amx_begins(rng, precision, shape):
+    """Which kernels compute a product depends neither on threads nor on how it is called."""
+    a, b = normal(rng, *shape)
+    expected = None
+    for threads in 1, 2, 5:
+        engine = Engine(CPU, precision)
+        context = engine.new_context(threads=threads)
+        with_gemm, with_batch, with_plan = row_major(*shape[:2]), row_major(1, *shape[:2]), row_major(*shape[:2])
+        engine.multiply(a, b, with_gemm, context=context)
+        engine.multiply(a[None], b[None], with_batch, context=context)
+        plan = Plan(context, engine.operand(a), engine.operand(b), engine.result(with_plan))
+        plan.execute(a.ctypes.data, b.ctypes.data, with_plan.ctypes.data)
+        expected = with_gemm if expected is None else expected
+        for c in with_gemm, with_batch[0], with_plan:
+            assert np.array_equal(c, expected)
+        assert context.stats().split_products == 3 * plan.is_split()
+
+
+@needs_amx
+def test_forced_without_room(amx):
+    """A limit that leaves no room for the smallest panels is an error where AMX is forced; otherwise the ieee kernels compute."""
+    with pytest.raises(binding.TesseraError, match="options.max_workspace is 100000; this product needs more for the kernel amx"):
+        plan_text(amx.new_context(max_workspace=100000), 1000, 1000, 1000)
+    assert "kernel: amx" not in plan_text(binding.Context(max_workspace=100000), 1000, 1000, 1000)
+
+
+@needs_amx
 @pytest.mark.parametrize("sides", [(LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=["left", "right", "both"])
 def test_packed_in_the_callers_memory(amx, rng, sides):
     """Where the matrix is gone, what AMX cannot carry comes from the packed form."""

@@ -170,7 +170,7 @@ static bool are_exact(const struct amx_marks *a, const struct amx_marks *b) {
 
 /* Whether what was flushed cannot matter beside sums as large as these. */
 static bool are_large(const float *sums, const struct amx_marks *a, const struct amx_marks *b, int rows, int columns) {
-    const float least = 0x1p-98f * (a->largest + b->largest + 16);
+    const float least = 0x1p-95f * (a->largest + b->largest + 16);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < columns; j++)
             if (!(fabsf(sums[i * NR + j]) >= least)) return false;

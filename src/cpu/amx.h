@@ -76,7 +76,8 @@ struct amx_block {
     int64_t recomputed;            /* tiles that were that: amx_multiply adds to it */
 };
 
-/* Calls work(argument) with the thread's tiles taken, and gives them back as they were. amx_multiply may be called within. */
+/* Calls work(argument) with the thread's tiles taken, and gives them back as they were. amx_multiply may be called within. A
+ * thread that sleeps meanwhile keeps its tiles: the system saves them. */
 void amx_with_tiles(void (*work)(void *argument), void *argument);
 
 void amx_multiply(struct amx_block *block);
@@ -88,7 +89,19 @@ bool amx_is_marked(const struct amx_marks *marks);
 
 #ifdef CPU_HAS_AMX
 
-/* False where the product, by its shape and the context, is better left to the ieee kernels. */
+/* What a call costs, in multiply-adds of the ieee kernels: smaller products are never quicker. */
+#define AMX_CALL_COST 2e5
+
+/* Whether a product is one for AMX: by its shape and the context alone, so that its bits depend on nothing else. */
+bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k);
+
+static inline bool amx_takes(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
+    if (context->cpu_amx == CPU_AMX_NEVER || !m || !n || !k) return false;
+    return context->cpu_amx == CPU_AMX_ALWAYS ||
+           ((double)m * (double)n * (double)k > AMX_CALL_COST && amx_is_quicker(context, m, n, k));
+}
+
+/* The plan of such a product; false where options.max_workspace has no room for it. */
 bool amx_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem);
 void amx_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text);
 void amx_execute(const cpu_plan *plan, const tsr_problem *problem, float *workspace);
@@ -103,6 +116,10 @@ void amx_pack(float *panels, const tsr_packed *packed);
 
 #else
 
+static inline bool amx_takes(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
+    (void)context, (void)m, (void)n, (void)k;
+    return false;
+}
 static inline bool amx_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem) {
     (void)plan, (void)context, (void)problem;
     return false;

@@ -11,11 +11,13 @@
  *
  * Where k is cut follows from k alone, which tiles AMX cannot carry from the operands alone, and the loops are never
  * turned round (C^T = B^T A^T), since pieces are multiplied in an order of their own: so neither threads, strides nor
- * packing change a bit. Sums are added up in C as in gemm.c.
+ * packing change a bit. A limit of workspace below that of the smallest panels does: the ieee kernels compute the product
+ * then, for other depths would change bits, too. Sums are added up in C as in gemm.c.
  */
 #include <assert.h>
 
 #include "amx.h"
+#include "blocks.h"
 #include "kernel.h"
 #include "rounding.h"
 #include "threads.h"
@@ -34,15 +36,6 @@ enum { PIECE_COLUMNS = 128 };
 
 static_assert(PIECE_COLUMNS % AMX_LANES == 0, "pieces are whole panels");
 
-static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
-static int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
-static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
-
-/* The size of each of the fewest equal blocks, no larger than `most`, that cover `whole` in multiples of `unit`. */
-static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
-    return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
-}
-
 /* How many pieces a context's operands are split into. */
 static int pieces_of(const tsr_context *context) { return context->options.precision == TSR_TF32 ? 2 : 3; }
 
@@ -50,7 +43,8 @@ static int pieces_of(const tsr_context *context) { return context->options.preci
 
 /* What a product takes, in multiply-adds of the AVX-512 kernels: for each multiply-add with so many pieces, for each element
  * that is split, for each of C more than these kernels need, and for a call. */
-static const double multiply_cost[] = {[2] = 0.33, [3] = 0.55}, split_cost = 28, sum_cost = 20, call_cost = 2e5;
+static const double multiply_cost[] = {[2] = 0.33, [3] = 0.55}, split_cost = 28, sum_cost = 20,
+                    call_cost = AMX_CALL_COST;
 
 static double gain(int64_t m, int64_t n, int64_t k, int pieces) {
     const double rows = (double)round_up(m, AMX_LANES), columns = (double)round_up(n, AMX_LANES);
@@ -64,9 +58,8 @@ double amx_gain(const tsr_context *context, const tsr_problem *p) {
     return context->cpu_amx == CPU_AMX_NEVER ? 0 : gain(p->m, p->n, p->k, pieces_of(context));
 }
 
-static bool is_chosen(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
-    if (context->cpu_amx == CPU_AMX_NEVER || !k) return false;
-    return context->cpu_amx == CPU_AMX_ALWAYS || gain(m, n, k, pieces_of(context)) > 1;
+bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
+    return gain(m, n, k, pieces_of(context)) > 1;
 }
 
 /* What follows the floats of a packed operand, where the call can use it. */
@@ -105,7 +98,7 @@ static bool fit_workspace(cpu_plan *plan, size_t limit) {
     return true;
 }
 
-/* Work, in multiply-adds, below which another thread costs more than it brings. */
+/* Work on AMX, in multiply-adds, below which another thread costs more than it brings. */
 static const double work_per_thread = 6e6;
 
 /* Threads that share a product begin with equal numbers of blocks of rows, where there are enough rows. */
@@ -118,7 +111,6 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
 }
 
 bool amx_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *p) {
-    if (!is_chosen(context, p->m, p->n, p->k) || !p->m || !p->n) return false;
     *plan = (cpu_plan){.kernel = context->cpu_kernel,
                        .pieces = pieces_of(context),
                        .amx_gain = amx_gain(context, p),
@@ -399,7 +391,7 @@ void amx_execute(const cpu_plan *plan, const tsr_problem *problem, float *worksp
 
 /* An operand of so many lanes may meet one of any number. */
 static bool may_be_chosen(const tsr_context *context, int64_t lanes, int64_t k) {
-    return lanes && is_chosen(context, lanes, INT64_C(1) << 40, k);
+    return amx_takes(context, lanes, INT64_C(1) << 40, k);
 }
 
 int64_t amx_packed_floats(const tsr_context *context, int64_t lanes, int64_t k) {

@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "amx.h"
+#include "blocks.h"
 #include "cpu.h"
 #include "kernel.h"
 #include "pack.h"
@@ -42,17 +43,6 @@ enum { PIECES_PER_THREAD = 8, PANELS_PER_PIECE = 8 };
 
 /* Blocks that a single row of C is cut into for each thread, between lines of the cache. */
 enum { BLOCKS_OF_A_ROW = 4, LINE = 16 };
-
-static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
-static int64_t greatest(int64_t x, int64_t y) { return x > y ? x : y; }
-static int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
-static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
-
-/* The size of each of the fewest equal blocks, no larger than `most`, that cover `whole` in multiples of `unit`. */
-static int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
-    if (whole <= 0) return unit;
-    return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
-}
 
 /* ---- Which way round --------------------------------------------------------------------------------------------- */
 
@@ -178,7 +168,12 @@ static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
 }
 
 tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem) {
-    if (amx_plan_make(plan, context, problem)) return TSR_OK;
+    if (amx_takes(context, problem->m, problem->n, problem->k)) {
+        if (amx_plan_make(plan, context, problem)) return TSR_OK;
+        if (context->cpu_amx == CPU_AMX_ALWAYS)
+            return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu; this product needs more for the kernel amx",
+                            context->options.max_workspace);
+    }
     const struct cpu_kernel *kernel = context->cpu_kernel;
     const bool swapped = is_better_swapped(kernel, problem);
     const tsr_problem p = oriented(problem, swapped);

@@ -4,7 +4,6 @@
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -16,8 +15,7 @@
 /* Best first: the first that runs here is the default. AMX, which is not for every product, comes behind them. */
 static const struct cpu_kernel *const kernels[] = {
 #ifdef __x86_64__
-    &cpu_kernel_avx512,
-    &cpu_kernel_avx2,
+    &cpu_kernel_avx512,   &cpu_kernel_avx2,
 #endif
 #ifdef __aarch64__
     &cpu_kernel_neon,
@@ -31,21 +29,36 @@ static const struct cpu_kernel *const kernels[] = {
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 #if defined __x86_64__ && !defined TESSERA_AMX_MODEL
-static atomic_bool amx_allowed;
 
-/* Linux gives a process the use of tiles when it asks for it. */
-static void ask_for_amx(void) {
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE = 1 << 24, BF16 = 1 << 22 };
-    unsigned eax, ebx, ecx, edx;
-    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(edx & TILE) || !(edx & BF16)) return;
-    atomic_store(&amx_allowed, syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0);
-}
+enum { TILE_DATA = 18 }; /* among the states that Linux saves */
 
 static bool has_amx(void) {
+    enum { GET_SUPPORTED = 0x1021, TILE = 1 << 24, BF16 = 1 << 22 };
+    unsigned eax, ebx, ecx, edx;
+    uint64_t supported = 0;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && edx & TILE && edx & BF16 &&
+           !syscall(SYS_arch_prctl, GET_SUPPORTED, &supported) && supported >> TILE_DATA & 1;
+}
+
+static bool amx_allowed;
+
+static void ask_for_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023 };
+    amx_allowed = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+
+/* Linux lets a process use tiles when it asks for it, once. From then on its signals need larger stacks: so only those who
+ * will use tiles ask. */
+static bool may_use_amx(void) {
     static pthread_once_t asked = PTHREAD_ONCE_INIT;
     pthread_once(&asked, ask_for_amx);
-    return atomic_load(&amx_allowed);
+    return amx_allowed;
 }
+
+#else
+
+static bool may_use_amx(void) { return true; }
+
 #endif
 
 /* Instruction sets that both the processor and the operating system support (__builtin_cpu_supports looks at xgetbv,
@@ -106,7 +119,7 @@ tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) 
     if (!name || !*name) {
         context->cpu_kernel = best_here();
 #ifdef CPU_HAS_AMX
-        if (!ieee && runs_here(&cpu_kernel_amx)) context->cpu_amx = CPU_AMX_WHERE_QUICKER;
+        if (!ieee && runs_here(&cpu_kernel_amx) && may_use_amx()) context->cpu_amx = CPU_AMX_WHERE_QUICKER;
 #endif
         return TSR_OK;
     }
@@ -115,6 +128,8 @@ tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) 
     if (!is_amx(context->cpu_kernel)) return TSR_OK;
     if (ieee && is_option)
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel is \"%s\", which is not for precision ieee", name);
+    if (!ieee && !may_use_amx())
+        return tsr_fail(TSR_UNSUPPORTED, "the system does not let this process use the kernel \"%s\"", name);
     context->cpu_kernel = best_here();
     if (!ieee) context->cpu_amx = CPU_AMX_ALWAYS;
     return TSR_OK;

@@ -5,6 +5,7 @@
  * the bits are the same.
  */
 #include "small.h"
+#include "amx.h"
 #include "cpu.h"
 #include "kernel.h"
 #include "pack.h"
@@ -131,8 +132,8 @@ void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
-    if (!kernel || context->cpu_amx == CPU_AMX_ALWAYS || alpha == 0 ||
-        !is_small(kernel, context->options.threads, a, b, c))
+    if (!kernel || alpha == 0 || !is_small(kernel, context->options.threads, a, b, c) ||
+        amx_takes(context, a->rows, b->cols, a->cols))
         return false;
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
