@@ -44,6 +44,16 @@ static void member_main(void) {
     leave();
 }
 
+static void start_member(int i) {
+    if (!members[i].stack && !(members[i].stack = malloc(STACK))) exit(1);
+    getcontext(&members[i].context);
+    members[i].context.uc_stack.ss_sp = members[i].stack;
+    members[i].context.uc_stack.ss_size = STACK;
+    makecontext(&members[i].context, member_main, 0);
+    members[i].clock = members[i].busy = 0;
+    members[i].state = READY;
+}
+
 static int next_member(void) {
     int next = -1;
     for (int i = 0; i < running->size; i++)
@@ -55,15 +65,7 @@ void cpu_gang_run(struct cpu_gang *gang, int size) {
     running = gang;
     gang->size = size;
     arrived = 0;
-    for (int i = 0; i < size; i++) {
-        if (!members[i].stack && !(members[i].stack = malloc(STACK))) exit(1);
-        getcontext(&members[i].context);
-        members[i].context.uc_stack.ss_sp = members[i].stack;
-        members[i].context.uc_stack.ss_size = STACK;
-        makecontext(&members[i].context, member_main, 0);
-        members[i].clock = members[i].busy = 0;
-        members[i].state = READY;
-    }
+    for (int i = 0; i < size; i++) start_member(i);
     while ((current = next_member()) >= 0) swapcontext(&scheduler, &members[current].context);
 }
 

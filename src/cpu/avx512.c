@@ -473,24 +473,18 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
     }
 }
 
-/* What of A and B is read after this tile: the next rows, until there are none, and parts of the next strip. */
-static inline void fetch_on(struct cpu_tile *t, int m) {
-    enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
-    if (t->next_a) t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;
-    if (t->next_b) t->next_b += t->k / PARTS * t->next_b_step;
-}
-
-/* A strip of C, m rows of more than half of NR and at most NR columns. */
+/* A strip of C, m rows of more than half of NR and at most NR columns. With each tile it asks for the next rows of A, until
+ * there are none, and for a part of B's next strip, where t says that these are wanted. */
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
                                                                       const __mmask16 last) {
-    const float *const next_strip_end = t->next_b + t->k * t->next_b_step;
-    for (; m >= SMALL_MR; m -= SMALL_MR) {
-        if (t->next_a || t->next_b) {
+    enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
+    for (int part = 1; m >= SMALL_MR; m -= SMALL_MR, part++) {
+        if (t->next_a || t->next_b)
             multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL);
-            fetch_on(t, m);
-            if (t->next_b >= next_strip_end) t->next_b = NULL;
-        } else
+        else
             multiply_tile(t, SMALL_MR, vectors, last);
+        if (t->next_a) t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;
+        if (t->next_b) t->next_b = part < PARTS ? t->next_b + t->k / PARTS * t->next_b_step : NULL;
         t->a += SMALL_MR * t->a_row;
         t->s = t->c += SMALL_MR * t->c_row;
     }
