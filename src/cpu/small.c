@@ -12,8 +12,9 @@
 #include "rounding.h"
 #include "threads.h"
 
-/* Multiply-adds; more are worth packing for, and another thread. Of a single row or column, more are worth a plan. */
-enum { MOST_WORK = 1 << 22, MOST_WORK_ON_A_ROW = 1 << 12 };
+/* Multiply-adds; more are worth packing for, and another thread. Where no side is longer than SHORT, all of it stays near
+ * without being packed. Of a single row or column, more are worth a plan. */
+enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256, MOST_WORK_ON_A_ROW = 1 << 12 };
 
 static int least(int x, int y) { return x < y ? x : y; }
 
@@ -37,8 +38,10 @@ static inline uint64_t strip_floats(uint64_t n, uint64_t k) {
 static inline bool is_small(const struct cpu_kernel *kernel, int threads, const tsr_operand *a, const tsr_operand *b,
                             const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
-    const uint64_t most = threads > 1 && MOST_WORK > 2 * CPU_WORK_PER_THREAD ? 2 * CPU_WORK_PER_THREAD : MOST_WORK;
-    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k >= most ||
+    const uint64_t most = threads > 1                              ? 2 * CPU_WORK_PER_THREAD
+                          : m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT
+                                                                   : MOST_WORK;
+    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > most ||
         ((m == 1 || n == 1) && kernel->multiply_row && m * n * k > MOST_WORK_ON_A_ROW))
         return false;
     const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
