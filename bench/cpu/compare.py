@@ -43,6 +43,7 @@ TOPICS = ("ceilings", "rates", "squares", "calls", "accuracy")
 SAMPLE_SECONDS = 0.02  # a sample lasts at least this long, so that it shows a library at work and not its threads being woken
 MOST_SAMPLES = 64
 QUICK_FLOPS = 5e10  # a quick run leaves out larger products
+LONG_FLOPS = 1e11  # of larger ones a single thread computes only one layout: a round of all libraries takes a minute
 
 
 # ---- The libraries ------------------------------------------------------------------------------------------------------
@@ -251,6 +252,7 @@ def rate_jobs(options):
             jobs.append(["rates", "squares", 2048, 2048, 2048, "nn", threads])
         if threads == max(counts):
             jobs += [["rates", *problem, threads] for problem in data.REFERENCE]
+    jobs = [job for job in jobs if job[5] == "nn" or job[6] > 1 or 2.0 * job[2] * job[3] * job[4] <= LONG_FLOPS]
     if options.quick:
         jobs = [job for job in jobs if 2.0 * job[2] * job[3] * job[4] <= QUICK_FLOPS]
     return without_repeats(jobs)
