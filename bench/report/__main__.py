@@ -21,7 +21,7 @@ from harness import machine as this_machine, results  # noqa: E402
 
 ROOT = HERE.parents[1]
 GPU_TOPICS = ("peers", "accuracy", "overhead", "ceilings", "threads", "kernelbench")  # TOPIC-MACHINE.json beside MACHINE.json
-OTHERS = ("blas", "torch", "gpt2")  # bench/table.py reads them
+OTHERS = ("amx", "blas", "torch", "gpt2")  # shown elsewhere in docs/, not on a page of their own
 
 
 class Machine:
@@ -137,7 +137,7 @@ Made from `bench/harness/results.py`, which checks every file it reads against t
 
 A file is a JSON list of records, one for each thing measured; `what` names the kind of a record. `MACHINE.json` has the products measured
 beside torch on a GPU, `peers-`, `accuracy-`, `overhead-`, `ceilings-`, `threads-` and `kernelbench-MACHINE.json` the rest of that machine's page, and
-`cpu-MACHINE.json` all of a CPU's; `torch-` and `blas-` have what is shown in docs/pytorch.md and docs/blas.md. `make report` makes the pages of docs/ from them. A record may have more fields than these.
+`cpu-MACHINE.json` all of a CPU's; `torch-`, `blas-` and `amx-` have what is shown in docs/pytorch.md, docs/blas.md and docs/tuning.md. `make report` makes the pages of docs/ from them. A record may have more fields than these.
 
 {kinds}
 
