@@ -65,6 +65,18 @@ def test_no_terms_scale_c(engine, rng, beta):
 
 
 @pytest.mark.sanitizer
+def test_long_vectors(cpu, rng):
+    """A vector that is wider and deeper than any block, in every layout, from the left and from the right."""
+    a, b = integers(rng, 1, 2000), integers(rng, 2000, 1000)
+    for of_vector, of_matrix in itertools.product(LAYOUTS.values(), repeat=2):
+        row, column = poisoned(1, 1000), poisoned(1000, 1)
+        cpu.multiply(filled(of_vector, a), filled(of_matrix, b), row)
+        cpu.multiply(filled(of_matrix, np.ascontiguousarray(b.T)), filled(of_vector, np.ascontiguousarray(a.T)), column)
+        assert_exact(row, a, b)
+        assert np.array_equal(column, row.T), f"vector {of_vector.__name__}, matrix {of_matrix.__name__}"
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("stride", [0, 2**40, -2**40, 2**61, -2**61])
 def test_strides_of_single_rows_are_not_used(engine, rng, stride):
     """A stride that is never stepped may be anything, as NumPy leaves it for dimensions of one."""

@@ -44,6 +44,9 @@ enum { PIECES_PER_THREAD = 8, PANELS_PER_PIECE = 8 };
 /* Blocks that a single row of C is cut into for each thread, between lines of the cache. */
 enum { BLOCKS_OF_A_ROW = 4, LINE = 16 };
 
+/* The most blocks of columns at once: their counters, 64 bytes each, lie on the stack. */
+enum { MOST_BLOCKS = 512 };
+
 /* ---- Which way round --------------------------------------------------------------------------------------------- */
 
 /* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
@@ -114,12 +117,14 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const int64_t shared = plan->shares_products ? plan->threads : 1;
     if (plan->by_row) {
         plan->mc = plan->piece = kernel->mr;
-        plan->blocks = shared == 1 ? 1 : greatest(1, least(BLOCKS_OF_A_ROW * shared, p->n / kernel->nr));
+        plan->blocks = shared == 1
+                           ? 1
+                           : greatest(1, least(least(BLOCKS_OF_A_ROW * shared, MOST_BLOCKS), p->n / kernel->nr));
         plan->nc = round_up(greatest(1, ceil_div(p->n, plan->blocks)), LINE);
         return;
     }
     plan->mc = even_block(p->m, plan->packs_a ? kernel->mc : INT64_MAX / 2, kernel->mr);
-    plan->blocks = greatest(1, least(shared, ceil_div(p->n, kernel->nr)));
+    plan->blocks = greatest(1, least(least(shared, MOST_BLOCKS), ceil_div(p->n, kernel->nr)));
     /* Shallow blocks are wider: as much of the cache, and longer rows of C. */
     const int64_t most = has_few_rows(kernel, p) ? kernel->nr
                                                  : kernel->nc * greatest(1, kernel->kc / greatest(1, plan->kc));
@@ -171,7 +176,8 @@ tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem
     if (amx_takes(context, problem->m, problem->n, problem->k)) {
         if (amx_plan_make(plan, context, problem)) return TSR_OK;
         if (context->cpu_amx == CPU_AMX_ALWAYS)
-            return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu; this product needs more for the kernel amx",
+            return tsr_fail(TSR_OUT_OF_MEMORY,
+                            "options.max_workspace is %zu; this product needs more for the kernel amx",
                             context->options.max_workspace);
     }
     const struct cpu_kernel *kernel = context->cpu_kernel;
@@ -181,7 +187,7 @@ tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem
     plan->kc = even_block(p.k, kernel->kc, 1);
     plan->by_row = p.m == 1 && kernel->multiply_row && (p.b.col_stride == 1 || p.b.row_stride == 1) &&
                    !packed_form(&p.a, p.batch) && !packed_form(&p.b, p.batch);
-    plan->packs_a = packs_left(kernel, &p);
+    plan->packs_a = !plan->by_row && packs_left(kernel, &p); /* a row is as deep as k, a packed block only kc */
     plan->packs_b = p.k && !packed_form(&p.b, p.batch) && !plan->by_row &&
                     ((p.m > REUSE_WORTH_PACKING * kernel->mr && p.n > FLOATS_WORTH_PACKING / p.k) ||
                      p.b.col_stride != 1);
@@ -599,7 +605,9 @@ static void execute(const cpu_plan *plan, const tsr_problem *p, float *workspace
 tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace) {
     const tsr_problem p = oriented(problem, plan->swapped);
     if (!p.k) {
+        const uint64_t mode = cpu_rounding_begin();
         scale(&p);
+        cpu_rounding_end(mode);
         return TSR_OK;
     }
     struct cpu_workspace *own = NULL;
@@ -661,7 +669,9 @@ void cpu_pack(const tsr_packed *packed, float factor) {
     for (int64_t first = 0; first < k; first += kc)
         cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes,
                         least(kc, k - first), lane_stride, k_stride, width);
+    const uint64_t mode = cpu_rounding_begin();
     for (int64_t i = 0; factor != 1 && i < k * round_up(lanes, width); i++) panels[i] *= factor;
+    cpu_rounding_end(mode);
     amx_pack(panels + cpu_packed_floats(packed), packed);
 }
 
