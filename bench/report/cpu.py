@@ -12,8 +12,13 @@ METHOD = ("each library has a process of its own, stopped while others run, and 
           "rates are those of the best sample.")
 
 
+def squares(records):
+    """Of single products that come from memory."""
+    return [r for r in of(records, "library", layout="nn") if r["m"] == r["n"] == r["k"] and r.get("problem") not in ("batches", "squares in the caches")]
+
+
 def size_figure(records):
-    rates = [r for r in of(records, "library", layout="nn") if r["m"] == r["n"] == r["k"]]
+    rates = squares(records)
     if len({r["m"] for r in rates}) < 3:
         return None
     threads = sorted({r["threads"] for r in rates if len({o["m"] for o in rates if o["threads"] == r["threads"]}) > 2})
@@ -91,7 +96,7 @@ def layout_figure(records):
 
 def rates_and_errors(records):
     """(library, rate of the largest square with all threads, error on uniform data at the nearest K)."""
-    rates = [r for r in of(records, "library", layout="nn") if r["m"] == r["n"] == r["k"]]
+    rates = squares(records)
     accuracy = of(records, "accuracy", data="uniform")
     if not rates or not accuracy:
         return [], 0, 0
@@ -157,7 +162,7 @@ def losses(records):
     said = {}
     for r in of(records, "library", library="tessera"):
         if r.get("ratio_to_best_peer", 1) < 0.95:
-            peers = of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"])
+            peers = of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"], problem=r["problem"])
             best = max((o for o in peers if o["library"] != "tessera"), key=lambda o: o["gflops_best"])
             said.setdefault(f"slower than {shown(best['library'])}", []).append(
                 f"{shape(r)}, {counted(r['threads'])} ({r['ratio_to_best_peer']:.2f})")

@@ -219,6 +219,12 @@ def losses(records):
         for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
             if not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and other["gflops_median"] > r["gflops_median"]:
                 lose(f"fp32 is slower than {other['library']}", f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+    for ours, theirs in (("tessera fp32", "torch float32"), ("tessera ieee", "torch float32"), ("tessera tf32", "torch TF32")):
+        for r in of(records, "library", library=ours):
+            for other in of(records, "library", library=theirs, m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
+                if other["gflops_median"] > r["gflops_median"]:
+                    lose(f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
+                         f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
     for r in of(records, "library", library="tessera"):  # the CPU engine
         others = [o for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"]) if o["library"] != "tessera"]
         best = max(others, key=lambda o: o["gflops_best"], default=r)

@@ -134,7 +134,7 @@ def test_what_torch_does_quicker_is_left_to_it(device):
 
 
 @pytest.mark.parametrize("m, n, k, gains", [(16, 64, 64, True), (64, 1024, 4096, True), (4, 1000, 1000, True), (1, 4096, 4096, False), (9, 4096, 4096, False),
-                                            (4096, 4096, 64, True), (4096, 4096, 100, False), (1024, 1024, 256, False)])
+                                            (4096, 4096, 64, False), (1024, 1024, 256, False)])
 def test_small_products_on_hopper(m, n, k, gains):
     """There the ieee kernels are quicker than torch's; products that would be split for tensor cores have to be large."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
