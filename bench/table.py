@@ -59,7 +59,7 @@ def gpu():
 
 
 def cpu():
-    records = [r for r in load("cpu-amd-epyc.json") if r["what"] == "library"]
+    records = [r for r in load("cpu-amd-epyc.json") if r["what"] == "library" and r["problem"] not in ("batches", "squares in the caches")]
     layouts = [tuple(r[name] for name in ("m", "n", "k", "threads")) for r in records if r["layout"] == "tt"]
     records = [r for r in records if tuple(r[name] for name in ("m", "n", "k", "threads")) in layouts]  # the shapes measured in all layouts
     if not records:
