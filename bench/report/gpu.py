@@ -271,7 +271,8 @@ def headlines(records, training):
     if tf32:
         tiles.append((f"{mean([r['speedup'] for r in tf32]):.2f} x", "as fast as torch's TF32, where TF32 is enough"))
     if training:
-        tiles.append((f"{training['runs'][-1]['speedup']:.2f} x", "as fast training a GPT-2 in float32, with one line of Python"))
+        older = "" if any(r.get("commit", "").startswith(training["commit"]) for r in records) else f" (commit {training['commit']})"
+        tiles.append((f"{training['runs'][-1]['speedup']:.2f} x", f"as fast training a GPT-2 in float32, with one line of Python{older}"))
     return tiles
 
 
