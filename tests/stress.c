@@ -283,7 +283,7 @@ static void check_exits(void) {
 
 int main(int count, char **words) {
     if (count == 2 && strcmp(words[1], "exit") == 0) exit_while_multiplying();
-    const bool brief = count == 2 && strcmp(words[1], "brief") == 0; /* for an emulated processor */
+    const bool brief = count == 2 && strcmp(words[1], "brief") == 0; /* for an emulated processor, or a slow build */
     if (!brief) check_exits();
     for (int threads = 0; threads <= 3; threads++) {
         tsr_options options = TSR_OPTIONS_DEFAULT;
