@@ -179,8 +179,6 @@ struct panel {
     const float *a, *b;   /* packed forms; A's is NULL where blocks are packed as they are wanted */
 };
 
-static int64_t take(_Atomic int64_t *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
-
 static void start_counters(struct team *team) {
     atomic_store_explicit(&team->next_pack, 0, memory_order_relaxed);
     atomic_store_explicit(&team->next_block, 0, memory_order_relaxed);
@@ -198,9 +196,9 @@ static void meet(struct team *team) {
  * another member is not about to finish. -1: there is none. */
 static int64_t take_piece(struct member *self, int64_t blocks, int64_t pieces) {
     struct team *team = self->team;
-    int64_t piece = take(&team->places[self->index]);
+    int64_t piece = cpu_take(&team->places[self->index]);
     if (piece % ONE_BLOCK < pieces) return piece;
-    const int64_t block = take(&team->next_block);
+    const int64_t block = cpu_take(&team->next_block);
     if (block < blocks) {
         atomic_store_explicit(&team->places[self->index], block * ONE_BLOCK + 1, memory_order_relaxed);
         return block * ONE_BLOCK;
@@ -208,7 +206,7 @@ static int64_t take_piece(struct member *self, int64_t blocks, int64_t pieces) {
     for (int i = 1; i < team->size; i++) {
         _Atomic int64_t *place = &team->places[(self->index + i) % team->size];
         if (atomic_load_explicit(place, memory_order_relaxed) % ONE_BLOCK + 1 >= pieces) continue;
-        piece = take(place);
+        piece = cpu_take(place);
         if (piece % ONE_BLOCK < pieces) return piece;
     }
     return -1;
@@ -223,7 +221,7 @@ static void pack_lanes(float *panels, const struct panel *s, bool left, int64_t 
 }
 
 static void pack_panel(float *panel, const struct panel *s, const struct member *self) {
-    for (int64_t j; (j = take(&self->team->next_pack) * PIECE_COLUMNS) < s->columns;)
+    for (int64_t j; (j = cpu_take(&self->team->next_pack) * PIECE_COLUMNS) < s->columns;)
         pack_lanes(panel + j / AMX_LANES * s->floats, s, false, s->j + j, least(PIECE_COLUMNS, s->columns - j));
 }
 
@@ -360,7 +358,7 @@ static void work_with_tiles(void *argument) {
         self.team = &team;
         self.index = 0;
         self.panel_b[0] = self.panel_b[1] = job->panels_b + index * panel_floats_b(plan);
-        for (int64_t item; (item = take(&job->next_product)) < batch;) {
+        for (int64_t item; (item = cpu_take(&job->next_product)) < batch;) {
             const tsr_problem one = cpu_product_of_batch(job->problem, item);
             multiply_product(plan, &one, &self);
         }

@@ -262,8 +262,6 @@ struct panel {
     int64_t b_step, b_panel, b_block; /* from one depth, one nr columns and one block to the next */
 };
 
-static int64_t take(_Atomic int64_t *counter) { return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
-
 static void start_counters(struct team *team) {
     atomic_store_explicit(&team->next_pack, 0, memory_order_relaxed);
     for (int64_t i = 0; i < team->blocks; i++) {
@@ -405,7 +403,7 @@ static void multiply_panel(const struct panel *s, const struct member *self) {
     const int64_t blocks = ceil_div(s->columns, s->plan->nc), rows = s->plan->piece;
     for (int64_t helped = 0; helped < blocks; helped++) {
         const int64_t block = block_after(self, blocks, helped);
-        for (int64_t i; (i = s->rows_done + take(&self->team->of_block[block].next_piece) * rows) < s->rows;)
+        for (int64_t i; (i = s->rows_done + cpu_take(&self->team->of_block[block].next_piece) * rows) < s->rows;)
             if (s->plan->by_row)
                 multiply_row_piece(s, block);
             else
@@ -416,7 +414,7 @@ static void multiply_panel(const struct panel *s, const struct member *self) {
 static void pack_rows(const struct panel *s, float *panels, const struct member *self) {
     const int mr = s->plan->kernel->mr;
     const tsr_operand *a = &s->p->a;
-    for (int64_t i; (i = take(&self->team->next_pack) * PANELS_PER_PACK * mr) < s->rows;)
+    for (int64_t i; (i = cpu_take(&self->team->next_pack) * PANELS_PER_PACK * mr) < s->rows;)
         cpu_pack_panels(panels + i * s->depth, a->data + (s->i + i) * a->row_stride + s->depth_first * a->col_stride,
                         least(PANELS_PER_PACK * mr, s->rows - i), s->depth, a->row_stride, a->col_stride, mr);
 }
@@ -451,7 +449,7 @@ static void pack_columns(const struct panel *s, float *panels, const struct memb
     const int64_t blocks = ceil_div(s->columns, s->plan->nc);
     for (int64_t helped = 0; helped < blocks; helped++) {
         const int64_t block = block_after(self, blocks, helped), first = block * s->plan->nc, end = block_end(s, block);
-        for (int64_t j; (j = first + take(&self->team->of_block[block].next_pack) * nr) < end;)
+        for (int64_t j; (j = first + cpu_take(&self->team->of_block[block].next_pack) * nr) < end;)
             pack_strip(s, panels + j * s->depth, j, (int)least(nr, end - j));
     }
 }
@@ -568,7 +566,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         self.panels[0] = self.panels[1] = job->panels + index * panel_floats(plan);
         const bool direct = cpu_is_direct(plan->kernel, job->problem);
         const int64_t share = greatest(1, batch / (plan->threads * PIECES_PER_THREAD));
-        for (int64_t item; (item = take(&job->next_product) * share) < batch;) {
+        for (int64_t item; (item = cpu_take(&job->next_product) * share) < batch;) {
             const int64_t end = least(item + share, batch);
             if (direct) cpu_multiply_directly(plan->kernel, job->problem, item, end);
             for (; !direct && item < end; item++) {

@@ -1,4 +1,4 @@
-/* threads.h: the pool, as gemm.c sees it.
+/* threads.h: the pool, as gemm.c and amx_gemm.c see it.
  *
  * A gang is the caller and some workers of the pool running one function together. The pool gives what workers are
  * idle, and nobody waits for one to wake up: the caller begins at once, a worker joins when it gets there, and one that
@@ -31,6 +31,11 @@ struct cpu_gang {
     struct cpu_signal met;  /* meetings held */
     atomic_uint running;    /* workers called that have neither finished nor been sent back; waited on, see threads.c */
 };
+
+/* The next number of a counter that members share. */
+static inline int64_t cpu_take(_Atomic int64_t *counter) {
+    return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+}
 
 /* Runs work(member, met, argument) on a gang of at most `size`; returns when every member has. */
 void cpu_gang_run(struct cpu_gang *gang, int size);
