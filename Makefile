@@ -31,8 +31,8 @@ python: build ## the operator for python3's torch, so that PYTHONPATH=python is 
 test-programs: build ## NumPy, Octave, R and ScaLAPACK on libtessera_blas; installs what it needs, if root
 	TESSERA_INSTALL=all $(TESTS) tests/test_blas_programs.py
 
-test-gpu: build ## the tests of the GPU, eight processes at a time
-	tests/side_by_side $(BUILD) 8 tests -k cuda $(PYTEST)
+test-gpu: build ## the tests of the GPU, twelve processes at a time
+	tests/side_by_side $(BUILD) 12 tests -k cuda $(PYTEST)
 
 sanitize: build ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
 	$(TESTS) tests/test_sanitizers.py
