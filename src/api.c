@@ -85,7 +85,6 @@ tsr_status tsr_context_create(tsr_context **context, const tsr_options *options)
     *context = NULL;
     tsr_options chosen = TSR_OPTIONS_DEFAULT;
     if (options) chosen = *options;
-    if (chosen.kernel && !chosen.kernel[0]) chosen.kernel = NULL;
     tsr_status status = check_options(&chosen);
     if (status) return status;
 

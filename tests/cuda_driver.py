@@ -98,10 +98,12 @@ class Driver:
         self.call("cuMemFreeHost", c_void_p(address))
 
     def upload(self, address, array):
-        """A C-contiguous array's bytes to the device."""
+        """A C-contiguous array's bytes to the device. A copy from pageable memory may return before they are there, and a
+        stream that does not wait for the default one would not see them."""
         assert array.flags.c_contiguous
         if array.nbytes:
             self.call("cuMemcpyHtoD_v2", c_void_p(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
+            self.call("cuStreamSynchronize", None)
 
     def download(self, address, array):
         assert array.flags.c_contiguous

@@ -59,3 +59,9 @@ def test_info_lists_what_there_is():
     assert lines[0] == f"tessera: {binding.lib.tsr_version().decode()}"
     assert any(line.startswith("cpu: ") for line in lines)
     assert any(line.startswith("cuda: ") for line in lines)
+
+
+@pytest.mark.parametrize("kernel", ["no-such-kernel", ""])
+def test_option_with_a_name_that_is_none(kernel):
+    with pytest.raises(binding.TesseraError, match=rf'options\.kernel is "{kernel}"'):
+        binding.Context(kernel=kernel)

@@ -41,7 +41,7 @@ static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 /* The last vector of a row of so many columns. */
 static inline __mmask16 last_mask(int columns) { return (__mmask16)((2u << (columns - 1) % LANES) - 1); }
 
-static inline __attribute__((always_inline)) void store(float *to, const __mmask16 mask, __m512 x) {
+static inline __attribute__((always_inline)) void store_masked(float *to, const __mmask16 mask, __m512 x) {
     if (mask == 0xffff)
         _mm512_storeu_ps(to, x);
     else
@@ -157,7 +157,7 @@ static inline __attribute__((always_inline)) void store_tile(__m512 sum[TALL_MR]
             CPU_UNROLL
             for (int v = 0; v < vectors; v++) {
                 if (scales) sum[i][v] = _mm512_mul_ps(alpha, sum[i][v]);
-                store(c + v * LANES, v + 1 < vectors ? 0xffff : last, sum[i][v]);
+                store_masked(c + v * LANES, v + 1 < vectors ? 0xffff : last, sum[i][v]);
             }
         }
         return;
@@ -169,7 +169,7 @@ static inline __attribute__((always_inline)) void store_tile(__m512 sum[TALL_MR]
         for (int v = 0; v < vectors; v++) {
             const __mmask16 mask = v + 1 < vectors ? 0xffff : last;
             const __m512 addend = _mm512_maskz_loadu_ps(mask, s + v * LANES);
-            store(c + v * LANES, mask, _mm512_fmadd_ps(alpha, sum[i][v], _mm512_mul_ps(beta, addend)));
+            store_masked(c + v * LANES, mask, _mm512_fmadd_ps(alpha, sum[i][v], _mm512_mul_ps(beta, addend)));
         }
     }
 }
@@ -320,124 +320,28 @@ static void multiply_and_pack(const struct cpu_tile *t, float *panel) {
 
 /* ---- One row of C ------------------------------------------------------------------------------------------------ */
 
-/* The sums of one depth of kc become C's from column j on, as in store_tile; those of the depths before are there. */
-static inline __attribute__((always_inline)) void store_sums(const struct cpu_tile *t, int j, bool adds_to_c,
-                                                             __m512 sums, __mmask16 mask) {
-    const __m512 alpha = _mm512_set1_ps(t->alpha);
-    __m512 result = _mm512_mul_ps(alpha, sums);
-    if (adds_to_c)
-        result = _mm512_fmadd_ps(alpha, sums, _mm512_maskz_loadu_ps(mask, t->c + j));
-    else if (t->beta != 0)
-        result = _mm512_fmadd_ps(alpha, sums,
-                                 _mm512_mul_ps(_mm512_set1_ps(t->beta), _mm512_maskz_loadu_ps(mask, t->s + j)));
-    _mm512_mask_storeu_ps(t->c + j, mask, result);
+typedef __m512 vector;
+
+static inline vector zeros(void) { return _mm512_setzero_ps(); }
+static inline vector every(float x) { return _mm512_set1_ps(x); }
+static inline vector load(const float *from) { return _mm512_loadu_ps(from); }
+static inline vector load_first(const float *from, int count) { return _mm512_maskz_loadu_ps(last_mask(count), from); }
+static inline void store(float *to, vector x) { _mm512_storeu_ps(to, x); }
+static inline void store_first(float *to, vector x, int count) { _mm512_mask_storeu_ps(to, last_mask(count), x); }
+static inline vector multiply_add(vector x, vector y, vector sum) { return _mm512_fmadd_ps(x, y, sum); }
+static inline vector product(vector x, vector y) { return _mm512_mul_ps(x, y); }
+static inline vector add(vector x, vector y) { return _mm512_add_ps(x, y); }
+
+/* Halves are added until one lane is left. */
+static inline float sum_lanes(vector x) {
+    const __m256d high = _mm512_extractf64x4_pd(_mm512_castps_pd(x), 1);
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(high));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* B's rows are contiguous: long parts of them are read from end to end, several side by side, and their sums wait in the
- * nearest cache. */
-static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
-    enum { COLUMNS = 2048, ROWS = 8 };
-    _Alignas(64) float sums[COLUMNS];
-    for (int j = 0; j < t->n; j += COLUMNS) {
-        const int columns = t->n - j < COLUMNS ? t->n - j : COLUMNS;
-        for (int64_t first = 0; first < t->k; first += kc) {
-            const int64_t end = first + kc < t->k ? first + kc : t->k;
-            for (int v = 0; v < columns; v += LANES) _mm512_store_ps(sums + v, _mm512_setzero_ps());
-            for (int64_t p = first; p < end; p += ROWS) {
-                const int rows = (int)(end - p < ROWS ? end - p : ROWS);
-                const float *b = t->b + p * t->b_step + j;
-                __m512 x[ROWS];
-                for (int i = 0; i < rows; i++) x[i] = _mm512_set1_ps(t->a[(p + i) * t->a_step]);
-                for (int v = 0; v < columns; v += LANES, b += LANES) {
-                    const __mmask16 mask = columns - v < LANES ? last_mask(columns) : 0xffff;
-                    __m512 sum = _mm512_load_ps(sums + v);
-                    if (rows == ROWS) {
-                        CPU_UNROLL
-                        for (int i = 0; i < ROWS; i++)
-                            sum = _mm512_fmadd_ps(x[i], _mm512_maskz_loadu_ps(mask, b + i * t->b_step), sum);
-                    } else
-                        for (int i = 0; i < rows; i++)
-                            sum = _mm512_fmadd_ps(x[i], _mm512_maskz_loadu_ps(mask, b + i * t->b_step), sum);
-                    _mm512_store_ps(sums + v, sum);
-                }
-            }
-            for (int v = 0; v < columns; v += LANES)
-                store_sums(t, j + v, first > 0, _mm512_load_ps(sums + v),
-                           columns - v < LANES ? last_mask(columns) : 0xffff);
-        }
-    }
-}
-
-/* Sixteen vectors, of sixteen steps of K each, become sixteen of as many columns. */
-static inline __attribute__((always_inline)) void transpose_16x16(__m512 x[LANES]) {
-    __m512 y[LANES];
-    CPU_UNROLL
-    for (int i = 0; i < LANES; i += 2) {
-        y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
-    }
-    CPU_UNROLL
-    for (int i = 0; i < LANES; i += 4) {
-        CPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            const __m512d low = _mm512_castps_pd(y[i + h]), high = _mm512_castps_pd(y[i + 2 + h]);
-            x[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-            x[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-        }
-    }
-    CPU_UNROLL
-    for (int i = 0; i < 4; i++) {
-        CPU_UNROLL
-        for (int h = 0; h < 2; h++) {
-            y[8 * h + i] = _mm512_shuffle_f32x4(x[8 * h + i], x[8 * h + 4 + i], 0x88);
-            y[8 * h + 4 + i] = _mm512_shuffle_f32x4(x[8 * h + i], x[8 * h + 4 + i], 0xdd);
-        }
-    }
-    CPU_UNROLL
-    for (int i = 0; i < 8; i++) {
-        x[i] = _mm512_shuffle_f32x4(y[i], y[8 + i], 0x88);
-        x[8 + i] = _mm512_shuffle_f32x4(y[i], y[8 + i], 0xdd);
-    }
-}
-
-/* B's columns are contiguous: sixteen of them are read side by side and transposed in registers. */
-static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
-    enum { AHEAD = 16 * LANES };
-    for (int j = 0; j < t->n; j += LANES) {
-        const int columns = t->n - j < LANES ? t->n - j : LANES;
-        const __mmask16 mask = last_mask(columns);
-        const float *column[LANES];
-        for (int i = 0; i < LANES; i++) column[i] = t->b + (j + (i < columns ? i : 0)) * b_col;
-        for (int64_t first = 0; first < t->k; first += kc) {
-            const int64_t end = first + kc < t->k ? first + kc : t->k;
-            __m512 sum = _mm512_setzero_ps(), x[LANES];
-            for (int64_t p = first; p < end; p += LANES) {
-                const int steps = (int)(end - p < LANES ? end - p : LANES);
-                const __mmask16 in_depth = last_mask(steps);
-                CPU_UNROLL
-                for (int i = 0; i < LANES; i++) {
-                    x[i] = _mm512_maskz_loadu_ps(in_depth, column[i] + p);
-                    _mm_prefetch((const char *)(column[i] + p) + AHEAD * sizeof(float), _MM_HINT_T1);
-                }
-                transpose_16x16(x);
-                const float *a = t->a + p * t->a_step;
-                if (steps == LANES) {
-                    CPU_UNROLL
-                    for (int i = 0; i < LANES; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(a[i * t->a_step]), x[i], sum);
-                } else
-                    for (int i = 0; i < steps; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(a[i * t->a_step]), x[i], sum);
-            }
-            store_sums(t, j, first > 0, sum, mask);
-        }
-    }
-}
-
-static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
-    if (b_col == 1)
-        multiply_row_by_rows(t, kc);
-    else
-        multiply_row_by_columns(t, b_col, kc);
-}
+#include "row.h"
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 

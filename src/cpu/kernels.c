@@ -112,11 +112,11 @@ static bool is_amx(const struct cpu_kernel *kernel) { return !kernel->multiply; 
 
 tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) {
     static const char variable[] = "TESSERA_CPU_KERNEL";
-    const bool is_option = options->kernel && *options->kernel;
+    const bool is_option = options->kernel;
     const char *name = is_option ? options->kernel : getenv(variable);
     const bool ieee = options->precision == TSR_IEEE;
     context->cpu_amx = CPU_AMX_NEVER;
-    if (!name || !*name) {
+    if (!is_option && (!name || !*name)) {
         context->cpu_kernel = best_here();
 #ifdef CPU_HAS_AMX
         if (!ieee && runs_here(&cpu_kernel_amx) && may_use_amx()) context->cpu_amx = CPU_AMX_WHERE_QUICKER;
