@@ -11,12 +11,12 @@ How it computes. precision="fp32", the default, is as accurate as float32 arithm
 (compute capability 9.0, CUDA 12 or newer) through wgmma, on other GPUs from 8.0 on through mma.sync where that is
 quicker. There each row of A and column of B is scaled by a power of two and split into two half-precision pieces, x =
 hi + lo, which together hold 23 bits. The tensor cores multiply hi*hi, hi*lo and lo*hi: three half-precision products,
-not one. Their sums of hi*hi are added to float32 registers every 64 (wgmma) or 32 (mma.sync) terms, before the tensor
-cores' rounding could show. So each element's error is at most (K + 2) 2^-24 times the sum of its terms' magnitudes, the
-bound of float32 arithmetic itself, and on ordinary data it is smaller than plain float32's. Where an operand cannot be
-split that well (Inf, NaN, elements too far apart in magnitude), the kernels notice, and the tiles of C concerned are
-computed in plain float32, without the CPU taking part. precision="ieee" computes everything in plain float32 (fma), and
-so do other GPUs.
+not one. Their sums of hi*hi are added to float32 registers every 32 terms, before the tensor cores' rounding could
+show. So each element's error is at most (K + 2) 2^-24 times the sum of its terms' magnitudes, the bound of float32
+arithmetic itself, and on ordinary data it is smaller than plain float32's. Where an operand cannot be split that well
+(Inf, NaN, elements too far apart in magnitude), the kernels notice, and the tiles of C concerned are computed in plain
+float32, without the CPU taking part. precision="ieee" computes everything in plain float32 (on Hopper with sums in
+float64), and so do other GPUs.
 
 Written by kernelbench/generate.py of Tessera from the library's own sources: change those, not this file. Apache
 License 2.0.

@@ -283,7 +283,7 @@ def module(problem):
     words = {
         "where": "on Hopper (compute capability 9.0, CUDA 12 or newer) through wgmma" +
                  (", on other GPUs from 8.0 on through mma.sync where that is quicker" if problem.mma else ""),
-        "steps": "64 (wgmma) or 32 (mma.sync)" if problem.mma else "64",
+        "steps": re.search(r"\bSPLIT_SUM_K = (\d+)", parts["arguments"])[1],
         "threads": " Every kernel has blocks of exactly 128 threads." if problem.wgmma.endswith("_T128") else "",
         **{name: str(getattr(problem, name)) for name in ("number", "file", "title", "formula", "shapes", "inputs", "forward")},
     }
