@@ -116,6 +116,29 @@ static void multiply(const struct cpu_tile *t) {
     }
 }
 
+/* ---- One row of C ------------------------------------------------------------------------------------------------ */
+
+typedef __m256 vector;
+
+static inline vector zeros(void) { return _mm256_setzero_ps(); }
+static inline vector every(float x) { return _mm256_set1_ps(x); }
+static inline vector load(const float *from) { return _mm256_loadu_ps(from); }
+static inline vector load_first(const float *from, int count) { return _mm256_maskload_ps(from, mask_of(count)); }
+static inline void store(float *to, vector x) { _mm256_storeu_ps(to, x); }
+static inline void store_first(float *to, vector x, int count) { _mm256_maskstore_ps(to, mask_of(count), x); }
+static inline vector multiply_add(vector x, vector y, vector sum) { return _mm256_fmadd_ps(x, y, sum); }
+static inline vector product(vector x, vector y) { return _mm256_mul_ps(x, y); }
+static inline vector add(vector x, vector y) { return _mm256_add_ps(x, y); }
+
+/* Halves are added until one lane is left. */
+static inline float sum_lanes(vector x) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+#include "row.h"
+
 const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .needs = CPU_AVX2 | CPU_FMA,
                                            .mr = MR,
@@ -123,4 +146,5 @@ const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .mc = MC,
                                            .nc = NC,
                                            .kc = KC,
-                                           .multiply = multiply};
+                                           .multiply = multiply,
+                                           .multiply_row = multiply_row};

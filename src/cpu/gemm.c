@@ -41,7 +41,8 @@ enum { PANELS_PER_PACK = 16 };
 /* Pieces that a thread's share is cut into, so that threads end nearly together, and the most rows of one, in panels. */
 enum { PIECES_PER_THREAD = 8, PANELS_PER_PIECE = 8 };
 
-/* Blocks that a single row of C is cut into for each thread, between lines of the cache. */
+/* Blocks that a single row of C is cut into for each thread, between lines of the cache, where it is summed column by
+ * column; rows of B are read in longer parts, one for each. */
 enum { BLOCKS_OF_A_ROW = 4, LINE = 16 };
 
 /* The most blocks of columns at once: their counters, 64 bytes each, lie on the stack. */
@@ -52,19 +53,6 @@ enum { MOST_BLOCKS = 512 };
 /* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
 static const float *packed_form(const tsr_operand *o, int64_t batch) {
     return o->packed && (batch == 1 || o->batch_stride == 0) ? o->packed->panels : NULL;
-}
-
-/* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once; and so is a product of
- * a large factor with one of few rows or columns, where the large one would have to be transposed in packing, which
- * takes as long as multiplying. Else it depends on C, whose rows the kernels write. Packed operands are packed for
- * their side, which settles it. */
-static bool is_better_swapped(const struct cpu_kernel *kernel, const tsr_problem *p) {
-    enum { FEW = 64, MANY = 256 };
-    if (p->m == 1 || packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
-    if (p->n == 1) return kernel->multiply_row;
-    if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
-    if (p->m <= FEW && p->n >= MANY && p->k >= FEW && p->b.row_stride == 1 && p->b.col_stride != 1) return true;
-    return p->c.row_stride == 1 && p->c.col_stride != 1;
 }
 
 static tsr_operand transposed_operand(const tsr_operand *o) {
@@ -86,6 +74,30 @@ static tsr_problem oriented(const tsr_problem *p, bool swapped) {
     if (q.n == 1) q.b.col_stride = q.c.col_stride = q.addend.col_stride = 1;
     if (q.k == 1) q.a.col_stride = q.b.row_stride = 1;
     return q;
+}
+
+/* Packed by tsr_pack_at: the matrix need not be there any more. */
+static bool is_only_packed(const tsr_operand *o) { return o->packed && o->packed->source.data == o->packed->panels; }
+
+/* Whether C is a row that the kernel's multiply_row makes. It reads B once, so that a packed form brings nothing, and is not
+ * used where there is B itself. */
+static bool is_row(const struct cpu_kernel *kernel, tsr_problem p) {
+    return p.m == 1 && kernel->multiply_row && (p.b.row_stride == 1 || p.b.col_stride == 1) && !is_only_packed(&p.a) &&
+           !is_only_packed(&p.b);
+}
+
+/* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once; and so is a product of
+ * a large factor with one of few rows or columns, where the large one would have to be transposed in packing, which
+ * takes as long as multiplying. Else it depends on C, whose rows the kernels write. Packed operands are packed for
+ * their side, which settles it. */
+static bool is_better_swapped(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    enum { FEW = 64, MANY = 256 };
+    if (p->m == 1) return false;
+    if (p->n == 1 && is_row(kernel, oriented(p, true))) return true;
+    if (packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
+    if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
+    if (p->m <= FEW && p->n >= MANY && p->k >= FEW && p->b.row_stride == 1 && p->b.col_stride != 1) return true;
+    return p->c.row_stride == 1 && p->c.col_stride != 1;
 }
 
 /* ---- Plan -------------------------------------------------------------------------------------------------------- */
@@ -117,9 +129,8 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const int64_t shared = plan->shares_products ? plan->threads : 1;
     if (plan->by_row) {
         plan->mc = plan->piece = kernel->mr;
-        plan->blocks = shared == 1
-                           ? 1
-                           : greatest(1, least(least(BLOCKS_OF_A_ROW * shared, MOST_BLOCKS), p->n / kernel->nr));
+        const int64_t wanted = shared == 1 || p->b.row_stride != 1 ? shared : BLOCKS_OF_A_ROW * shared;
+        plan->blocks = greatest(1, least(least(wanted, MOST_BLOCKS), p->n / LINE));
         plan->nc = round_up(greatest(1, ceil_div(p->n, plan->blocks)), LINE);
         return;
     }
@@ -185,8 +196,7 @@ tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem
     const tsr_problem p = oriented(problem, swapped);
     *plan = (cpu_plan){.kernel = kernel, .swapped = swapped, .threads = 1, .amx_gain = amx_gain(context, &p)};
     plan->kc = even_block(p.k, kernel->kc, 1);
-    plan->by_row = p.m == 1 && kernel->multiply_row && (p.b.col_stride == 1 || p.b.row_stride == 1) &&
-                   !packed_form(&p.a, p.batch) && !packed_form(&p.b, p.batch);
+    plan->by_row = is_row(kernel, p);
     plan->packs_a = !plan->by_row && packs_left(kernel, &p); /* a row is as deep as k, a packed block only kc */
     plan->packs_b = p.k && !packed_form(&p.b, p.batch) && !plan->by_row &&
                     ((p.m > REUSE_WORTH_PACKING * kernel->mr && p.n > FLOATS_WORTH_PACKING / p.k) ||
@@ -465,7 +475,8 @@ static void prepare_panel(struct panel *s, const struct member *self, bool packs
     const cpu_plan *plan = s->plan;
     const tsr_problem *p = s->p;
     const int mr = plan->kernel->mr, nr = plan->kernel->nr;
-    const float *packed_a = packed_form(&p->a, p->batch), *packed_b = packed_form(&p->b, p->batch);
+    const float *packed_a = plan->by_row ? NULL : packed_form(&p->a, p->batch);
+    const float *packed_b = plan->by_row ? NULL : packed_form(&p->b, p->batch);
     s->a_row = 1;
     s->a_step = mr;
     s->a_panel = mr * s->depth;

@@ -19,7 +19,7 @@ static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel o
 static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 
 /* The first `count` lanes, or all; none of the others is read. */
-static inline float32x4_t load(const float *from, int count) {
+static inline float32x4_t load_first(const float *from, int count) {
     if (count >= LANES) return vld1q_f32(from);
     float32x4_t x = vdupq_n_f32(0);
     if (count > 0) x = vld1q_lane_f32(from, x, 0);
@@ -28,7 +28,7 @@ static inline float32x4_t load(const float *from, int count) {
     return x;
 }
 
-static inline void store(float *to, float32x4_t x, int count) {
+static inline void store_first(float *to, float32x4_t x, int count) {
     if (count >= LANES) {
         vst1q_f32(to, x);
         return;
@@ -54,7 +54,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     for (int64_t p = t->k; p > 0; p--, a += a_step, b += b_step) {
         float32x4_t row[VECTORS];
         CPU_UNROLL
-        for (int v = 0; v < VECTORS; v++) row[v] = load(b + v * LANES, columns - v * LANES);
+        for (int v = 0; v < VECTORS; v++) row[v] = load_first(b + v * LANES, columns - v * LANES);
         CPU_UNROLL
         for (int i = 0; i < rows; i++) {
             const float x = a[i * a_row];
@@ -71,10 +71,10 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
             const int count = columns - v * LANES;
             float32x4_t result = vmulq_f32(alpha, sum[i][v]);
             if (adds) {
-                const float32x4_t addend = load(t->s + i * t->s_row + v * LANES, count);
+                const float32x4_t addend = load_first(t->s + i * t->s_row + v * LANES, count);
                 result = vfmaq_f32(vmulq_f32(beta, addend), alpha, sum[i][v]);
             }
-            store(t->c + i * t->c_row + v * LANES, result, count);
+            store_first(t->c + i * t->c_row + v * LANES, result, count);
         }
     }
 }
@@ -97,5 +97,26 @@ static void multiply(const struct cpu_tile *t) {
     }
 }
 
-const struct cpu_kernel cpu_kernel_neon = {
-    .name = "neon", .mr = MR, .nr = NR, .mc = MC, .nc = NC, .kc = KC, .multiply = multiply};
+/* ---- One row of C ------------------------------------------------------------------------------------------------ */
+
+typedef float32x4_t vector;
+
+static inline vector zeros(void) { return vdupq_n_f32(0); }
+static inline vector every(float x) { return vdupq_n_f32(x); }
+static inline vector load(const float *from) { return vld1q_f32(from); }
+static inline void store(float *to, vector x) { vst1q_f32(to, x); }
+static inline vector multiply_add(vector x, vector y, vector sum) { return vfmaq_f32(sum, x, y); }
+static inline vector product(vector x, vector y) { return vmulq_f32(x, y); }
+static inline vector add(vector x, vector y) { return vaddq_f32(x, y); }
+static inline float sum_lanes(vector x) { return vaddvq_f32(x); }
+
+#include "row.h"
+
+const struct cpu_kernel cpu_kernel_neon = {.name = "neon",
+                                           .mr = MR,
+                                           .nr = NR,
+                                           .mc = MC,
+                                           .nc = NC,
+                                           .kc = KC,
+                                           .multiply = multiply,
+                                           .multiply_row = multiply_row};

@@ -13,8 +13,8 @@
 #include "threads.h"
 
 /* Multiply-adds; more are worth packing for, and another thread. Where no side is longer than SHORT, all of it stays near
- * without being packed. Of a single row or column, more are worth a plan. */
-enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256, MOST_WORK_ON_A_ROW = 1 << 12 };
+ * without being packed. */
+enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256 };
 
 static int least(int x, int y) { return x < y ? x : y; }
 
@@ -42,7 +42,7 @@ static inline bool is_small(const struct cpu_kernel *kernel, int threads, const 
                           : m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT
                                                                    : MOST_WORK;
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > most ||
-        ((m == 1 || n == 1) && kernel->multiply_row && m * n * k > MOST_WORK_ON_A_ROW))
+        (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
     const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
     const uintptr_t b_end = end_of(b->data, b->rows, b->cols, b->row_stride, b->col_stride);
@@ -91,8 +91,32 @@ static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile
     }
 }
 
+/* A row or a column of C, whose sums have the order of the kernel's multiply_row. */
+static void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile, int64_t b_col) {
+    struct cpu_tile row = *tile;
+    if (tile->m > 1) {
+        row.m = 1;
+        row.n = tile->m;
+        row.a = tile->b;
+        row.a_step = tile->b_step;
+        row.b = tile->a;
+        row.b_step = tile->a_step;
+        b_col = tile->a_row;
+    }
+    kernel->multiply_row(&row, b_col, kernel->kc);
+}
+
+/* Whether the product is that. A column is contiguous in C then. */
+static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile, int64_t b_col) {
+    if (!kernel->multiply_row) return false;
+    if (tile->m == 1) return tile->b_step == 1 || b_col == 1 || tile->k == 1 || tile->n == 1;
+    return tile->n == 1 && (tile->a_step == 1 || tile->a_row == 1 || tile->k == 1);
+}
+
 static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
-    if (kernel->multiply_whole && (b_col == 1 || tile->b_step == 1))
+    if (is_row(kernel, tile, b_col))
+        multiply_row(kernel, tile, b_col);
+    else if (kernel->multiply_whole && (b_col == 1 || tile->b_step == 1))
         kernel->multiply_whole(tile, b_col);
     else if (b_col != 1)
         multiply_transposed(kernel, tile, b_col);

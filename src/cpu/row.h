@@ -1,0 +1,156 @@
+/* row.h: one row of C, multiply_row of kernel.h, for a kernel that has said what its vectors are. It is memory that limits
+ * these products: what counts is that as many lines as possible are on their way.
+ *
+ * Where a column of B is contiguous, its sum has 2 * LANES chains of multiply-adds: chain i has the terms i, i + 2 * LANES
+ * and so on. The two vectors of chains are added, then the lanes of the sum as sum_lanes says. Columns are read eight side
+ * by side, ROW_DEPTH at a time, so that A's part stays in the nearest cache; sums of one depth are added to those before.
+ *
+ * Where B's rows are contiguous instead, a sum is one chain for each kc of depth, as in a tile: eight rows are read side by
+ * side, from end to end, and the sums wait in the nearest cache.
+ *
+ * The kernel's file defines, before it includes this: LANES, the type `vector` of as many floats, and
+ *
+ *     zeros(), every(x)                          all lanes
+ *     load(p), load_first(p, count)              lanes from memory; of the first 1..LANES, the others being zero
+ *     store(p, x), store_first(p, x, count)
+ *     product(x, y), multiply_add(x, y, sum)     lane by lane; the second rounds once
+ *     add(x, y), sum_lanes(x)
+ */
+#ifndef TESSERA_CPU_ROW_H
+#define TESSERA_CPU_ROW_H
+
+#include <math.h>
+
+#include "blocks.h"
+#include "kernel.h"
+
+enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
+
+/* Into the second-level cache: the nearest is full of A, or of sums. */
+static inline __attribute__((always_inline)) void ask_for(const float *line) { __builtin_prefetch(line, 0, 2); }
+
+/* The sums of some columns of B, a constant wherever this is inlined, over one depth. */
+static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COLUMNS], const float *a, const float *b,
+                                                              int64_t b_col, int64_t depth, const int columns) {
+    enum { AHEAD = 512 };
+    vector sum[ROW_COLUMNS][ROW_CHAINS];
+    const float *column[ROW_COLUMNS];
+    CPU_UNROLL
+    for (int i = 0; i < columns; i++) {
+        column[i] = b + i * b_col;
+        CPU_UNROLL
+        for (int h = 0; h < ROW_CHAINS; h++) sum[i][h] = zeros();
+    }
+    int64_t p = 0;
+    for (; p + ROW_CHAINS * LANES <= depth; p += ROW_CHAINS * LANES) {
+        CPU_UNROLL
+        for (int h = 0; h < ROW_CHAINS; h++) {
+            const vector x = load(a + p + h * LANES);
+            CPU_UNROLL
+            for (int i = 0; i < columns; i++) {
+                const float *at = column[i] + p + h * LANES;
+                if (h * LANES % LINE_FLOATS == 0) ask_for(at + AHEAD);
+                sum[i][h] = multiply_add(x, load(at), sum[i][h]);
+            }
+        }
+    }
+    CPU_UNROLL
+    for (int h = 0; h < ROW_CHAINS; h++, p += LANES) {
+        const int left = (int)least(LANES, depth - p);
+        if (left <= 0) break;
+        const vector x = load_first(a + p, left);
+        CPU_UNROLL
+        for (int i = 0; i < columns; i++) sum[i][h] = multiply_add(x, load_first(column[i] + p, left), sum[i][h]);
+    }
+    CPU_UNROLL
+    for (int i = 0; i < columns; i++) sums[i] = sum_lanes(add(sum[i][0], sum[i][1]));
+}
+
+static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
+    float copy[ROW_DEPTH], sums[ROW_COLUMNS];
+    for (int64_t first = 0; first < t->k; first += ROW_DEPTH) {
+        const int64_t depth = least(ROW_DEPTH, t->k - first);
+        const float *a = t->a + first * t->a_step;
+        if (t->a_step != 1) {
+            for (int64_t p = 0; p < depth; p++) copy[p] = a[p * t->a_step];
+            a = copy;
+        }
+        const float beta = first ? 1 : t->beta, *s = first ? t->c : t->s;
+        for (int j = 0, columns; j < t->n; j += columns) {
+            const float *b = t->b + first + j * b_col;
+            columns = t->n - j < ROW_COLUMNS ? 1 : ROW_COLUMNS;
+            if (columns == 1)
+                sum_columns(sums, a, b, b_col, depth, 1);
+            else
+                sum_columns(sums, a, b, b_col, depth, ROW_COLUMNS);
+            for (int i = 0; i < columns; i++)
+                t->c[j + i] = beta == 0 ? t->alpha * sums[i] : fmaf(t->alpha, sums[i], beta * s[j + i]);
+        }
+    }
+}
+
+/* Adds the products of some rows of B, a constant wherever this is inlined, to the sums of some columns. */
+static inline __attribute__((always_inline)) void add_rows(float *sums, const float *a, int64_t a_step, const float *b,
+                                                           int64_t b_step, int columns, const int rows) {
+    vector x[ROWS_AT_ONCE];
+    CPU_UNROLL
+    for (int i = 0; i < rows; i++) x[i] = every(a[i * a_step]);
+    for (; columns >= LANES; columns -= LANES, sums += LANES, b += LANES) {
+        vector sum = load(sums);
+        CPU_UNROLL
+        for (int i = 0; i < rows; i++) {
+            ask_for(b + (rows + i) * b_step);
+            sum = multiply_add(x[i], load(b + i * b_step), sum);
+        }
+        store(sums, sum);
+    }
+    if (columns <= 0) return;
+    vector sum = load(sums);
+    CPU_UNROLL
+    for (int i = 0; i < rows; i++) sum = multiply_add(x[i], load_first(b + i * b_step, columns), sum);
+    store(sums, sum);
+}
+
+/* C's columns from j on become the sums of one depth, as in a tile; those of the depths before are there. */
+static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const float *sums, int columns) {
+    const vector alpha = every(t->alpha), beta = every(adds_to_c ? 1 : t->beta);
+    const bool adds = adds_to_c || t->beta != 0;
+    const float *s = adds_to_c ? t->c : t->s;
+    for (int v = 0; v < columns; v += LANES) {
+        const int count = columns - v < LANES ? columns - v : LANES;
+        const vector sum = load(sums + v);
+        const vector result = adds ? multiply_add(alpha, sum, product(beta, load_first(s + j + v, count)))
+                                   : product(alpha, sum);
+        store_first(t->c + j + v, result, count);
+    }
+}
+
+static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
+    _Alignas(64) float sums[ROW_SUMS];
+    for (int j = 0; j < t->n; j += ROW_SUMS) {
+        const int columns = t->n - j < ROW_SUMS ? t->n - j : ROW_SUMS;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const int64_t end = least(first + kc, t->k);
+            for (int v = 0; v < columns; v += LANES) store(sums + v, zeros());
+            for (int64_t p = first, rows; p < end; p += rows) {
+                const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
+                rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
+                if (rows == 1)
+                    add_rows(sums, a, t->a_step, b, t->b_step, columns, 1);
+                else
+                    add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE);
+            }
+            store_sums(t, j, first > 0, sums, columns);
+        }
+    }
+}
+
+/* Of a single term it does not matter how it lies: as a rule it is a column. */
+static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    if (t->b_step == 1 || t->k == 1)
+        multiply_row_by_columns(t, b_col);
+    else
+        multiply_row_by_rows(t, kc);
+}
+
+#endif
