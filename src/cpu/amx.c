@@ -8,10 +8,13 @@
  *     a 0..15   sum 0     sum 1        tiles 4, 5: a piece of A
  *     a 16..31  sum 2     sum 3        tiles 6, 7: a piece of B
  *
- * In the order hl, hm, mm, mh, lh, hh each tile but h_a comes once from the second-level cache, whose rate is what limits all
- * this, and h_a comes again from the first. The sums start from zero for each block of kc and are then added to C, or to
- * the addend, by ordinary float32 operations. (With hh in a loop of its own, after the small products of all steps, the sums
- * would be rounded at their full size once a step and not six times: half the error, for 7 % of the time.)
+ * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. They come from the second-level cache
+ * in time; what does not is B's panel the first time and the tile of C, which are further away. So both are asked for while
+ * the tile before is multiplied, a line now and then: a core waits for sixteen lines at most, and tiles are among them.
+ *
+ * The sums start from zero for each block of kc and are then added to C, or to the addend, by ordinary float32 operations.
+ * (With hh in a loop of its own, after the small products of all steps, the sums would be rounded at their full size once a
+ * step and not six times: half the error, for 7 % of the time.)
  *
  * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound, and
  * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this tile's
@@ -93,53 +96,101 @@ void amx_with_tiles(void (*work)(void *argument), void *argument) {
     give_tiles_back(&before);
 }
 
-/* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. */
-#define MULTIPLY_LOADED()  \
-    do {                   \
-        tile_dot(0, 4, 6); \
-        tile_dot(2, 5, 6); \
-        tile_dot(1, 4, 7); \
-        tile_dot(3, 5, 7); \
+/* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. A tile is loaded with what is multiplied next, a piece
+ * of A, of B or of both, as soon as it has been read for the last time. */
+#define MULTIPLY_THEN_LOAD_A(a)         \
+    do {                                \
+        tile_dot(0, 4, 6);              \
+        tile_dot(1, 4, 7);              \
+        tile_load(4, (a));              \
+        tile_dot(2, 5, 6);              \
+        tile_dot(3, 5, 7);              \
+        tile_load(5, (a) + TILE_BYTES); \
     } while (0)
 
-static inline void load_a(const char *a) {
-    tile_load(4, a);
-    tile_load(5, a + TILE_BYTES);
+#define MULTIPLY_THEN_LOAD_B(b)         \
+    do {                                \
+        tile_dot(0, 4, 6);              \
+        tile_dot(2, 5, 6);              \
+        tile_load(6, (b));              \
+        tile_dot(1, 4, 7);              \
+        tile_dot(3, 5, 7);              \
+        tile_load(7, (b) + TILE_BYTES); \
+    } while (0)
+
+#define MULTIPLY_THEN_LOAD(a, b)        \
+    do {                                \
+        tile_dot(0, 4, 6);              \
+        tile_dot(2, 5, 6);              \
+        tile_load(6, (b));              \
+        tile_dot(1, 4, 7);              \
+        tile_load(4, (a));              \
+        tile_dot(3, 5, 7);              \
+        tile_load(5, (a) + TILE_BYTES); \
+        tile_load(7, (b) + TILE_BYTES); \
+    } while (0)
+
+/* What will be wanted after the products of this tile, asked for between them: the tile of C, by rows (or columns, where
+ * these are contiguous), and a part of the panel of B that comes next. */
+struct wanted {
+    const char *c, *b;
+    int64_t c_stride;
+    int c_rows;  /* in each half of a step */
+    int b_lines; /* after each product of pieces */
+};
+
+static inline void ask_for_c(struct wanted *wanted) {
+    for (int i = 0; i < wanted->c_rows; i++, wanted->c += wanted->c_stride) {
+        __builtin_prefetch(wanted->c, 1);
+        __builtin_prefetch(wanted->c + 64, 1);
+    }
 }
 
-static inline void load_b(const char *b) {
-    tile_load(6, b);
-    tile_load(7, b + TILE_BYTES);
+static inline void ask_for_b(struct wanted *wanted) {
+    for (int i = 0; i < wanted->b_lines; i++, wanted->b += 64) __builtin_prefetch(wanted->b, 0, 2);
 }
 
 /* sums[32][32] = the product of two panels. */
-static inline __attribute__((always_inline)) void
-multiply_panels(float *sums, const float *a_panel, const float *b_panel, int64_t steps, const int pieces) {
+static inline __attribute__((always_inline)) void multiply_panels(float *sums, const float *a_panel,
+                                                                  const float *b_panel, int64_t steps, const int pieces,
+                                                                  struct wanted wanted) {
     const char *a = (const char *)a_panel + sizeof(struct amx_marks);
     const char *b = (const char *)b_panel + sizeof(struct amx_marks);
     const int64_t m = steps * AMX_STEP_BYTES, l = 2 * m; /* from a piece h to its m and l */
+    const int64_t least = pieces == 3 ? l : m;           /* B's piece that a step begins with; A's is h */
     tile_zero(0);
     tile_zero(1);
     tile_zero(2);
     tile_zero(3);
-    for (int64_t s = 0; s < steps; s++, a += AMX_STEP_BYTES, b += AMX_STEP_BYTES) {
-        load_a(a);
+    tile_load(4, a);
+    tile_load(5, a + TILE_BYTES);
+    tile_load(6, b + least);
+    tile_load(7, b + least + TILE_BYTES);
+    for (int64_t left = steps; left; left--) {
+        const int64_t next = left > 1 ? AMX_STEP_BYTES : 0; /* the last step loads its own tiles again, for nothing */
         if (pieces == 3) {
-            load_b(b + l);
-            MULTIPLY_LOADED();
+            MULTIPLY_THEN_LOAD_B(b + m); /* hl */
+            ask_for_b(&wanted);
+            MULTIPLY_THEN_LOAD_A(a + m); /* hm */
+            ask_for_b(&wanted);
+            MULTIPLY_THEN_LOAD_B(b); /* mm */
+            ask_for_b(&wanted);
+            ask_for_c(&wanted);
+            MULTIPLY_THEN_LOAD_A(a + l); /* mh */
+            ask_for_b(&wanted);
+            MULTIPLY_THEN_LOAD_A(a); /* lh */
+        } else {
+            MULTIPLY_THEN_LOAD(a + m, b); /* hm */
+            ask_for_b(&wanted);
+            ask_for_c(&wanted);
+            MULTIPLY_THEN_LOAD_A(a); /* mh */
         }
-        load_b(b + m);
-        MULTIPLY_LOADED();
-        load_a(a + m);
-        if (pieces == 3) MULTIPLY_LOADED();
-        load_b(b);
-        MULTIPLY_LOADED();
-        if (pieces == 3) {
-            load_a(a + l);
-            MULTIPLY_LOADED();
-        }
-        load_a(a);
-        MULTIPLY_LOADED();
+        ask_for_b(&wanted);
+        MULTIPLY_THEN_LOAD(a + next, b + next + least); /* hh */
+        ask_for_b(&wanted);
+        ask_for_c(&wanted);
+        a += next;
+        b += next;
     }
     tile_store(0, sums, NR * sizeof *sums);
     tile_store(1, sums + 16, NR * sizeof *sums);
@@ -284,14 +335,21 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
         }
 }
 
-/* The tile of C arrives while its sums are made. */
-static void ask_for_c(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns) {
+/* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets the
+ * tiles of this column ask for all of it. */
+static struct wanted wanted_with(const struct amx_block *block, int64_t row, int64_t column, int64_t steps) {
+    const int64_t panels = (block->rows + MR - 1) / MR, calls = steps * (block->pieces == 3 ? 6 : 3);
+    const int64_t panel_lines = steps * block->pieces * AMX_STEP_BYTES / 64;
+    const int64_t b_lines = (panel_lines + panels * calls - 1) / (panels * calls);
+    const float *next = column + NR < block->columns
+                            ? block->b + (column / NR + 1) * amx_panel_floats(block->depth, block->pieces)
+                            : block->next_b;
     const bool turned = block->c_row == 1;
-    const float *c = block->c + row * block->c_row + column * block->c_col;
-    for (int i = 0; i < (turned ? columns : rows); i++, c += turned ? block->c_col : block->c_row) {
-        __builtin_prefetch(c, 1);
-        __builtin_prefetch(c + 16, 1);
-    }
+    return (struct wanted){.c = (const char *)(block->c + row * block->c_row + column * block->c_col),
+                           .b = (const char *)next + row / MR * calls * b_lines * 64,
+                           .c_stride = (turned ? block->c_col : block->c_row) * (int64_t)sizeof(float),
+                           .c_rows = (int)((MR + 2 * steps - 1) / (2 * steps)),
+                           .b_lines = next ? (int)b_lines : 0};
 }
 
 void amx_multiply(struct amx_block *block) {
@@ -303,13 +361,13 @@ void amx_multiply(struct amx_block *block) {
             const float *a = block->a + row / MR * panel_floats, *b = block->b + column / NR * panel_floats;
             const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
             _Alignas(64) float sums[MR * NR];
-            ask_for_c(block, row, rows, column, columns);
             bool carried = are_finite(a_marks, b_marks);
             if (carried) {
+                const struct wanted wanted = wanted_with(block, row, column, steps);
                 if (block->pieces == 3)
-                    multiply_panels(sums, a, b, steps, 3);
+                    multiply_panels(sums, a, b, steps, 3, wanted);
                 else
-                    multiply_panels(sums, a, b, steps, 2);
+                    multiply_panels(sums, a, b, steps, 2, wanted);
                 carried = are_exact(a_marks, b_marks) || are_large(sums, a_marks, b_marks, rows, columns);
             }
             if (!carried) {

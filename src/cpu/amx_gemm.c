@@ -256,6 +256,8 @@ static void multiply_piece(const struct panel *s, const float *a, int64_t i, int
                               .pieces = s->plan->pieces,
                               .a = a,
                               .b = s->b + j / AMX_LANES * s->floats,
+                              .next_b = s->b + (j + PIECE_COLUMNS < s->columns ? j + PIECE_COLUMNS : 0) / AMX_LANES *
+                                                   s->floats,
                               .a_source = source_of(s, true, i),
                               .b_source = source_of(s, false, column),
                               .s_row = addend->row_stride,
