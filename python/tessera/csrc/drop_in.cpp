@@ -88,14 +88,15 @@ static bool quicker_split(const Sizes &s) {
     if (s.k >= 16384) return reuse >= 60;
     if (s.k >= 4096) return reuse >= 100;
     if (s.k >= 1024) return reuse >= 225;
-    return s.work() >= 8e8 && (s.k >= 256 ? reuse >= 400 : s.k >= 128 && reuse >= 600);
+    return s.work() >= 8e8 && (s.k >= 256 ? reuse >= 350 : s.k >= 128 && reuse >= 600);
 }
 
 /* As they are, by the ieee kernels. On Hopper, with k below 1024, these take one launch and less of the host's time than
  * torch, so that what is small gains. A longer k is cut, which takes a second launch: there gains what is large, and
  * what has so little of C that torch does not fill the GPU. Thin products (up to 8 rows or columns) are a matter of reading
  * the other operand, for which torch has good kernels; from 9 to 31 rows torch may take 0.6 or 3.9 times as long, unless
- * the product is large. On other GPUs nothing is known to gain but large products, over torch's float32. */
+ * the product is large. Of a few terms, a C that does not fit into the L2 cache is written quicker by torch. On other
+ * GPUs nothing is known to gain but large products, over torch's float32. */
 static bool quicker_in_place(tsr_precision precision, bool on_hopper, const Sizes &s) {
     const double narrow = std::min(s.m, s.n), wide = std::max(s.m, s.n), work = s.work();
     if (!on_hopper) return precision == TSR_IEEE && narrow >= 1024 && work >= 1e10;
@@ -103,7 +104,7 @@ static bool quicker_in_place(tsr_precision precision, bool on_hopper, const Size
     const bool cut = s.k >= 1024;
     if (narrow <= 8)
         return cut ? s.batch == 1 && s.k >= 4096 && wide <= 512 : s.batch * wide * s.k <= 5e6 && work <= 2e7;
-    if (!cut) return work <= 1e8;
+    if (!cut) return work <= 1e8 && s.batch * s.m * s.n <= 1.2e7;
     if (narrow < 32) return narrow >= 16 && work >= 2e8;
     return work <= 3e8 || s.k >= 2048;
 }
