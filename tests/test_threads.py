@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from binding import CPU
+from binding import CPU, gemm
 from engine import Engine
-from layouts import assert_guards, row_major
+from layouts import assert_guards, column_major, filled, row_major
 from reference import assert_exact, integers
 
 
@@ -79,6 +79,24 @@ def test_same_bits_every_time(engine, rng, m, n, k):
     moved = np.empty(a.size + 3, np.float32)[3:].reshape(a.shape)
     moved[...] = a
     assert np.array_equal(engine.product(moved, b), first), "other addresses, other bits"
+
+
+@pytest.mark.parametrize("m, n, k", [(64, 64, 64), (97, 101, 103), (130, 33, 65), (20, 600, 300), (250, 250, 250)])
+@pytest.mark.parametrize("transposed", [False, True], ids=["row_major", "column_major"])
+def test_small_products_in_a_row(cpu, rng, m, n, k, transposed):
+    """Other threads are called for them only where they follow each other closely."""
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32).T
+    if transposed:
+        a, b = filled(column_major, a), np.ascontiguousarray(b)
+    first = cpu.product(a, b, context=cpu.new_context(threads=1))
+    for threads in (2, 3, 8):
+        context, results = cpu.new_context(threads=threads), [row_major(m, n) for _ in range(20)]
+        products = [(cpu.operand(a), cpu.operand(b), cpu.result(c)) for c in results]
+        for product in products:
+            gemm(context, *product)
+        for c in results:
+            assert np.array_equal(c, first)
+            assert_guards(c)
 
 
 def test_same_bits_while_the_machine_is_busy(cpu, rng):

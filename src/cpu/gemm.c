@@ -149,8 +149,8 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
     const double product = (double)p->m * (double)p->n * (double)p->k;
-    const double useful = product * (double)p->batch / CPU_WORK_PER_THREAD;
-    plan->threads = useful < 1 ? 1 : useful < most ? (int)useful : most;
+    plan->threads = cpu_useful_threads(product * (double)p->batch, most);
+    if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)least(plan->threads, greatest(1, p->batch));
     plan->shares_products = p->batch < plan->threads || (p->batch < PIECES_PER_THREAD * plan->threads &&
                                                          product >= (double)CPU_WORK_PER_THREAD * plan->threads);
     cut_blocks(plan, p);
@@ -603,8 +603,13 @@ static void scale(const tsr_problem *p) {
 }
 
 static void execute(const cpu_plan *plan, const tsr_problem *p, float *workspace) {
+    if (plan->threads > 1 && p->batch == 1 && !plan->by_row && cpu_is_direct(plan->kernel, p)) {
+        cpu_multiply_shared(plan->kernel, p, plan->threads);
+        return;
+    }
     struct job job = {.plan = plan, .problem = p, .panels = workspace};
-    struct cpu_gang gang = {.work = work_on_batch, .argument = &job};
+    const double work = (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
+    struct cpu_gang gang = {.work = work_on_batch, .argument = &job, .brief = work < CPU_BRIEF_WORK};
     struct block_counters counters[plan->blocks];
     job.team = (struct team){.gang = &gang, .blocks = plan->blocks, .of_block = counters};
     start_counters(&job.team);

@@ -1,10 +1,13 @@
 /* small.c: products so small that planning them would take longer than computing them.
  *
  * Kernels read A and B where they lie, B along its rows: where those are not contiguous it is first copied, transposed,
- * to the stack. One thread, one depth, no workspace. Every element is the same chain of multiply-adds as in gemm.c, so
- * the bits are the same.
+ * to the stack. One depth, no workspace; threads take pieces of C and never meet. Every element is the same chain of
+ * multiply-adds as in gemm.c, so the bits are the same.
  */
 #include "small.h"
+
+#include <stdatomic.h>
+
 #include "amx.h"
 #include "cpu.h"
 #include "kernel.h"
@@ -12,7 +15,7 @@
 #include "rounding.h"
 #include "threads.h"
 
-/* Multiply-adds; more are worth packing for, and another thread. Where no side is longer than SHORT, all of it stays near
+/* Multiply-adds; more are worth packing for. Where no side is longer than SHORT, all of it stays near
  * without being packed. */
 enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256 };
 
@@ -34,14 +37,15 @@ static inline uint64_t strip_floats(uint64_t n, uint64_t k) {
     return (n < CPU_STRIP_COLUMNS ? (n + 7) / 8 * 8 : CPU_STRIP_COLUMNS) * k;
 }
 
+static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
+    return m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT : MOST_WORK;
+}
+
 /* For a product with C row-major whose matrices are in order beyond doubt. */
-static inline bool is_small(const struct cpu_kernel *kernel, int threads, const tsr_operand *a, const tsr_operand *b,
+static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
                             const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
-    const uint64_t most = threads > 1                              ? 2 * CPU_WORK_PER_THREAD
-                          : m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT
-                                                                   : MOST_WORK;
-    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > most ||
+    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > most_work(m, n, k) ||
         (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
     const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
@@ -91,6 +95,15 @@ static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile
     }
 }
 
+static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
+    if (kernel->multiply_whole && (b_col == 1 || tile->b_step == 1))
+        kernel->multiply_whole(tile, b_col);
+    else if (b_col != 1)
+        multiply_transposed(kernel, tile, b_col);
+    else
+        multiply_tiles(kernel, tile);
+}
+
 /* A row or a column of C, whose sums have the order of the kernel's multiply_row. */
 static void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile, int64_t b_col) {
     struct cpu_tile row = *tile;
@@ -113,55 +126,125 @@ static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile
     return tile->n == 1 && (tile->a_step == 1 || tile->a_row == 1 || tile->k == 1);
 }
 
-static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
-    if (is_row(kernel, tile, b_col))
-        multiply_row(kernel, tile, b_col);
-    else if (kernel->multiply_whole && (b_col == 1 || tile->b_step == 1))
-        kernel->multiply_whole(tile, b_col);
-    else if (b_col != 1)
-        multiply_transposed(kernel, tile, b_col);
+static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
+    if (is_row(kernel, product, b_col))
+        multiply_row(kernel, product, b_col);
     else
-        multiply_tiles(kernel, tile);
+        multiply_whole(kernel, product, b_col);
 }
+
+/* ---- By several threads ------------------------------------------------------------------------------------------ */
+
+struct shared_product {
+    const struct cpu_kernel *kernel;
+    struct cpu_tile product;
+    int64_t b_col;
+    bool by_columns;
+    int unit; /* rows or columns: of which pieces are multiples */
+    _Atomic int next;
+    struct cpu_gang gang;
+};
+
+/* Large pieces first, then smaller ones, so that threads end together. Returns how many rows or columns; 0: none is left. */
+static int take_piece(struct shared_product *s, int *first) {
+    const int all = s->by_columns ? s->product.n : s->product.m;
+    const int parts = s->gang.size == 1 ? 1 : 2 * s->gang.size;
+    int at = atomic_load_explicit(&s->next, memory_order_relaxed), count;
+    do {
+        const int share = (all - at + parts - 1) / parts;
+        count = least((share + s->unit - 1) / s->unit * s->unit, all - at);
+    } while (count > 0 && !atomic_compare_exchange_weak_explicit(&s->next, &at, at + count, memory_order_relaxed,
+                                                                 memory_order_relaxed));
+    *first = at;
+    return count;
+}
+
+static void work_on_pieces(int member, unsigned met, void *argument) {
+    (void)member, (void)met;
+    struct shared_product *s = argument;
+    const uint64_t mode = cpu_rounding_begin();
+    for (int first, count; (count = take_piece(s, &first)) > 0;) {
+        struct cpu_tile piece = s->product;
+        if (s->by_columns) {
+            piece.n = count;
+            piece.b += first * s->b_col;
+            piece.c += first;
+        } else {
+            piece.m = count;
+            piece.a += first * piece.a_row;
+            piece.c += first * piece.c_row;
+        }
+        piece.s = piece.c;
+        multiply_whole(s->kernel, &piece, s->b_col);
+    }
+    cpu_rounding_end(mode);
+}
+
+/* Where B is copied, each thread copies columns of its own. */
+static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_tile *product, int64_t b_col,
+                            int threads) {
+    enum { ROWS = 4, COLUMNS = 16 }; /* of the tiles of a kernel's multiply_whole */
+    const bool by_columns = product->n > (b_col == 1 ? 4 * product->m : 2 * COLUMNS);
+    struct shared_product shared = {.kernel = kernel,
+                                    .product = *product,
+                                    .b_col = b_col,
+                                    .by_columns = by_columns,
+                                    .unit = by_columns ? COLUMNS : kernel->multiply_whole ? ROWS : kernel->mr};
+    const double work = (double)product->m * product->n * (double)product->k;
+    shared.gang = (struct cpu_gang){.work = work_on_pieces, .argument = &shared, .brief = work < CPU_BRIEF_WORK};
+    cpu_gang_run(&shared.gang, threads);
+}
+
+/* ---- Entry points ------------------------------------------------------------------------------------------------ */
 
 bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
     const bool adds_to_c = p->addend.data == p->c.data && p->addend.row_stride == p->c.row_stride &&
                            p->addend.batch_stride == p->c.batch_stride && p->addend.col_stride == 1;
     return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
-           p->m * p->n * p->k <= MOST_WORK && p->c.col_stride == 1 && (p->beta == 0 || adds_to_c) && !p->a.packed &&
+           (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
+           p->c.col_stride == 1 && (p->beta == 0 || adds_to_c) && !p->a.packed &&
            !p->b.packed && (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
 }
 
+static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
+    float *const c = p->c.data + item * p->c.batch_stride;
+    return (struct cpu_tile){.m = (int)p->m,
+                             .n = (int)p->n,
+                             .k = p->k,
+                             .a = p->a.data + item * p->a.batch_stride,
+                             .a_row = p->a.row_stride,
+                             .a_step = p->a.col_stride,
+                             .b = p->b.data + item * p->b.batch_stride,
+                             .b_step = p->b.row_stride,
+                             .s = c,
+                             .s_row = p->c.row_stride,
+                             .c = c,
+                             .c_row = p->c.row_stride,
+                             .alpha = p->alpha,
+                             .beta = p->beta};
+}
+
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end) {
-    struct cpu_tile next = {.m = (int)p->m,
-                            .n = (int)p->n,
-                            .k = p->k,
-                            .a = p->a.data + first * p->a.batch_stride,
-                            .a_row = p->a.row_stride,
-                            .a_step = p->a.col_stride,
-                            .b = p->b.data + first * p->b.batch_stride,
-                            .b_step = p->b.row_stride,
-                            .s_row = p->c.row_stride,
-                            .c = p->c.data + first * p->c.batch_stride,
-                            .c_row = p->c.row_stride,
-                            .alpha = p->alpha,
-                            .beta = p->beta};
     for (int64_t i = first; i < end; i++) {
-        struct cpu_tile tile = next;
-        tile.s = tile.c;
-        multiply_whole(kernel, &tile, p->b.col_stride);
-        next.a += p->a.batch_stride;
-        next.b += p->b.batch_stride;
-        next.c += p->c.batch_stride;
+        struct cpu_tile product = product_at(p, i);
+        multiply(kernel, &product, p->b.col_stride);
     }
+}
+
+void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, int threads) {
+    const struct cpu_tile product = product_at(p, 0);
+    multiply_shared(kernel, &product, p->b.col_stride, threads);
 }
 
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
-    if (!kernel || alpha == 0 || !is_small(kernel, context->options.threads, a, b, c) ||
-        amx_takes(context, a->rows, b->cols, a->cols))
+    if (!kernel || alpha == 0 || !is_small(kernel, a, b, c) || amx_takes(context, a->rows, b->cols, a->cols))
         return false;
+    const int64_t work = a->rows * b->cols * a->cols;
+    int threads = context->options.threads;
+    if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
+    if (threads > 1 && kernel->multiply_row && (a->rows == 1 || b->cols == 1)) return false;
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
                             .k = a->cols,
@@ -176,8 +259,13 @@ bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_opera
                             .c_row = c->row_stride,
                             .alpha = alpha,
                             .beta = beta};
+    const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
+    if (threads > 1) {
+        multiply_shared(kernel, &tile, b_col, cpu_useful_threads((double)work, threads));
+        return true;
+    }
     const uint64_t mode = cpu_rounding_begin();
-    multiply_whole(kernel, &tile, b->cols == 1 ? 1 : b->col_stride);
+    multiply(kernel, &tile, b_col);
     cpu_rounding_end(mode);
     return true;
 }

@@ -11,4 +11,7 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p);
 /* Computes some of them. */
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end);
 
+/* Computes the first, with several threads. */
+void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, int threads);
+
 #endif

@@ -1,7 +1,8 @@
 /* threads.c: a pool of worker threads.
  *
  * Workers are started when first wanted, up to the most that one call ever asked for, and then wait on a futex of their
- * own: after a short spin, because the next product often follows at once, they sleep. A caller takes idle workers from
+ * own: they look at it for a while, because the next product often follows at once, before they sleep. To be called costs
+ * one that looks 0.2 microseconds; to be woken 30, and its caller 7. A caller takes idle workers from
  * a list and never waits for one, so any number of application threads may multiply at once. A forked child starts with
  * an empty pool. When the library is unloaded or the process exits, the workers are joined, except where a process exits
  * in the middle of a product: the application's thread that computes it still counts on them.
@@ -15,15 +16,22 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cpu.h"
 
 /* ---- Waiting for a word to change -------------------------------------------------------------------------------- */
 
-/* Looks at a word before its reader goes to sleep: long enough for the next of many products in a row to find its workers
- * awake, short enough that an idle process shows no load. */
-enum { SPINS = 1000 };
+/* How long a word is looked at before its reader goes to sleep: long enough for the next of many products in a row to find
+ * its workers awake, short enough that an idle process shows no load. */
+enum { WATCH_NANOSECONDS = 100000, LOOKS_PER_GLANCE_AT_CLOCK = 32 };
+
+static int64_t nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
 
 static void pause_briefly(void) {
 #if defined __x86_64__
@@ -37,10 +45,14 @@ static_assert(sizeof(atomic_uint) == sizeof(unsigned), "a futex is a plain 32-bi
 
 /* True where the word changed while its reader looked. */
 static bool changes_soon(atomic_uint *word, unsigned value) {
-    for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != value) return true;
-        pause_briefly();
-    }
+    int64_t end = 0;
+    do {
+        for (int i = 0; i < LOOKS_PER_GLANCE_AT_CLOCK; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != value) return true;
+            pause_briefly();
+        }
+        if (!end) end = nanoseconds() + WATCH_NANOSECONDS;
+    } while (nanoseconds() < end);
     return false;
 }
 
@@ -213,11 +225,24 @@ static void wait_for_workers(atomic_uint *running) {
     }
 }
 
+/* Whether this is one of many brief gangs in a row, so close together that their workers, once awake, stay so from one to the
+ * next. */
+static bool is_in_a_row(void) {
+    enum { MANY = 4 };
+    static _Atomic int64_t last;
+    static atomic_int row;
+    const int64_t now = nanoseconds();
+    const int64_t since = now - atomic_exchange_explicit(&last, now, memory_order_relaxed);
+    const int before = since > WATCH_NANOSECONDS ? 0 : atomic_load_explicit(&row, memory_order_relaxed);
+    if (before < MANY) atomic_store_explicit(&row, before + 1, memory_order_relaxed);
+    return before == MANY;
+}
+
 /* ---- Entry points ------------------------------------------------------------------------------------------------ */
 
 void cpu_gang_run(struct cpu_gang *gang, int size) {
     gang->size = 1;
-    if (size < 2) {
+    if (size < 2 || (gang->brief && !is_in_a_row())) {
         gang->work(0, 0, gang->argument);
         return;
     }

@@ -9,12 +9,24 @@
 #ifndef TESSERA_CPU_THREADS_H
 #define TESSERA_CPU_THREADS_H
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Work, in multiply-adds, below which another thread costs more than it brings. */
-enum { CPU_WORK_PER_THREAD = 450000 };
+/* Work, in multiply-adds, that each of many threads must have, or it costs more than it brings. Fewer are sooner brought
+ * together: each of two must have twice, each of three three times CPU_WORK_PER_FEW_THREADS. */
+enum { CPU_WORK_PER_THREAD = 450000, CPU_WORK_PER_FEW_THREADS = 35000 };
+
+/* How many threads are of use, at most as many as there are. */
+static inline int cpu_useful_threads(double multiply_adds, int threads) {
+    const double of_many = multiply_adds / CPU_WORK_PER_THREAD, of_few = sqrt(multiply_adds / CPU_WORK_PER_FEW_THREADS);
+    const double useful = of_many > of_few ? of_many : of_few;
+    return useful < 1 ? 1 : useful < threads ? (int)useful : threads;
+}
+
+/* Work that is over before a sleeping thread could be awake. */
+enum { CPU_BRIEF_WORK = 3000000 };
 
 /* A number that threads wait for to change, and how many of them sleep: where none does, nobody has to be woken. */
 struct cpu_signal {
@@ -26,6 +38,7 @@ struct cpu_gang {
      * The work between the last of them and the next is still open to it; all that came before is done. */
     void (*work)(int member, unsigned met, void *argument);
     void *argument;
+    bool brief;             /* not worth waking workers for: they come only where there are many such in a row */
     int size;               /* the most it can have */
     _Atomic uint64_t state; /* meetings held, members, and how many of those have arrived: see threads.c */
     struct cpu_signal met;  /* meetings held */
