@@ -45,8 +45,8 @@ static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
 static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
                             const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
-    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc || m * n * k > most_work(m, n, k) ||
-        (n == 1 && c->row_stride != 1 && kernel->multiply_row))
+    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
+        m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
     const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
     const uintptr_t b_end = end_of(b->data, b->rows, b->cols, b->row_stride, b->col_stride);
@@ -189,7 +189,9 @@ static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_ti
                                     .product = *product,
                                     .b_col = b_col,
                                     .by_columns = by_columns,
-                                    .unit = by_columns ? COLUMNS : kernel->multiply_whole ? ROWS : kernel->mr};
+                                    .unit = by_columns               ? COLUMNS
+                                            : kernel->multiply_whole ? ROWS
+                                                                     : kernel->mr};
     const double work = (double)product->m * product->n * (double)product->k;
     shared.gang = (struct cpu_gang){.work = work_on_pieces, .argument = &shared, .brief = work < CPU_BRIEF_WORK};
     cpu_gang_run(&shared.gang, threads);
@@ -202,8 +204,8 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
                            p->addend.batch_stride == p->c.batch_stride && p->addend.col_stride == 1;
     return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
            (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
-           p->c.col_stride == 1 && (p->beta == 0 || adds_to_c) && !p->a.packed &&
-           !p->b.packed && (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
+           p->c.col_stride == 1 && (p->beta == 0 || adds_to_c) && !p->a.packed && !p->b.packed &&
+           (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
 }
 
 static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
