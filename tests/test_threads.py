@@ -24,7 +24,7 @@ def run_all(threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 16, 64, 1024])
-@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (300, 200, 400), (2, 3000, 50), (3000, 2, 50), (20, 20, 5000)])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (300, 200, 400), (2, 3000, 50), (3000, 2, 50), (20, 20, 5000), (30, 5000, 90)])
 def test_thread_counts(cpu, rng, threads, m, n, k):
     context = cpu.new_context(threads=threads)
     a, b, c = integers(rng, m, k), integers(rng, k, n), row_major(m, n)

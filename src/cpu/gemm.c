@@ -12,12 +12,13 @@
  *
  * Threads that share a product have a block of B each, and meet once when all is packed. One that has finished its own
  * block helps with the others', some rows at a time. There are two panels of A and twice as many blocks of B, taking
- * turns: while the last threads multiply with the ones, the first pack the others.
+ * turns: while the last threads multiply with the ones, the first pack the others. Where A has few rows, each takes slices of
+ * C's columns instead, with packed blocks of its own.
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
- * or the workspace's limit), so none of those changes a bit of the result. The sums of each kc of depth are added up in
- * C: alpha scales each on its way (one fma, as many roundings as without alpha), beta the addend, which only the first
- * takes in.
+ * or the workspace's limit), so none of those changes a bit of the result; the strides do where C is a single row or
+ * column, made by the kernel's multiply_row. The sums of each kc of depth are added up in C: alpha scales each on its way
+ * (one fma, as many roundings as without alpha), beta the addend, which only the first takes in.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -147,13 +148,39 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
                       : kernel->mr * greatest(1, least(PANELS_PER_PIECE, tiles / (PIECES_PER_THREAD * shared)));
 }
 
+/* Some columns of a product, as one of their own. */
+static tsr_problem columns_of(const tsr_problem *p, int64_t first, int64_t columns) {
+    tsr_problem some = *p;
+    some.n = some.b.cols = some.c.cols = columns;
+    some.b.data += first * p->b.col_stride;
+    some.c.data += first * p->c.col_stride;
+    if (p->beta != 0) some.addend.data += first * p->addend.col_stride;
+    return some;
+}
+
+/* Columns that a thread computes by itself, where A's rows are so few that meeting for each block of B would take a good
+ * part of the time; 0: all threads compute the product together. */
+static int64_t slice_of(const cpu_plan *plan, const tsr_problem *p) {
+    const int64_t slices = PIECES_PER_THREAD * plan->threads;
+    if (!plan->shares_products || plan->threads == 1 || plan->by_row || plan->packs_a || packed_form(&p->b, p->batch) ||
+        !has_few_rows(plan->kernel, p) || p->n < 2 * slices * plan->kernel->nr)
+        return 0;
+    return round_up(ceil_div(p->n, slices), plan->kernel->nr);
+}
+
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
     const double product = (double)p->m * (double)p->n * (double)p->k;
     plan->threads = cpu_useful_threads(product * (double)p->batch, most);
     if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)least(plan->threads, greatest(1, p->batch));
     plan->shares_products = p->batch < plan->threads || (p->batch < PIECES_PER_THREAD * plan->threads &&
                                                          product >= (double)CPU_WORK_PER_THREAD * plan->threads);
-    cut_blocks(plan, p);
+    plan->slice = slice_of(plan, p);
+    if (plan->slice) {
+        plan->shares_products = false;
+        const tsr_problem slice = columns_of(p, 0, plan->slice);
+        cut_blocks(plan, &slice);
+    } else
+        cut_blocks(plan, p);
 }
 
 /* Smaller blocks, then fewer threads, then less packing until the workspace fits. False where none of it helps. */
@@ -229,6 +256,9 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
     if (plan->shares_products)
         tsr_text_add(text, "threads: %d, sharing %lld blocks of at most %lld columns, in pieces of %lld rows\n",
                      plan->threads, (long long)ceil_div(p.n, plan->nc), (long long)plan->nc, (long long)plan->piece);
+    else if (plan->slice)
+        tsr_text_add(text, "threads: %d, each on %lld columns of its own at a time\n", plan->threads,
+                     (long long)plan->slice);
     else
         tsr_text_add(text, "threads: %d, each on products of its own\n", plan->threads);
 }
@@ -575,13 +605,16 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         start_counters(&team);
         self.team = &team;
         self.panels[0] = self.panels[1] = job->panels + index * panel_floats(plan);
-        const bool direct = cpu_is_direct(plan->kernel, job->problem);
-        const int64_t share = greatest(1, batch / (plan->threads * PIECES_PER_THREAD));
-        for (int64_t item; (item = cpu_take(&job->next_product) * share) < batch;) {
-            const int64_t end = least(item + share, batch);
+        const bool direct = !plan->slice && cpu_is_direct(plan->kernel, job->problem);
+        const int64_t slices = plan->slice ? ceil_div(job->problem->n, plan->slice) : 1, items = batch * slices;
+        const int64_t share = greatest(1, items / (plan->threads * PIECES_PER_THREAD));
+        for (int64_t item; (item = cpu_take(&job->next_product) * share) < items;) {
+            const int64_t end = least(item + share, items);
             if (direct) cpu_multiply_directly(plan->kernel, job->problem, item, end);
             for (; !direct && item < end; item++) {
-                const tsr_problem one = cpu_product_of_batch(job->problem, item);
+                tsr_problem one = cpu_product_of_batch(job->problem, item / slices);
+                const int64_t first = item % slices * plan->slice;
+                if (plan->slice) one = columns_of(&one, first, least(plan->slice, one.n - first));
                 multiply_product(plan, &one, &self);
             }
         }

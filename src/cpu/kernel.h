@@ -58,8 +58,8 @@ struct cpu_kernel {
     /* The same for a tile of mr x nr, whose columns of B it also packs: while multiply-adds go on, memory has time. NULL:
      * they are packed beforehand. */
     void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel);
-    /* One row of C, any n of it, over all of K, whose sums are cut at kc: a tile with B's elements b_col apart along a row;
-     * either that or b_step is 1. NULL: it is done as tiles. */
+    /* One row of C, any n of it, over all of K: a tile with B's elements b_col apart along a row; either that or b_step is 1,
+     * which may decide the order of the sums. kc is where those of tiles are cut. NULL: it is done as tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along a
      * row; either that or b_step is 1, and where b_col is not, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c

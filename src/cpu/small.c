@@ -1,8 +1,8 @@
 /* small.c: products so small that planning them would take longer than computing them.
  *
  * Kernels read A and B where they lie, B along its rows: where those are not contiguous it is first copied, transposed,
- * to the stack. One depth, no workspace; threads take pieces of C and never meet. Every element is the same chain of
- * multiply-adds as in gemm.c, so the bits are the same.
+ * to the stack. One depth, no workspace; threads take pieces of C and never meet. Every element is summed in the order of
+ * gemm.c, so the bits are the same.
  */
 #include "small.h"
 
