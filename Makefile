@@ -39,7 +39,7 @@ sanitize: build ## address, undefined-behaviour and thread sanitizers on a reduc
 
 sanitize-gpu: build ## compute-sanitizer on a reduced set of the GPU tests
 	for tool in memcheck racecheck initcheck synccheck; do \
-	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" tests/side_by_side $(BUILD) 8 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
+	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" tests/side_by_side $(BUILD) 12 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
 	done
 
 bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run
