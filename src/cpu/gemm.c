@@ -162,9 +162,10 @@ static tsr_problem columns_of(const tsr_problem *p, int64_t first, int64_t colum
  * part of the time; 0: all threads compute the product together. */
 static int64_t slice_of(const cpu_plan *plan, const tsr_problem *p) {
     const int64_t slices = PIECES_PER_THREAD * plan->threads;
-    if (!plan->shares_products || plan->threads == 1 || plan->by_row || plan->packs_a || packed_form(&p->b, p->batch) ||
+    if (!plan->shares_products || plan->threads == 1 || plan->by_row || packed_form(&p->b, p->batch) ||
         !has_few_rows(plan->kernel, p) || p->n < 2 * slices * plan->kernel->nr)
         return 0;
+    if (plan->packs_a && p->k > plan->kc) return 0; /* it is packed once by each thread, where it is one panel */
     return round_up(ceil_div(p->n, slices), plan->kernel->nr);
 }
 
@@ -286,6 +287,9 @@ struct member {
     float *panels[2]; /* the team's packed panels, which take turns; the same where one is enough */
     unsigned met;     /* meetings of the team, one for each panel, before it joined */
     unsigned panel;   /* the number of the panel it is at */
+
+    /* Where slices of a product follow each other: the rows of A that are packed already. */
+    const float *packed_rows;
 };
 
 /* One depth of some rows of A and some columns of B: what is between two meetings. */
@@ -501,7 +505,7 @@ static int64_t rows_while_packing(const struct panel *s) {
 }
 
 /* Where the kernel reads the panel's rows and columns; what must be packed for that, is, unless the team has done so. */
-static void prepare_panel(struct panel *s, const struct member *self, bool packs, int64_t panels_across) {
+static void prepare_panel(struct panel *s, struct member *self, bool packs, int64_t panels_across) {
     const cpu_plan *plan = s->plan;
     const tsr_problem *p = s->p;
     const int mr = plan->kernel->mr, nr = plan->kernel->nr;
@@ -515,7 +519,9 @@ static void prepare_panel(struct panel *s, const struct member *self, bool packs
     else if (plan->packs_a) {
         float *panels = self->panels[self->panel / panels_across % 2];
         s->a = panels;
-        if (packs && s->j == 0) pack_rows(s, panels, self);
+        const float *const rows = p->a.data + s->i * p->a.row_stride + s->depth_first * p->a.col_stride;
+        if (packs && s->j == 0 && self->packed_rows != rows) pack_rows(s, panels, self);
+        if (plan->slice) self->packed_rows = rows;
     } else {
         s->a = p->a.data + s->i * p->a.row_stride + s->depth_first * p->a.col_stride;
         s->a_row = p->a.row_stride;
