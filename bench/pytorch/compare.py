@@ -52,21 +52,25 @@ def orders_of(count):
     return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]
 
 
-def interleaved(functions, seconds, calls):
-    """The Timing of each function's calls, as a program sees them: launched one after the other."""
+def interleaved(functions, seconds, calls, queued=False):
+    """The Timing of each function's calls, as a program sees them: launched one after the other. `queued`: no turn waits for the one before,
+    so that the GPU always has work. Turns of long products must be short, for the clock is the slower the more power the turn before took."""
     orders = itertools.cycle(orders_of(len(functions)))
 
     def take_round(_):
-        samples = [0.0] * len(functions)
-        for i in next(orders):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        pairs, order = {}, next(orders)
+        if queued:
+            functions[order[-1]]()
+        for i in order:
+            pairs[i] = start, end = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             start.record()
             for _ in range(calls):
                 functions[i]()
             end.record()
-            end.synchronize()
-            samples[i] = start.elapsed_time(end) / calls * 1e-3
-        return samples
+            if not queued:
+                end.synchronize()
+        torch.cuda.synchronize()
+        return [pairs[i][0].elapsed_time(pairs[i][1]) / calls * 1e-3 for i in range(len(functions))]
 
     for function in functions:
         function()
@@ -99,7 +103,7 @@ def reference(seconds, name, m, n, k, layout):
     a, b = make(m, n, k, layout, "rand")
     out = torch.empty(m, n, device="cuda")
     library = Tessera(context("fp32"), a, b, torch.empty(m, n, device="cuda"))
-    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=20)
+    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=1, queued=True)
     record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": microseconds(operator),
               "c_library_us": microseconds(c), "torch_us": microseconds(peer), "of_c_library": ratio(c, operator), "speedup": ratio(peer, operator)}
     return [record], ("{problem:16s} tessera.matmul {tessera_us:8.1f} us, C library {c_library_us:8.1f} us ({of_c_library:.3f}), torch {torch_us:8.1f} us "
