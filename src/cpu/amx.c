@@ -96,6 +96,85 @@ void amx_with_tiles(void (*work)(void *argument), void *argument) {
     give_tiles_back(&before);
 }
 
+/* ---- From sums to C ---------------------------------------------------------------------------------------------- */
+
+/* x = x*y + z */
+static inline void fuse(floats *x, float y, const floats *z) {
+#ifdef __AVX512F__
+    *x = (floats)_mm512_fmadd_ps((__m512)*x, _mm512_set1_ps(y), (__m512)*z);
+#else
+    for (int i = 0; i < 16; i++) (*x)[i] = fmaf((*x)[i], y, (*z)[i]);
+#endif
+}
+
+/* Sixteen elements of C that are next to each other, as their addends are. */
+static inline void put_vector(float *c, const float *s, const float *sums, float alpha, float beta) {
+    floats x = *(const floats_anywhere *)sums;
+    if (beta != 0) {
+        const floats addend = beta * *(const floats_anywhere *)s;
+        fuse(&x, alpha, &addend);
+    } else if (alpha != 1)
+        x *= alpha;
+    *(floats_anywhere *)c = x;
+}
+
+/* At most 16 x 16 sums, rows of them `stride` apart. */
+static void put_sums(float *c, int64_t c_row, int64_t c_col, const float *s, int64_t s_row, int64_t s_col,
+                     const float *sums, int64_t stride, int rows, int columns, float alpha, float beta) {
+    for (int i = 0; i < rows; i++, c += c_row, s += s_row, sums += stride) {
+        if (columns == 16 && c_col == 1 && (beta == 0 || s_col == 1)) {
+            put_vector(c, s, sums, alpha, beta);
+            continue;
+        }
+        for (int j = 0; j < columns; j++)
+            c[j * c_col] = beta != 0 ? fmaf(alpha, sums[j], beta * s[j * s_col]) : alpha * sums[j];
+    }
+}
+
+/* Sums of a whole tile that are put to C some rows at a time, while the next tile is multiplied. */
+struct unput {
+    const float *sums; /* the next row */
+    const float *s;
+    int64_t s_row;
+    float *c;
+    int64_t c_row;
+    float alpha, beta;
+    int rows; /* how many are left */
+};
+
+static inline void put_rows(struct unput *unput, int rows) {
+    for (; rows && unput->rows; rows--, unput->rows--) {
+        put_vector(unput->c, unput->s, unput->sums, unput->alpha, unput->beta);
+        put_vector(unput->c + 16, unput->s + 16, unput->sums + 16, unput->alpha, unput->beta);
+        unput->sums += NR;
+        unput->s += unput->s_row;
+        unput->c += unput->c_row;
+    }
+}
+
+/* The sums of one tile to C; where its columns are contiguous, transposed. */
+static void put_tile(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns,
+                     const float *sums) {
+    const bool transposes = block->c_row == 1 && block->c_col != 1;
+    for (int i = 0; i < rows; i += 16)
+        for (int j = 0; j < columns; j += 16) {
+            float *c = block->c + (row + i) * block->c_row + (column + j) * block->c_col;
+            const float *s = block->beta != 0 ? block->s + (row + i) * block->s_row + (column + j) * block->s_col : c;
+            const float *from = sums + i * NR + j;
+            const int m = rows - i < 16 ? rows - i : 16, n = columns - j < 16 ? columns - j : 16;
+            if (transposes) {
+                _Alignas(64) float turned[256];
+                amx_transpose(turned, from, NR);
+                put_sums(c, block->c_col, 1, s, block->s_col, block->s_row, turned, 16, n, m, block->alpha,
+                         block->beta);
+            } else
+                put_sums(c, block->c_row, block->c_col, s, block->s_row, block->s_col, from, NR, m, n, block->alpha,
+                         block->beta);
+        }
+}
+
+/* ---- Multiplying ------------------------------------------------------------------------------------------------- */
+
 /* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. A tile is loaded with what is multiplied next, a piece
  * of A, of B or of both, as soon as it has been read for the last time. */
 #define MULTIPLY_THEN_LOAD_A(a)         \
@@ -150,10 +229,10 @@ static inline void ask_for_b(struct wanted *wanted) {
     for (int i = 0; i < wanted->b_lines; i++, wanted->b += 64) __builtin_prefetch(wanted->b, 0, 2);
 }
 
-/* sums[32][32] = the product of two panels. */
+/* sums[32][32] = the product of two panels; meanwhile the last tile's are put to C. */
 static inline __attribute__((always_inline)) void multiply_panels(float *sums, const float *a_panel,
                                                                   const float *b_panel, int64_t steps, const int pieces,
-                                                                  struct wanted wanted) {
+                                                                  struct wanted wanted, struct unput *unput) {
     const char *a = (const char *)a_panel + sizeof(struct amx_marks);
     const char *b = (const char *)b_panel + sizeof(struct amx_marks);
     const int64_t m = steps * AMX_STEP_BYTES, l = 2 * m; /* from a piece h to its m and l */
@@ -176,6 +255,7 @@ static inline __attribute__((always_inline)) void multiply_panels(float *sums, c
             MULTIPLY_THEN_LOAD_B(b); /* mm */
             ask_for_b(&wanted);
             ask_for_c(&wanted);
+            put_rows(unput, wanted.c_rows);
             MULTIPLY_THEN_LOAD_A(a + l); /* mh */
             ask_for_b(&wanted);
             MULTIPLY_THEN_LOAD_A(a); /* lh */
@@ -183,12 +263,14 @@ static inline __attribute__((always_inline)) void multiply_panels(float *sums, c
             MULTIPLY_THEN_LOAD(a + m, b); /* hm */
             ask_for_b(&wanted);
             ask_for_c(&wanted);
+            put_rows(unput, wanted.c_rows);
             MULTIPLY_THEN_LOAD_A(a); /* mh */
         }
         ask_for_b(&wanted);
         MULTIPLY_THEN_LOAD(a + next, b + next + least); /* hh */
         ask_for_b(&wanted);
         ask_for_c(&wanted);
+        put_rows(unput, wanted.c_rows);
         a += next;
         b += next;
     }
@@ -279,61 +361,7 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
     }
 }
 
-/* ---- From sums to C ---------------------------------------------------------------------------------------------- */
-
-/* x = x*y + z */
-static inline void fuse(floats *x, float y, const floats *z) {
-#ifdef __AVX512F__
-    *x = (floats)_mm512_fmadd_ps((__m512)*x, _mm512_set1_ps(y), (__m512)*z);
-#else
-    for (int i = 0; i < 16; i++) (*x)[i] = fmaf((*x)[i], y, (*z)[i]);
-#endif
-}
-
-/* Sixteen elements of C that are next to each other, as their addends are. */
-static inline void put_vector(float *c, const float *s, const float *sums, float alpha, float beta) {
-    floats x = *(const floats_anywhere *)sums;
-    if (beta != 0) {
-        const floats addend = beta * *(const floats_anywhere *)s;
-        fuse(&x, alpha, &addend);
-    } else if (alpha != 1)
-        x *= alpha;
-    *(floats_anywhere *)c = x;
-}
-
-/* At most 16 x 16 sums, rows of them `stride` apart. */
-static void put_sums(float *c, int64_t c_row, int64_t c_col, const float *s, int64_t s_row, int64_t s_col,
-                     const float *sums, int64_t stride, int rows, int columns, float alpha, float beta) {
-    for (int i = 0; i < rows; i++, c += c_row, s += s_row, sums += stride) {
-        if (columns == 16 && c_col == 1 && (beta == 0 || s_col == 1)) {
-            put_vector(c, s, sums, alpha, beta);
-            continue;
-        }
-        for (int j = 0; j < columns; j++)
-            c[j * c_col] = beta != 0 ? fmaf(alpha, sums[j], beta * s[j * s_col]) : alpha * sums[j];
-    }
-}
-
-/* The sums of one tile to C; where its columns are contiguous, transposed. */
-static void put_tile(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns,
-                     const float *sums) {
-    const bool transposes = block->c_row == 1 && block->c_col != 1;
-    for (int i = 0; i < rows; i += 16)
-        for (int j = 0; j < columns; j += 16) {
-            float *c = block->c + (row + i) * block->c_row + (column + j) * block->c_col;
-            const float *s = block->beta != 0 ? block->s + (row + i) * block->s_row + (column + j) * block->s_col : c;
-            const float *from = sums + i * NR + j;
-            const int m = rows - i < 16 ? rows - i : 16, n = columns - j < 16 ? columns - j : 16;
-            if (transposes) {
-                _Alignas(64) float turned[256];
-                amx_transpose(turned, from, NR);
-                put_sums(c, block->c_col, 1, s, block->s_col, block->s_row, turned, 16, n, m, block->alpha,
-                         block->beta);
-            } else
-                put_sums(c, block->c_row, block->c_col, s, block->s_row, block->s_col, from, NR, m, n, block->alpha,
-                         block->beta);
-        }
-}
+/* ---- A block ----------------------------------------------------------------------------------------------------- */
 
 /* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets the
  * tiles of this column ask for all of it. */
@@ -352,30 +380,56 @@ static struct wanted wanted_with(const struct amx_block *block, int64_t row, int
                            .b_lines = next ? (int)b_lines : 0};
 }
 
+/* Puts the sums of a tile to C while the next is multiplied, where its rows are contiguous; else at once. */
+static struct unput put_later(const struct amx_block *block, int64_t row, int rows, int64_t column, int columns,
+                              const float *sums) {
+    if (rows < MR || columns < NR || block->c_col != 1 || (block->beta != 0 && block->s_col != 1)) {
+        put_tile(block, row, rows, column, columns, sums);
+        return (struct unput){.rows = 0};
+    }
+    float *c = block->c + row * block->c_row + column;
+    const bool adds = block->beta != 0;
+    return (struct unput){.sums = sums,
+                          .s = adds ? block->s + row * block->s_row + column : c,
+                          .s_row = adds ? block->s_row : block->c_row,
+                          .c = c,
+                          .c_row = block->c_row,
+                          .alpha = block->alpha,
+                          .beta = block->beta,
+                          .rows = MR};
+}
+
 void amx_multiply(struct amx_block *block) {
     const int64_t steps = amx_steps(block->depth), panel_floats = amx_panel_floats(block->depth, block->pieces);
+    _Alignas(64) float both[2][MR * NR]; /* sums of a tile, and of the one before */
+    float *sums = both[0], *sums_before = both[1];
+    struct unput before = {.rows = 0};
     for (int64_t column = 0; column < block->columns; column += NR)
         for (int64_t row = 0; row < block->rows; row += MR) {
             const int rows = (int)(block->rows - row < MR ? block->rows - row : MR);
             const int columns = (int)(block->columns - column < NR ? block->columns - column : NR);
             const float *a = block->a + row / MR * panel_floats, *b = block->b + column / NR * panel_floats;
             const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
-            _Alignas(64) float sums[MR * NR];
             bool carried = are_finite(a_marks, b_marks);
             if (carried) {
                 const struct wanted wanted = wanted_with(block, row, column, steps);
                 if (block->pieces == 3)
-                    multiply_panels(sums, a, b, steps, 3, wanted);
+                    multiply_panels(sums, a, b, steps, 3, wanted, &before);
                 else
-                    multiply_panels(sums, a, b, steps, 2, wanted);
+                    multiply_panels(sums, a, b, steps, 2, wanted, &before);
                 carried = are_exact(a_marks, b_marks) || are_large(sums, a_marks, b_marks, rows, columns);
             }
             if (!carried) {
                 sum_as_ieee(sums, block, row, rows, column, columns);
                 block->recomputed++;
             }
-            put_tile(block, row, rows, column, columns, sums);
+            put_rows(&before, MR);
+            before = put_later(block, row, rows, column, columns, sums);
+            float *other = sums_before;
+            sums_before = sums;
+            sums = other;
         }
+    put_rows(&before, MR);
 }
 
 const struct cpu_kernel cpu_kernel_amx = {
