@@ -16,7 +16,8 @@ typedef struct cpu_plan {
     int64_t blocks, piece; /* blocks of B that are packed at once; rows of C that a thread multiplies at a time */
     int threads;           /* how many work, at most context->options.threads */
     bool shares_products;  /* true: all threads on each product; false: each takes whole products of the batch, or */
-    int64_t slice;         /* where it is not 0, so many columns of one */
+    int64_t slice;         /* where it is not 0, so many columns of one, or */
+    bool slices_rows;      /* rows */
     size_t workspace;      /* bytes for packed panels */
 
     /* On AMX: `kernel` makes what the bf16 pieces cannot carry. */

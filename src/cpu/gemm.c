@@ -148,25 +148,38 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
                       : kernel->mr * greatest(1, least(PANELS_PER_PIECE, tiles / (PIECES_PER_THREAD * shared)));
 }
 
-/* Some columns of a product, as one of their own. */
-static tsr_problem columns_of(const tsr_problem *p, int64_t first, int64_t columns) {
-    tsr_problem some = *p;
-    some.n = some.b.cols = some.c.cols = columns;
-    some.b.data += first * p->b.col_stride;
-    some.c.data += first * p->c.col_stride;
-    if (p->beta != 0) some.addend.data += first * p->addend.col_stride;
-    return some;
+/* Some rows or columns of a product, as one of their own. */
+static tsr_problem slice_of(const tsr_problem *p, bool of_rows, int64_t first, int64_t count) {
+    tsr_problem slice = *p;
+    const int64_t row = of_rows ? first : 0, column = of_rows ? 0 : first;
+    if (of_rows)
+        slice.m = slice.a.rows = slice.c.rows = count;
+    else
+        slice.n = slice.b.cols = slice.c.cols = count;
+    slice.a.data += row * p->a.row_stride;
+    slice.b.data += column * p->b.col_stride;
+    slice.c.data += row * p->c.row_stride + column * p->c.col_stride;
+    if (p->beta != 0) slice.addend.data += row * p->addend.row_stride + column * p->addend.col_stride;
+    return slice;
 }
 
-/* Columns that a thread computes by itself, where A's rows are so few that meeting for each block of B would take a good
- * part of the time; 0: all threads compute the product together. */
-static int64_t slice_of(const cpu_plan *plan, const tsr_problem *p) {
-    const int64_t slices = PIECES_PER_THREAD * plan->threads;
-    if (!plan->shares_products || plan->threads == 1 || plan->by_row || packed_form(&p->b, p->batch) ||
-        !has_few_rows(plan->kernel, p) || p->n < 2 * slices * plan->kernel->nr)
-        return 0;
-    if (plan->packs_a && p->k > plan->kc) return 0; /* it is packed once by each thread, where it is one panel */
-    return round_up(ceil_div(p->n, slices), plan->kernel->nr);
+/* Whether each thread computes slices of a product by itself: columns, where A's rows are so few that meeting for each block
+ * of B would take a good part of the time (A is packed once by each thread then, where it is one panel); rows, where A
+ * must be packed and B is packed on the way, for what others have packed is far. */
+static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
+    enum { ROWS_WORTH_A_SLICE = 256 };
+    const struct cpu_kernel *kernel = plan->kernel;
+    plan->slice = 0;
+    if (!plan->shares_products || plan->threads == 1 || plan->by_row) return;
+    const int64_t columns = ceil_div(p->n, PIECES_PER_THREAD * plan->threads), rows = ceil_div(p->m, plan->threads);
+    if (has_few_rows(kernel, p) && columns >= 2 * kernel->nr && !packed_form(&p->b, p->batch) &&
+        (!plan->packs_a || p->k <= plan->kc)) {
+        plan->slice = round_up(columns, kernel->nr);
+    } else if (plan->packs_a && plan->packs_b && kernel->multiply_and_pack && p->b.col_stride == 1 &&
+               rows >= ROWS_WORTH_A_SLICE) {
+        plan->slices_rows = true;
+        plan->slice = round_up(rows, kernel->mr);
+    }
 }
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
@@ -175,10 +188,10 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
     if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)least(plan->threads, greatest(1, p->batch));
     plan->shares_products = p->batch < plan->threads || (p->batch < PIECES_PER_THREAD * plan->threads &&
                                                          product >= (double)CPU_WORK_PER_THREAD * plan->threads);
-    plan->slice = slice_of(plan, p);
+    cut_slices(plan, p);
     if (plan->slice) {
         plan->shares_products = false;
-        const tsr_problem slice = columns_of(p, 0, plan->slice);
+        const tsr_problem slice = slice_of(p, plan->slices_rows, 0, plan->slice);
         cut_blocks(plan, &slice);
     } else
         cut_blocks(plan, p);
@@ -258,8 +271,8 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
         tsr_text_add(text, "threads: %d, sharing %lld blocks of at most %lld columns, in pieces of %lld rows\n",
                      plan->threads, (long long)ceil_div(p.n, plan->nc), (long long)plan->nc, (long long)plan->piece);
     else if (plan->slice)
-        tsr_text_add(text, "threads: %d, each on %lld columns of its own at a time\n", plan->threads,
-                     (long long)plan->slice);
+        tsr_text_add(text, "threads: %d, each on %lld %s of its own at a time\n", plan->threads, (long long)plan->slice,
+                     plan->slices_rows ? "rows" : "columns");
     else
         tsr_text_add(text, "threads: %d, each on products of its own\n", plan->threads);
 }
@@ -612,7 +625,8 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         self.team = &team;
         self.panels[0] = self.panels[1] = job->panels + index * panel_floats(plan);
         const bool direct = !plan->slice && cpu_is_direct(plan->kernel, job->problem);
-        const int64_t slices = plan->slice ? ceil_div(job->problem->n, plan->slice) : 1, items = batch * slices;
+        const int64_t length = plan->slices_rows ? job->problem->m : job->problem->n;
+        const int64_t slices = plan->slice ? ceil_div(length, plan->slice) : 1, items = batch * slices;
         const int64_t share = greatest(1, items / (plan->threads * PIECES_PER_THREAD));
         for (int64_t item; (item = cpu_take(&job->next_product) * share) < items;) {
             const int64_t end = least(item + share, items);
@@ -620,7 +634,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
             for (; !direct && item < end; item++) {
                 tsr_problem one = cpu_product_of_batch(job->problem, item / slices);
                 const int64_t first = item % slices * plan->slice;
-                if (plan->slice) one = columns_of(&one, first, least(plan->slice, one.n - first));
+                if (plan->slice) one = slice_of(&one, plan->slices_rows, first, least(plan->slice, length - first));
                 multiply_product(plan, &one, &self);
             }
         }
