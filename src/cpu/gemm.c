@@ -165,9 +165,9 @@ static tsr_problem slice_of(const tsr_problem *p, bool of_rows, int64_t first, i
 
 /* Whether each thread computes slices of a product by itself: columns, where A's rows are so few that meeting for each block
  * of B would take a good part of the time (A is packed once by each thread then, where it is one panel); rows, where A
- * must be packed and B is packed on the way, for what others have packed is far. */
+ * must be packed and there are enough of them for each thread to pack B, too, for what others have packed is far. */
 static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
-    enum { ROWS_WORTH_A_SLICE = 256 };
+    enum { ROWS_WORTH_PACKING_B = 256, ROWS_WORTH_TRANSPOSING_B = 512 };
     const struct cpu_kernel *kernel = plan->kernel;
     plan->slice = 0;
     if (!plan->shares_products || plan->threads == 1 || plan->by_row) return;
@@ -175,8 +175,8 @@ static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
     if (has_few_rows(kernel, p) && columns >= 2 * kernel->nr && !packed_form(&p->b, p->batch) &&
         (!plan->packs_a || p->k <= plan->kc)) {
         plan->slice = round_up(columns, kernel->nr);
-    } else if (plan->packs_a && plan->packs_b && kernel->multiply_and_pack && p->b.col_stride == 1 &&
-               rows >= ROWS_WORTH_A_SLICE) {
+    } else if (plan->packs_a && plan->packs_b && kernel->multiply_and_pack &&
+               rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
         plan->slices_rows = true;
         plan->slice = round_up(rows, kernel->mr);
     }
