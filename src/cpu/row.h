@@ -26,12 +26,18 @@
 
 enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
 
+/* Floats of B that may be near already: more are asked for before they are read. */
+enum { NEAR = 1 << 18 };
+
+static bool is_far(const struct cpu_tile *t) { return t->k > NEAR / t->n; }
+
 /* Into the second-level cache: the nearest is full of A, or of sums. */
 static inline __attribute__((always_inline)) void ask_for(const float *line) { __builtin_prefetch(line, 0, 2); }
 
-/* The sums of some columns of B, a constant wherever this is inlined, over one depth. */
+/* The sums of some columns of B over one depth. How many and whether they are far are constants wherever this is inlined. */
 static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COLUMNS], const float *a, const float *b,
-                                                              int64_t b_col, int64_t depth, const int columns) {
+                                                              int64_t b_col, int64_t depth, const int columns,
+                                                              const bool far) {
     enum { AHEAD = 512 };
     vector sum[ROW_COLUMNS][ROW_CHAINS];
     const float *column[ROW_COLUMNS];
@@ -49,7 +55,7 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
             CPU_UNROLL
             for (int i = 0; i < columns; i++) {
                 const float *at = column[i] + p + h * LANES;
-                if (h * LANES % LINE_FLOATS == 0) ask_for(at + AHEAD);
+                if (far && h * LANES % LINE_FLOATS == 0) ask_for(at + AHEAD);
                 sum[i][h] = multiply_add(x, load(at), sum[i][h]);
             }
         }
@@ -67,6 +73,7 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
 }
 
 static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
+    const bool far = is_far(t);
     float copy[ROW_DEPTH], sums[ROW_COLUMNS];
     for (int64_t first = 0; first < t->k; first += ROW_DEPTH) {
         const int64_t depth = least(ROW_DEPTH, t->k - first);
@@ -80,18 +87,21 @@ static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
             const float *b = t->b + first + j * b_col;
             columns = t->n - j < ROW_COLUMNS ? 1 : ROW_COLUMNS;
             if (columns == 1)
-                sum_columns(sums, a, b, b_col, depth, 1);
+                sum_columns(sums, a, b, b_col, depth, 1, true);
+            else if (far)
+                sum_columns(sums, a, b, b_col, depth, ROW_COLUMNS, true);
             else
-                sum_columns(sums, a, b, b_col, depth, ROW_COLUMNS);
+                sum_columns(sums, a, b, b_col, depth, ROW_COLUMNS, false);
             for (int i = 0; i < columns; i++)
                 t->c[j + i] = beta == 0 ? t->alpha * sums[i] : fmaf(t->alpha, sums[i], beta * s[j + i]);
         }
     }
 }
 
-/* Adds the products of some rows of B, a constant wherever this is inlined, to the sums of some columns. */
+/* Adds the products of some rows of B, constants as above, to the sums of some columns. */
 static inline __attribute__((always_inline)) void add_rows(float *sums, const float *a, int64_t a_step, const float *b,
-                                                           int64_t b_step, int columns, const int rows) {
+                                                           int64_t b_step, int columns, const int rows,
+                                                           const bool far) {
     vector x[ROWS_AT_ONCE];
     CPU_UNROLL
     for (int i = 0; i < rows; i++) x[i] = every(a[i * a_step]);
@@ -99,7 +109,7 @@ static inline __attribute__((always_inline)) void add_rows(float *sums, const fl
         vector sum = load(sums);
         CPU_UNROLL
         for (int i = 0; i < rows; i++) {
-            ask_for(b + (rows + i) * b_step);
+            if (far) ask_for(b + (rows + i) * b_step);
             sum = multiply_add(x[i], load(b + i * b_step), sum);
         }
         store(sums, sum);
@@ -126,6 +136,7 @@ static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const fl
 }
 
 static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
+    const bool far = is_far(t);
     _Alignas(64) float sums[ROW_SUMS];
     for (int j = 0; j < t->n; j += ROW_SUMS) {
         const int columns = t->n - j < ROW_SUMS ? t->n - j : ROW_SUMS;
@@ -136,9 +147,11 @@ static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
                 const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
                 rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
                 if (rows == 1)
-                    add_rows(sums, a, t->a_step, b, t->b_step, columns, 1);
+                    add_rows(sums, a, t->a_step, b, t->b_step, columns, 1, false);
+                else if (far)
+                    add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, true);
                 else
-                    add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE);
+                    add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, false);
             }
             store_sums(t, j, first > 0, sums, columns);
         }
