@@ -661,7 +661,9 @@ static void execute(const cpu_plan *plan, const tsr_problem *p, float *workspace
         return;
     }
     struct job job = {.plan = plan, .problem = p, .panels = workspace};
-    const double work = (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
+    /* Where elements of B are used once, they take longer to come than to be multiplied. */
+    const double each = plan->by_row ? 4 : 1,
+                 work = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
     struct cpu_gang gang = {.work = work_on_batch, .argument = &job, .brief = work < CPU_BRIEF_WORK};
     struct block_counters counters[plan->blocks];
     job.team = (struct team){.gang = &gang, .blocks = plan->blocks, .of_block = counters};
