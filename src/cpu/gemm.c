@@ -39,8 +39,9 @@ enum { REUSE_WORTH_PACKING = 2, FLOATS_WORTH_PACKING = 1 << 16 };
 /* Rows of A that one thread packs at a time, in panels of mr. */
 enum { PANELS_PER_PACK = 16 };
 
-/* Pieces that a thread's share is cut into, so that threads end nearly together, and the most rows of one, in panels. */
-enum { PIECES_PER_THREAD = 8, PANELS_PER_PIECE = 8 };
+/* Pieces that a thread's share of products or columns is cut into, and of the rows of a panel, so that threads end nearly
+ * together; and the most rows of one, in panels. */
+enum { PIECES_PER_THREAD = 8, PIECES_OF_ROWS = 32, PANELS_PER_PIECE = 8 };
 
 /* Blocks that a single row of C is cut into for each thread, between lines of the cache, where it is summed column by
  * column; rows of B are read in longer parts, one for each. */
@@ -145,7 +146,7 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const int64_t tiles = plan->blocks * ceil_div(plan->mc, kernel->mr);
     plan->piece = plan->threads == 1 || !plan->shares_products
                       ? plan->mc
-                      : kernel->mr * greatest(1, least(PANELS_PER_PIECE, tiles / (PIECES_PER_THREAD * shared)));
+                      : kernel->mr * greatest(1, least(PANELS_PER_PIECE, tiles / (PIECES_OF_ROWS * shared)));
 }
 
 /* Some rows or columns of a product, as one of their own. */
