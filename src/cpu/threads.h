@@ -16,7 +16,7 @@
 
 /* Work, in multiply-adds, that each of many threads must have, or it costs more than it brings. Fewer are sooner brought
  * together: each of two must have twice, each of three three times CPU_WORK_PER_FEW_THREADS. */
-enum { CPU_WORK_PER_THREAD = 450000, CPU_WORK_PER_FEW_THREADS = 35000 };
+enum { CPU_WORK_PER_THREAD = 450000, CPU_WORK_PER_FEW_THREADS = 50000 };
 
 /* How many threads are of use, at most as many as there are. */
 static inline int cpu_useful_threads(double multiply_adds, int threads) {
