@@ -176,6 +176,31 @@ static void check_product(tsr_context *context, int64_t largest, uint64_t *seed)
 
 /* ---- Many at once ------------------------------------------------------------------------------------------------ */
 
+/* Small products that follow each other closely, so that threads stay awake for them. */
+static void check_products_in_a_row(tsr_context *context, uint64_t *seed) {
+    enum { PRODUCTS = 16, M = 70, N = 66, K = 60 };
+    matrix a = matrix_make(M, K, 1, seed), b = matrix_make(K, N, 1, seed), c[PRODUCTS], expected[PRODUCTS];
+    matrix_fill(&a, seed);
+    matrix_fill(&b, seed);
+    for (int i = 0; i < PRODUCTS; i++) {
+        c[i] = matrix_make(M, N, 1, seed);
+        expected[i] = matrix_copy(&c[i]);
+        reference(1, &a, &b, 0, &expected[i]);
+    }
+    const tsr_operand oa = operand_of(&a), ob = operand_of(&b);
+    for (int i = 0; i < PRODUCTS; i++) {
+        const tsr_result oc = {c[i].data, M, N, c[i].row_stride, c[i].col_stride, 0};
+        expect(tsr_gemm(context, 1, &oa, &ob, 0, &oc, NULL), "tsr_gemm");
+    }
+    for (int i = 0; i < PRODUCTS; i++) {
+        if (memcmp(c[i].buffer, expected[i].buffer, c[i].size * sizeof(float))) fail("a product in a row is wrong");
+        free(c[i].buffer);
+        free(expected[i].buffer);
+    }
+    free(a.buffer);
+    free(b.buffer);
+}
+
 typedef struct work {
     tsr_context *context; /* NULL: the thread makes and destroys its own */
     int products;
@@ -292,6 +317,7 @@ int main(int count, char **words) {
         expect(tsr_context_create(&context, &options), "tsr_context_create");
         uint64_t seed = 1 + (uint64_t)threads;
         for (int i = 0; i < (brief ? 40 : 150); i++) check_product(context, i % 10 ? 40 : brief ? 150 : 300, &seed);
+        for (int i = 0; i < (brief ? 2 : 8); i++) check_products_in_a_row(context, &seed);
         check_many_threads(context);
         check_errors(context);
 #ifndef THREAD_SANITIZER
