@@ -32,7 +32,7 @@ test-programs: build ## NumPy, Octave, R and ScaLAPACK on libtessera_blas; insta
 	TESSERA_INSTALL=all $(TESTS) tests/test_blas_programs.py
 
 test-gpu: build ## the tests of the GPU, twelve processes at a time
-	tests/side_by_side $(BUILD) 12 tests -k cuda $(PYTEST)
+	tests/side_by_side $(BUILD) 12 tests -k "cuda and not test_cuda_host" $(PYTEST)
 
 sanitize: build ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
 	$(TESTS) tests/test_sanitizers.py
