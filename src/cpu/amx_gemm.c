@@ -43,7 +43,7 @@ static int pieces_of(const tsr_context *context) { return context->options.preci
 
 /* What a product takes, in multiply-adds of the AVX-512 kernels: for each multiply-add with so many pieces, for each element
  * that is split, for each of C more than these kernels need, and for a call. */
-static const double multiply_cost[] = {[2] = 0.33, [3] = 0.55}, split_cost = 28, sum_cost = 20,
+static const double multiply_cost[] = {[2] = 0.27, [3] = 0.47}, split_cost = 28, sum_cost = 20,
                     call_cost = AMX_CALL_COST;
 
 static double gain(int64_t m, int64_t n, int64_t k, int pieces) {
