@@ -225,27 +225,22 @@ static void wait_for_workers(atomic_uint *running) {
     }
 }
 
+/* ---- Running a gang ---------------------------------------------------------------------------------------------- */
+
+static _Atomic int64_t last_end; /* of a gang: when its workers began to watch for the next */
+
 /* Whether this is one of many brief gangs in a row, so close together that their workers, once awake, stay so from one to the
  * next. */
 static bool is_in_a_row(void) {
     enum { MANY = 4 };
-    static _Atomic int64_t last;
     static atomic_int row;
-    const int64_t now = nanoseconds();
-    const int64_t since = now - atomic_exchange_explicit(&last, now, memory_order_relaxed);
+    const int64_t since = nanoseconds() - atomic_load_explicit(&last_end, memory_order_relaxed);
     const int before = since > WATCH_NANOSECONDS ? 0 : atomic_load_explicit(&row, memory_order_relaxed);
     if (before < MANY) atomic_store_explicit(&row, before + 1, memory_order_relaxed);
     return before == MANY;
 }
 
-/* ---- Entry points ------------------------------------------------------------------------------------------------ */
-
-void cpu_gang_run(struct cpu_gang *gang, int size) {
-    gang->size = 1;
-    if (size < 2 || (gang->brief && !is_in_a_row())) {
-        gang->work(0, 0, gang->argument);
-        return;
-    }
+static void run_with_workers(struct cpu_gang *gang, int size) {
     struct worker *called[size - 1];
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&pool.callers, 1);
@@ -273,6 +268,21 @@ void cpu_gang_run(struct cpu_gang *gang, int size) {
     }
     wait_for_workers(&gang->running);
     atomic_fetch_sub(&pool.callers, 1);
+}
+
+/* ---- Entry points ------------------------------------------------------------------------------------------------ */
+
+void cpu_gang_run(struct cpu_gang *gang, int size) {
+    gang->size = 1;
+    if (size < 2) {
+        gang->work(0, 0, gang->argument);
+        return;
+    }
+    if (gang->brief && !is_in_a_row())
+        gang->work(0, 0, gang->argument);
+    else
+        run_with_workers(gang, size);
+    atomic_store_explicit(&last_end, nanoseconds(), memory_order_relaxed);
 }
 
 int cpu_default_threads(void) {
