@@ -3469,7 +3469,7 @@ namespace split_wgmma_sm90 {
  *
  * Names: d sum of the current part, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM. With blocks of 128 threads 244 registers, 2 stages of 48 KB.
+ * per SM. With blocks of 128 threads 240 registers, 2 stages of 48 KB.
  */
 
 namespace {
@@ -3582,8 +3582,8 @@ struct stage_products {
 
 /* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
 
-/* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it
- * after them. */
+/* What a warp needs to know to write its 16 rows of a tile. Where a block is alone on its SM this is loaded before the
+ * products, so that nothing waits for it after them. */
 template <int TILE_N> struct output {
     static constexpr int BLOCKS = TILE_N / OUT_COLS;
     int row0;

@@ -27,7 +27,7 @@
  *
  * Names: d sum of the current part, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM. With blocks of 128 threads 244 registers, 2 stages of 48 KB.
+ * per SM. With blocks of 128 threads 240 registers, 2 stages of 48 KB.
  */
 #include "args.h"
 #include "split.cuh"
@@ -143,8 +143,8 @@ struct stage_products {
 
 /* ---- Writing a tile ---------------------------------------------------------------------------------------------- */
 
-/* What a warp needs to know to write its 16 rows of a tile. Loaded before the products, so that nothing waits for it
- * after them. */
+/* What a warp needs to know to write its 16 rows of a tile. Where a block is alone on its SM this is loaded before the
+ * products, so that nothing waits for it after them. */
 template <int TILE_N> struct output {
     static constexpr int BLOCKS = TILE_N / OUT_COLS;
     int row0;
@@ -394,7 +394,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < work_count(g); index += gridDim.x / CLUSTER) {
         const work w = work_of(g, index, rank);
-        const output<TILE_N> out(g, w, w.m0);
         float d[64], q[64], v[64];
 #pragma unroll
         for (int i = 0; i < 64; i++) v[i] = 0;
@@ -421,6 +420,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
             if (copies) copier.copy_next(g, s);
         }
         if (copies) copier.copy_next(g, s); /* of the next tile, before we write this one */
+        const output<TILE_N> out(g, w, w.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
         hold(q);
 #pragma unroll
         for (int i = 0; i < 64; i++) v[i] = fmaf(q[i], LO_SCALE, v[i]);
