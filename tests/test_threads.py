@@ -99,6 +99,28 @@ def test_small_products_in_a_row(cpu, rng, m, n, k, transposed):
             assert_guards(c)
 
 
+@pytest.mark.parametrize("room", [0, 200_000, 60_000])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_few_rows_that_must_be_packed(cpu, rng, batch, room):
+    """Threads take slices of columns, and pack A's rows once for each product: not where they are several panels for want of room."""
+    context = cpu.new_context(threads=2, max_workspace=room)
+    a, b, c = integers(rng, batch, 40, 90), integers(rng, batch, 90, 4200), row_major(batch, 40, 4200)
+    cpu.multiply(filled(column_major, a), b, c, context=context)
+    assert np.array_equal(c, a.astype(np.float64) @ b)
+    assert_guards(c)
+
+
+@pytest.mark.parametrize("strides", [(1, 0), (0, 1), (1, 2)], ids=["columns repeated", "rows repeated", "overlapping"])
+def test_rows_that_share_memory(cpu, rng, strides):
+    """Threads take slices of rows of an A that is packed, and whose parts may lie at one address."""
+    m, n, k = 520, 530, 1300
+    memory = integers(rng, 1, m + 2 * k, largest=4)[0]
+    a = np.lib.stride_tricks.as_strided(memory, (m, k), [4 * stride for stride in strides])
+    b, c = integers(rng, k, n, largest=4), row_major(m, n)
+    cpu.multiply(a, b, c, context=cpu.new_context(threads=2))
+    assert_exact(c, a, b)
+
+
 def test_same_bits_while_the_machine_is_busy(cpu, rng):
     """Which thread takes which part must not decide the order of a sum."""
     context = cpu.new_context(threads=4)

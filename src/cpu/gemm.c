@@ -301,9 +301,7 @@ struct member {
     float *panels[2]; /* the team's packed panels, which take turns; the same where one is enough */
     unsigned met;     /* meetings of the team, one for each panel, before it joined */
     unsigned panel;   /* the number of the panel it is at */
-
-    /* Where slices of a product follow each other: the rows of A that are packed already. */
-    const float *packed_rows;
+    bool has_rows;    /* A is one panel, and packed already: for another slice of this product */
 };
 
 /* One depth of some rows of A and some columns of B: what is between two meetings. */
@@ -519,7 +517,7 @@ static int64_t rows_while_packing(const struct panel *s) {
 }
 
 /* Where the kernel reads the panel's rows and columns; what must be packed for that, is, unless the team has done so. */
-static void prepare_panel(struct panel *s, struct member *self, bool packs, int64_t panels_across) {
+static void prepare_panel(struct panel *s, const struct member *self, bool packs, int64_t panels_across) {
     const cpu_plan *plan = s->plan;
     const tsr_problem *p = s->p;
     const int mr = plan->kernel->mr, nr = plan->kernel->nr;
@@ -533,9 +531,7 @@ static void prepare_panel(struct panel *s, struct member *self, bool packs, int6
     else if (plan->packs_a) {
         float *panels = self->panels[self->panel / panels_across % 2];
         s->a = panels;
-        const float *const rows = p->a.data + s->i * p->a.row_stride + s->depth_first * p->a.col_stride;
-        if (packs && s->j == 0 && self->packed_rows != rows) pack_rows(s, panels, self);
-        if (plan->slice) self->packed_rows = rows;
+        if (packs && s->j == 0 && !self->has_rows) pack_rows(s, panels, self);
     } else {
         s->a = p->a.data + s->i * p->a.row_stride + s->depth_first * p->a.col_stride;
         s->a_row = p->a.row_stride;
@@ -629,11 +625,15 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         const int64_t length = plan->slices_rows ? job->problem->m : job->problem->n;
         const int64_t slices = plan->slice ? ceil_div(length, plan->slice) : 1, items = batch * slices;
         const int64_t share = greatest(1, items / (plan->threads * PIECES_PER_THREAD));
+        const bool is_one_panel = !plan->slices_rows && job->problem->m <= plan->mc && job->problem->k <= plan->kc;
+        int64_t before = -1; /* the product last worked on */
         for (int64_t item; (item = cpu_take(&job->next_product) * share) < items;) {
             const int64_t end = least(item + share, items);
             if (direct) cpu_multiply_directly(plan->kernel, job->problem, item, end);
             for (; !direct && item < end; item++) {
                 tsr_problem one = cpu_product_of_batch(job->problem, item / slices);
+                self.has_rows = is_one_panel && item / slices == before;
+                before = item / slices;
                 const int64_t first = item % slices * plan->slice;
                 if (plan->slice) one = slice_of(&one, plan->slices_rows, first, least(plan->slice, length - first));
                 multiply_product(plan, &one, &self);
