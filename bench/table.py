@@ -90,8 +90,13 @@ def modules():
         lines.append(f"| `{number}_{fp32['name']}.py` | {fp32['torch_ms']:.3g} ms | **{times['fp32']}** | {times.get('ieee', '')} | "
                      + " / ".join(f"{error:.1e}" for error in [fp32["torch_error"], *(r["error"] for r in of.values())]) + " |")
     about = records[0]
+    of_commit = {}
+    for record in records:
+        of_commit.setdefault(record["commit"], []).append(str(record["problem"]))
+    latest, *earlier = of_commit
+    commits = latest + "".join(f" (modules {', '.join(dict.fromkeys(of_commit[commit]))}: {commit})" for commit in earlier)
     lines += ["", f"KernelBench at {about['kernelbench_commit']}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, "
-              f"commit {about['commit']}. Each module passes 5 of 5 correctness trials and the checker. A module and torch are timed one after "
+              f"commit {commits}. Each module passes 5 of 5 correctness trials and the checker. A module and torch are timed one after "
               "the other, for each precision anew. Errors are relative Frobenius errors against float64."]
     assert all(r["correct"] == "(5 / 5)" and r["checker"] == "valid" for r in records)
     return "\n".join(lines)
