@@ -9,8 +9,9 @@
  *     a 16..31  sum 2     sum 3        tiles 6, 7: a piece of B
  *
  * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. They come from the second-level cache
- * in time; what does not is B's panel the first time and the tile of C, which are further away. So both are asked for while
- * the tile before is multiplied, a line now and then: a core waits for sixteen lines at most, and tiles are among them.
+ * in time; what would not is the next panel of B and the tile of C, which are further away. So these are asked for between
+ * products, a line now and then: a core waits for sixteen lines at most, and the tiles' are among them. The sums of a tile
+ * are put to C between the products of the next, when its lines are there.
  *
  * The sums start from zero for each block of kc and are then added to C, or to the addend, by ordinary float32 operations.
  * (With hh in a loop of its own, after the small products of all steps, the sums would be rounded at their full size once a
