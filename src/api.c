@@ -216,7 +216,8 @@ static bool may_overlap(const span *c, const span *in) {
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr_context *context, tsr_side side) {
+static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr_context *context, tsr_side side,
+                               int64_t batch) {
     const tsr_packed *p = o->packed;
     if (!p) return TSR_OK;
     if (p->context != context) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was made by another context", name);
@@ -228,7 +229,18 @@ static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr
         (o->data && s->data != o->data))
         return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was packed from another matrix: data, shape or strides differ",
                         name);
+    if (tsr_is_only_packed(o) && batch > 1 && o->batch_stride)
+        return tsr_fail(TSR_INVALID_ARGUMENT,
+                        "%s.batch_stride is %lld: tsr_pack_at packed one matrix, which a batch can only share (0)",
+                        name, (long long)o->batch_stride);
     return TSR_OK;
+}
+
+/* Of what is only packed, the memory that is read is the panels'. */
+static void cover_panels(span *s, const tsr_operand *o) {
+    if (!tsr_is_only_packed(o) || is_empty(s)) return;
+    const int64_t floats = (int64_t)(o->packed->bytes / sizeof(float));
+    *s = (span){s->name, s->data, {1, floats, 1}, {floats, 1, 0}, 0, floats - 1};
 }
 
 /* The matrices of a product, as their spans are numbered. */
@@ -263,8 +275,11 @@ static tsr_status check_shapes(tsr_problem *p, span spans[SPANS], const tsr_cont
     if (!is_empty(&spans[2]) && !strides_nest(&spans[2], &pitch, &width))
         return tsr_fail(TSR_INVALID_ARGUMENT, "c's strides (%lld, %lld, batch %lld) let elements of c share an address",
                         (long long)c->row_stride, (long long)c->col_stride, (long long)c->batch_stride);
-    if ((status = check_packed(a, "a", context, TSR_LEFT)) || (status = check_packed(b, "b", context, TSR_RIGHT)))
+    if ((status = check_packed(a, "a", context, TSR_LEFT, batch)) ||
+        (status = check_packed(b, "b", context, TSR_RIGHT, batch)))
         return status;
+    cover_panels(&spans[SPAN_A], a);
+    cover_panels(&spans[SPAN_B], b);
     *p = (tsr_problem){a->rows, b->cols, a->cols, batch, 1, 0, *a, *b, *c, {0}};
     return TSR_OK;
 }

@@ -51,4 +51,9 @@ struct tsr_packed {
     bool borrowed; /* CUDA: panels are memory of the caller's, who frees it */
 };
 
+/* Packed by tsr_pack_at: the panels are all there is, and the strides those of a matrix that need not be there any more. */
+static inline bool tsr_is_only_packed(const tsr_operand *o) {
+    return o->packed && o->packed->source.data == o->packed->panels;
+}
+
 #endif

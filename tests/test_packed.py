@@ -177,7 +177,7 @@ def pack_at(engine, side, x, factor=1.0):
     return operand, memory
 
 
-@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (13, 33, 7), (100, 90, 1500)])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (13, 33, 7), (100, 90, 1500), (1, 40, 33), (40, 1, 33)])
 def test_packed_in_the_callers_memory(cpu, rng, m, n, k):
     a, b = integers(rng, m, k), integers(rng, k, n)
     for sides in (LEFT,), (RIGHT,), (LEFT, RIGHT):
@@ -187,6 +187,35 @@ def test_packed_in_the_callers_memory(cpu, rng, m, n, k):
         binding.gemm(cpu.context, left, right, cpu.result(c))
         assert_exact(c, a, b)
         assert_guards(c)
+
+
+def test_a_result_behind_packed_memory(cpu, rng):
+    """The strides of what was packed say nothing about where the panels end."""
+    a, b = integers(rng, 20, 30), integers(rng, 30, 10)
+    x = np.zeros((20, 4096), np.float32)
+    x[:, :30] = a
+    size = lib.tsr_pack_size(cpu.context.handle, LEFT, 20, 30)
+    memory = np.zeros(64 + size + 4 * 20 * 10, np.uint8)
+    start = -memory.ctypes.data % 64
+    handle, left = c_void_p(), binding.matrix(binding.Operand, x[:, :30])
+    binding.check(lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, cpu.context.handle, LEFT, 1.0, byref(left)))
+    left.data, left.packed = memory.ctypes.data + start, handle.value
+    c = memory[start + size:start + size + 4 * 20 * 10].view(np.float32).reshape(20, 10)
+    binding.gemm(cpu.context, left, cpu.operand(b), binding.matrix(binding.Result, c))
+    assert_exact(c, a, b)
+    with pytest.raises(binding.TesseraError, match="c overlaps a"):
+        binding.gemm(cpu.context, left, cpu.operand(b), binding.Result(left.data, 20, 10, 10, 1, 0))
+
+
+def test_packed_memory_of_one_matrix_in_a_batch(cpu, rng):
+    a, b = integers(rng, 20, 30), integers(rng, 3, 30, 10)
+    left, memory = pack_at(cpu, LEFT, a.copy())
+    c = row_major(3, 20, 10)
+    binding.gemm(cpu.context, left, cpu.operand(b), cpu.result(c), batch=3)
+    assert_exact(c, np.broadcast_to(a, (3, 20, 30)), b)
+    left.batch_stride = 600
+    with pytest.raises(binding.TesseraError, match=r"a\.batch_stride is 600"):
+        binding.gemm(cpu.context, left, cpu.operand(b), cpu.result(c), batch=3)
 
 
 def test_packed_with_a_factor(cpu, rng):

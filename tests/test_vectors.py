@@ -9,7 +9,7 @@ from layouts import LAYOUTS, assert_guards, column_major, filled, padded, row_ma
 from reference import assert_componentwise, assert_exact, integers
 
 # Beside vectors' lanes and the depth at which sums are cut; the last are shared by threads.
-SHAPES = [(1, 3, 7), (1, 40, 33), (1, 9, 640), (1, 1, 4099), (1, 70, 8200), (5, 1, 4095), (41, 1, 31), (1, 700, 1500), (1500, 1, 700)]
+SHAPES = [(1, 3, 7), (1, 40, 33), (1, 9, 640), (1, 1, 4099), (1, 70, 8200), (5, 1, 4095), (41, 1, 31), (1, 700, 1500), (1500, 1, 700), (1, 700, 600), (700, 1, 600), (1, 9000, 30)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

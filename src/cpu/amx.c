@@ -378,7 +378,7 @@ static struct wanted wanted_with(const struct amx_block *block, int64_t row, int
                            .b = (const char *)next + row / MR * calls * b_lines * 64,
                            .c_stride = (turned ? block->c_col : block->c_row) * (int64_t)sizeof(float),
                            .c_rows = (int)((MR + 2 * steps - 1) / (2 * steps)),
-                           .b_lines = next ? (int)b_lines : 0};
+                           .b_lines = (int)b_lines};
 }
 
 /* Puts the sums of a tile to C while the next is multiplied, where its rows are contiguous; else at once. */

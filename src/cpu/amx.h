@@ -66,7 +66,7 @@ struct amx_block {
     int64_t rows, columns, depth;
     int pieces;
     const float *a, *b;  /* panels */
-    const float *next_b; /* the panel of B that is multiplied after these, for memory to bring near; NULL: none */
+    const float *next_b; /* the panel of B that is multiplied after these, for memory to bring near */
     struct amx_source a_source, b_source;
     const float *s; /* with beta = 0 not read */
     int64_t s_row, s_col;

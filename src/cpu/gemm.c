@@ -13,7 +13,7 @@
  * Threads that share a product have a block of B each, and meet once when all is packed. One that has finished its own
  * block helps with the others', some rows at a time. There are two panels of A and twice as many blocks of B, taking
  * turns: while the last threads multiply with the ones, the first pack the others. Where A has few rows, each takes slices of
- * C's columns instead, with packed blocks of its own.
+ * C's columns instead, and where A must be packed as well, slices of its rows, with packed blocks of its own.
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
  * or the workspace's limit), so none of those changes a bit of the result; the strides do where C is a single row or
@@ -78,14 +78,11 @@ static tsr_problem oriented(const tsr_problem *p, bool swapped) {
     return q;
 }
 
-/* Packed by tsr_pack_at: the matrix need not be there any more. */
-static bool is_only_packed(const tsr_operand *o) { return o->packed && o->packed->source.data == o->packed->panels; }
-
 /* Whether C is a row that the kernel's multiply_row makes. It reads B once, so that a packed form brings nothing, and is not
- * used where there is B itself. */
+ * used where there is B itself. small.c's is_row must agree, or bits would depend on the way a product takes. */
 static bool is_row(const struct cpu_kernel *kernel, tsr_problem p) {
-    return p.m == 1 && kernel->multiply_row && (p.b.row_stride == 1 || p.b.col_stride == 1) && !is_only_packed(&p.a) &&
-           !is_only_packed(&p.b);
+    return p.m == 1 && kernel->multiply_row && (p.b.row_stride == 1 || p.b.col_stride == 1) &&
+           !tsr_is_only_packed(&p.a) && !tsr_is_only_packed(&p.b);
 }
 
 /* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once; and so is a product of
@@ -192,7 +189,8 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
     cut_slices(plan, p);
     if (plan->slice) {
         plan->shares_products = false;
-        const tsr_problem slice = slice_of(p, plan->slices_rows, 0, plan->slice);
+        tsr_problem slice = *p;
+        *(plan->slices_rows ? &slice.m : &slice.n) = plan->slice;
         cut_blocks(plan, &slice);
     } else
         cut_blocks(plan, p);

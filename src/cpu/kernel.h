@@ -5,7 +5,8 @@
  *     c[i*c_row + j] = alpha * sum over p < k of a[i*a_row + p*a_step] * b[p*b_step + j]  +  beta * s[i*s_row + j]
  *
  * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
- * bits of C depend on where K is cut (kc) and on nothing else: not on the tile, the packing, nor the threads.
+ * bits of C depend on where K is cut (kc) and on nothing else: not on the tile, the packing, nor the threads. A single
+ * row, multiply_row, has an order of its own.
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing is
  * read where it lies. B is read along unit stride: a packed panel has b_step = nr.

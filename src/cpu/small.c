@@ -119,7 +119,7 @@ static void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile 
     kernel->multiply_row(&row, b_col, kernel->kc);
 }
 
-/* Whether the product is that. A column is contiguous in C then. */
+/* Whether the product is that (as gemm.c's is_row says). A column is contiguous in C then. */
 static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile, int64_t b_col) {
     if (!kernel->multiply_row) return false;
     if (tile->m == 1) return tile->b_step == 1 || b_col == 1 || tile->k == 1 || tile->n == 1;
