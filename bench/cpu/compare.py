@@ -1,7 +1,7 @@
 """Tessera's CPU engine beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run: rates by size, layout and threads, the cost of small
 products, accuracy against K, and what the machine can do at most.
 
-    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--layout nn]... [--topic TOPIC]... [--save FILE]
+    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--layout nn]... [--topic TOPIC]... [--quiet-cores] [--save FILE]
 
 Each library has a process of its own (library.c). They take turns: all but one are stopped, so that no library's idle threads spin on the
 cores another is being timed on. For each problem a process makes fresh matrices, several sets of them, together twice the last-level
@@ -24,6 +24,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import data, errors, machine, results, timing  # noqa: E402
+
+import quiet  # noqa: E402
 
 # In all layouts, by the name of their series.
 STANDING = [("layouts", shape) for shape in [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (4096, 4096, 4096), (2048, 4096, 8192),
@@ -131,10 +133,11 @@ class Library:
 
 
 class Libraries:
-    """The processes of all libraries, started anew when the number of threads changes."""
+    """The processes of all libraries, started anew when the number of threads changes. cores: a QuietCores, or None."""
 
-    def __init__(self, program, names, precision="fp32"):
+    def __init__(self, program, names, precision="fp32", cores=None):
         self.program, self.names, self.precision, self.threads, self.here, self.absent = program, names, precision, None, [], {}
+        self.cores = cores
 
     def with_threads(self, threads):
         if threads != self.threads:
@@ -143,6 +146,11 @@ class Libraries:
             self.here, self.threads = [library for library in started if library.version is not None], threads
             self.absent = {library.name: library.why for library in started if library.version is None}
         return self.here
+
+    def sample(self, library):
+        if self.cores:
+            quiet.move(library.process.pid, self.cores.choose(self.threads))
+        return library.sample()
 
     def end(self):
         for library in self.here:
@@ -169,7 +177,7 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
     state = {}
 
     def take_round(halfway):
-        samples = [library.sample() for library in here]
+        samples = [libraries.sample(library) for library in here]
         if halfway:
             state.update(machine.processor_state())
         return samples
@@ -180,6 +188,8 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
         state["bytes"] = bytes_of(m, n, k)
     if batch > 1:
         state["batch"] = batch
+    if libraries.cores:
+        state["quiet"] = round(libraries.cores.share(), 3)  # of the samples
     records = [{"what": "library", "library": library.name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "threads": threads,
                 "gflops_best": round(flops / t.best, 2), "gflops_median": round(flops / t.median, 2), "samples": len(t.samples),
                 "spread": round(t.spread, 4), "version": library.version, **state} for library, t in zip(here, timings)]
@@ -189,6 +199,8 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
         if r["library"] == "tessera" and peers:
             r["ratio_to_best_peer"] = round(r["gflops_best"] / max(peers), 3)
             ratio = f"  {r['ratio_to_best_peer']:.3f} of the best"
+    if libraries.cores:
+        ratio += f", quiet in {100 * state['quiet']:.0f} %"
     return records, (f"{threads:3d} threads {f'{batch} of ' if batch > 1 else ''}{m:5d} {n:5d} {k:5d} {layout}  GFLOP/s: "
                      + "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
 
@@ -197,7 +209,7 @@ def measure_call(libraries, effort, size):
     here = libraries.with_threads(1)
     for library in here:
         library.set_up(size, size, size, "nn", 1, 1)
-    timings = timing.interleaved(lambda halfway: [library.sample() for library in here], effort.seconds / 2, effort.least, MOST_SAMPLES)
+    timings = timing.interleaved(lambda halfway: [libraries.sample(library) for library in here], effort.seconds / 2, effort.least, MOST_SAMPLES)
     records = [{"what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1, "host_us": float(f"{1e6 * t.best:.4g}"),
                 "version": library.version} for library, t in zip(here, timings)]
     return records, f"{size:3d}^3 in the caches, us: " + "  ".join(f"{r['library']} {r['host_us']:.3g}" for r in records)
@@ -316,6 +328,7 @@ def main():
     parser.add_argument("--precision", choices=("ieee", "fp32", "tf32"), default="fp32", help="Tessera's (default fp32, which without AMX is computed as ieee)")
     parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
+    parser.add_argument("--quiet-cores", action="store_true", help="each sample on the cores that neighbours slow least at its time (quiet.py)")
     parser.add_argument("--save", metavar="FILE", help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
     options = parser.parse_args()
     known = ways(options.precision)
@@ -327,9 +340,10 @@ def main():
 
     about, effort = {**machine.cpu(), "compiler": options.compiler}, Effort(options.quick, options.seconds)
     about.update(effort=effort.name, precision=options.precision)
-    libraries = Libraries(options.programs / "bench-cpu-library", ["tessera", *options.peer] if options.peer else list(known), options.precision)
+    libraries = Libraries(options.programs / "bench-cpu-library", ["tessera", *options.peer] if options.peer else list(known), options.precision,
+                          quiet.QuietCores(options.programs / "bench-cpu-disturbed") if options.quiet_cores else None)
     print(f"{about['machine']}, {about['cores']} cores, commit {about['commit']}; here: "
-          + ", ".join(f"{library.name} {library.version}" for library in libraries.with_threads(1)))
+          + ", ".join(f"{library.name} {library.version}" for library in libraries.with_threads(min(options.threads or [1]))))
     for name, why in libraries.absent.items():
         print(f"{name} is not here: {why}")
     measures = {"rates": measure_rate, "squares": measure_rate, "calls": measure_call, "accuracy": measure_accuracy}
@@ -341,7 +355,7 @@ def main():
 
     chosen = options.shape or options.peer or options.topic or options.threads or options.precision != "fp32"
     save = options.save or (None if chosen else results.default_path("cpu", about["machine"]))
-    run = results.Run(save, about, [effort.seconds, libraries.names, options.precision])
+    run = results.Run(save, about, [effort.seconds, libraries.names, options.precision, options.quiet_cores])
     try:
         records = run.measure(jobs_of(options), lambda job: weight(job, len(libraries.names), effort), measure)
         run.finish(records + [{"what": "absent", "library": name, "why": why, **about} for name, why in libraries.absent.items()])
