@@ -1,4 +1,4 @@
-"""Writes the tables of results in README.md, docs/modules.md and docs/pytorch.md from bench/results/, between their markers. With --check: says
+"""Writes the tables of results in README.md and of several pages in docs/ from bench/results/, between their markers. With --check: says
 whether they are as the results have them, and exits with 1 where not.
 
     python3 bench/table.py [--check]
@@ -77,6 +77,23 @@ def cpu():
     lines += ["", f"GFLOP/s, best of many interleaved samples; last column: least and most of the four layouts' ratios to the best other "
               f"library. {about['machine']}, {about['date'][:10]}, commit {about['commit']}."]
     return "\n".join(lines)
+
+
+def amx():
+    """docs/tuning.md: fp32 on AMX, the best of the samples and their median."""
+    records = load("amx-xeon.json")
+    libraries = sorted({r["library"] for r in records} - {"tessera"}, reverse=True)
+    lines = ["| m, n, k | threads | Tessera | " + " | ".join(map(shown, libraries)) + " | samples | on quiet cores | of the best |",
+             "| --- " * (len(libraries) + 6) + "|"]
+    for r in records:
+        if r["library"] == "tessera":
+            of = {o["library"]: o for o in records if all(o[name] == r[name] for name in ("m", "n", "k", "threads"))}
+            rates = [f"{of[name]['gflops_best']:.0f} ({of[name]['gflops_median']:.0f})" for name in ["tessera", *libraries]]
+            quiet = f"{100 * r['quiet']:.0f} %" if "quiet" in r else "not looked for"
+            lines.append(f"| {r['m']}, {r['n']}, {r['k']} | {r['threads']} | " + " | ".join(rates) + f" | {r['samples']} | {quiet} | "
+                         f"**{r['ratio_to_best_peer']:.2f}** |")
+    commits = dict.fromkeys((r["commit"], r["date"]) for r in records)
+    return "\n".join([*lines, "", f"{records[0]['machine']}, " + ", ".join(f"{date}, commit {commit}" for commit, date in commits) + "."])
 
 
 def modules():
@@ -215,7 +232,7 @@ def programs():
 def main():
     for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "certificates": certificates, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
                          ("docs/blas.md", {"offload": offload, "blas": blas, "programs": programs}),
-                         ("docs/pytorch.md", {"pytorch": pytorch})):
+                         ("docs/pytorch.md", {"pytorch": pytorch}), ("docs/tuning.md", {"amx": amx})):
         path = ROOT / name
         text = made = path.read_text()
         for marker, table in tables.items():
