@@ -112,7 +112,7 @@ def test_few_rows_that_must_be_packed(cpu, rng, batch, room):
 
 @pytest.mark.parametrize("strides", [(1, 0), (0, 1), (1, 2)], ids=["columns repeated", "rows repeated", "overlapping"])
 def test_rows_that_share_memory(cpu, rng, strides):
-    """Threads take slices of rows of an A that is packed, and whose parts may lie at one address."""
+    """Threads take slices of the rows of an A whose parts may lie at one address."""
     m, n, k = 520, 530, 1300
     memory = integers(rng, 1, m + 2 * k, largest=4)[0]
     a = np.lib.stride_tricks.as_strided(memory, (m, k), [4 * stride for stride in strides])

@@ -13,7 +13,7 @@
  * Threads that share a product have a block of B each, and meet once when all is packed. One that has finished its own
  * block helps with the others', some rows at a time. There are two panels of A and twice as many blocks of B, taking
  * turns: while the last threads multiply with the ones, the first pack the others. Where A has few rows, each takes slices of
- * C's columns instead, and where A must be packed as well, slices of its rows, with packed blocks of its own.
+ * C's columns instead, and where it has many, slices of its rows, with packed blocks of its own.
  *
  * Every element of C is summed in an order that k and the kernel fix (kc does not depend on threads, strides, packing
  * or the workspace's limit), so none of those changes a bit of the result; the strides do where C is a single row or
@@ -162,10 +162,11 @@ static tsr_problem slice_of(const tsr_problem *p, bool of_rows, int64_t first, i
 }
 
 /* Whether each thread computes slices of a product by itself: columns, where A's rows are so few that meeting for each block
- * of B would take a good part of the time (A is packed once by each thread then, where it is one panel); rows, where A
- * must be packed and there are enough of them for each thread to pack B, too, for what others have packed is far. */
+ * of B would take a good part of the time (A is packed once by each thread then, where it is one panel); rows, where there
+ * are enough of them for each thread to pack all of B: rows of A stay near the one thread that reads them, and what others
+ * have packed is far. */
 static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
-    enum { ROWS_WORTH_PACKING_B = 256, ROWS_WORTH_TRANSPOSING_B = 512 };
+    enum { ROWS_WORTH_PACKING_B = 128, ROWS_WORTH_TRANSPOSING_B = 256 };
     const struct cpu_kernel *kernel = plan->kernel;
     plan->slice = 0;
     if (!plan->shares_products || plan->threads == 1 || plan->by_row) return;
@@ -173,7 +174,7 @@ static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
     if (has_few_rows(kernel, p) && columns >= 2 * kernel->nr && !packed_form(&p->b, p->batch) &&
         (!plan->packs_a || p->k <= plan->kc)) {
         plan->slice = round_up(columns, kernel->nr);
-    } else if (plan->packs_a && plan->packs_b && kernel->multiply_and_pack &&
+    } else if (plan->packs_b && kernel->multiply_and_pack &&
                rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
         plan->slices_rows = true;
         plan->slice = round_up(rows, kernel->mr);
@@ -300,6 +301,7 @@ struct member {
     unsigned met;     /* meetings of the team, one for each panel, before it joined */
     unsigned panel;   /* the number of the panel it is at */
     bool has_rows;    /* A is one panel, and packed already: for another slice of this product */
+    int64_t first;    /* row of the product that is the first of a slice of rows */
 };
 
 /* One depth of some rows of A and some columns of B: what is between two meetings. */
@@ -525,7 +527,7 @@ static void prepare_panel(struct panel *s, const struct member *self, bool packs
     s->a_step = mr;
     s->a_panel = mr * s->depth;
     if (packed_a)
-        s->a = packed_a + s->depth_first * round_up(p->m, mr) + s->i * s->depth;
+        s->a = packed_a + s->depth_first * round_up(p->a.packed->source.rows, mr) + (self->first + s->i) * s->depth;
     else if (plan->packs_a) {
         float *panels = self->panels[self->panel / panels_across % 2];
         s->a = panels;
@@ -634,6 +636,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
                 before = item / slices;
                 const int64_t first = item % slices * plan->slice;
                 if (plan->slice) one = slice_of(&one, plan->slices_rows, first, least(plan->slice, length - first));
+                if (plan->slices_rows) self.first = first;
                 multiply_product(plan, &one, &self);
             }
         }
