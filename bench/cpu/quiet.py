@@ -11,9 +11,9 @@ import os
 import subprocess
 import time
 
-QUIET = 0.9  # of the highest rate seen: neighbours take away more than that
+QUIET = 0.8  # of the highest rate seen: clocks take a tenth away, neighbours more than half
 REMEMBERED = 8  # looks at a core that count, the last of them most
-PATIENCE = 0.5  # seconds to wait for cores that are quiet, before the least disturbed are taken
+PATIENCE = 1.0  # seconds to wait for quiet cores before the least disturbed are taken
 
 
 class QuietCores:
@@ -72,6 +72,9 @@ class QuietCores:
 
 
 def move(process, cores):
-    """All threads of a process, and those it will start."""
-    for thread in os.listdir(f"/proc/{process}/task"):
-        os.sched_setaffinity(int(thread), cores)
+    """The threads of a process to these cores, each to one of its own where there are as many: the system would bring two that meet on one apart too
+    late for a short sample."""
+    threads = sorted(os.listdir(f"/proc/{process}/task"), key=int)
+    apart = len(threads) == len(cores)
+    for i, thread in enumerate(threads):
+        os.sched_setaffinity(int(thread), [cores[i]] if apart else cores)
