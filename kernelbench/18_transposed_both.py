@@ -3404,6 +3404,11 @@ __device__ inline void copy_to_blocks(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* The number of this thread's warp in its block. The compiler knows it to be the same in all lanes, as it does not of
+ * threadIdx.x / 32, and with it what follows from it: descriptors and loop counters stay in uniform registers, which is
+ * where matrix instructions want them, as long as no branch around them depends on anything but such values. */
+__device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
+
 /* True in one thread of a converged warp. The compiler knows it to be one, as it does not of a comparison of
  * threadIdx, and issues a copy there without a loop over threads. */
 __device__ inline bool elected() {
@@ -3419,11 +3424,17 @@ __device__ inline bool elected() {
 
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
 
-/* Describes a tile of rows of 128 bytes, swizzled, in shared memory at a multiple of 1024 bytes; 32 bytes (16 values of
- * k) further is descriptor + 2. Groups of 8 rows are 1024 bytes apart. */
-__device__ inline uint64_t tile_descriptor(const void *tile) {
-    const uint64_t swizzle_128 = 1ull << 62, group_stride = (uint64_t)(1024 >> 4) << 32, unused_stride = 1ull << 16;
-    return swizzle_128 | group_stride | unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+/* Where a tile of rows of 128 bytes, swizzled, lies in shared memory: the low word of its descriptor. The tile begins at a
+ * multiple of 1024 bytes; n bytes further, along k or in another tile, is the address + n/16. */
+__device__ inline uint32_t tile_address(const void *tile) {
+    const uint32_t unused_stride = 1u << 16;
+    return unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+/* The whole of it: groups of 8 rows are 1024 bytes apart. */
+__device__ inline uint64_t tile_descriptor(uint32_t address) {
+    const uint32_t swizzle_128 = 1u << 30, group_stride = 1024 >> 4;
+    return (uint64_t)(swizzle_128 | group_stride) << 32 | address;
 }
 
 /* Orders what the warpgroup did to registers and shared memory before the products that follow. */
@@ -3443,7 +3454,7 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 }
 
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
-__device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+__device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %66, 0;\n"
@@ -3463,7 +3474,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, b
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "l"(a), "l"(b), "r"((int)accumulate));
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
 /* ---- Registers between warpgroups -------------------------------------------------------------------------------- */
@@ -3574,12 +3585,15 @@ template <int STAGES> struct ring {
 
 /* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
 struct stage_products {
-    uint64_t a[2], b[2]; /* descriptors of hi and lo */
+    uint32_t a[2], b[2]; /* addresses of hi and lo */
 
-    template <typename STAGE>
-    __device__ stage_products(const STAGE &s, int row = 0)
-        : a{tile_descriptor(s.a[0] + row * SPLIT_ROW_BYTES), tile_descriptor(s.a[1] + row * SPLIT_ROW_BYTES)},
-          b{tile_descriptor(s.b[0]), tile_descriptor(s.b[1])} {}
+    template <typename STAGE> __device__ stage_products(const STAGE *stages, int index, int row = 0) {
+        const uint32_t at = tile_address(stages) + index * (uint32_t)(sizeof(STAGE) / 16);
+        a[0] = at + row * SPLIT_ROW_BYTES / 16;
+        a[1] = a[0] + sizeof stages->a[0] / 16;
+        b[0] = at + sizeof stages->a / 16;
+        b[1] = b[0] + sizeof stages->b[0] / 16;
+    }
 
     __device__ void issue_hi_hi(float (&d)[64], int part) const {
 #pragma unroll
@@ -3660,7 +3674,8 @@ template <int TILE_N> struct output {
                     on_these = on[i * OUT_COLS / PANEL_ROWS];
                 }
             __syncwarp();
-            if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
+            /* The same in all lanes; by a vote, so that the compiler knows it (warp_number). */
+            if (!__any_sync(0xffffffffu, on_these != LEAVE && row0 < g.m && col0 < g.n)) continue;
             if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, exponent_a, out)) continue;
             write_out(g, d, row0, col0, exponent, out);
         }
@@ -3727,23 +3742,24 @@ __device__ work work_of(const split_args &g, int index, int rank) {
     return w;
 }
 
-/* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp has one thread for
- * one. Issuing a copy takes long enough that products would wait for four in a row. The strips are hi and lo of our
- * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). Two stages cannot
- * cover the way from device memory, so what comes AHEAD blocks later is called to L2; the tiles that share a strip, as
- * neighbours in a group do, call a part each. */
+/* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp does one. Issuing a copy
+ * takes long enough that products would wait for four in a row. All of a warp goes along, though one thread copies: see
+ * warp_number. The strips are hi and lo of our rows of A (warps 0 and 2), and of our half of the columns of B, for all
+ * blocks (warps 1 and 3). Two stages cannot cover the way from device memory, so what comes AHEAD blocks later is called
+ * to L2; the tiles that share a strip, as neighbours in a group do, call a part each. */
 struct strip_copier {
     static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;
     static constexpr int AHEAD = 4, PARTS = GROUP_ROWS;
     ring<STAGES> at;
     int rank, piece;
-    bool of_b;
+    bool of_b, copies;
     int index, blocks_left; /* piece of work, and blocks of k of it to copy; none: there is no more work */
     const uint8_t *from;
     uint32_t step, bytes, landing; /* landing: what comes to our own shared memory, from all blocks */
     uint32_t ahead;                /* from `from` to what to call */
 
-    __device__ strip_copier(const split_args &g, int rank, int warp) : rank(rank), piece(warp / 2), of_b(warp % 2) {
+    __device__ strip_copier(const split_args &g, int rank, int warp)
+        : rank(rank), piece(warp / 2), of_b(warp % 2), copies(elected()) {
         begin(g, blockIdx.x / CLUSTER);
     }
 
@@ -3772,12 +3788,14 @@ struct strip_copier {
         STAGE &to = s.stages[at.index];
         uint64_t *full = &s.full[at.index];
         barrier_wait(&s.empty[at.index], at.phase ^ 1);
-        barrier_arrive_and_expect(full, landing);
-        if (bytes && of_b)
-            copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
-        else if (bytes)
-            copy_to_shared(to.a[piece], from, bytes, full);
-        if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
+        if (copies) {
+            barrier_arrive_and_expect(full, landing);
+            if (bytes && of_b)
+                copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
+            else if (bytes)
+                copy_to_shared(to.a[piece], from, bytes, full);
+            if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
+        }
         from += step;
         at.advance();
         if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);
@@ -3800,11 +3818,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     wait_for_previous_kernel();
     let_next_kernel_come();
 
-    const int rank = cluster_rank(), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* the same in all lanes */
-    const bool copies = elected();
+    const int rank = cluster_rank(), warp = warp_number();
     strip_copier copier(g, rank, warp);
-    if (copies)
-        for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
+    for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
 
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < work_count(g); index += gridDim.x / CLUSTER) {
@@ -3815,11 +3831,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
 
         barrier_wait(&s.full[at.index], at.phase);
         wgmma_fence();
-        stage_products(s.stages[at.index]).issue_hi_hi(d, 0);
+        stage_products(s.stages, at.index).issue_hi_hi(d, 0);
 #pragma unroll 1
         for (int kb = w.kb_begin;; kb++) {
             wgmma_fence();
-            stage_products(s.stages[at.index]).issue_rest(d, q, v, kb > w.kb_begin);
+            stage_products(s.stages, at.index).issue_rest(d, q, v, kb > w.kb_begin);
             const int done = at.index;
             at.advance();
             if (kb + 1 == w.kb_end) {
@@ -3829,12 +3845,12 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
             }
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
-            stage_products(s.stages[at.index]).issue_hi_hi(d, 0);
+            stage_products(s.stages, at.index).issue_hi_hi(d, 0);
             wgmma_wait<1>();
             release(s, done);
-            if (copies) copier.copy_next(g, s);
+            copier.copy_next(g, s);
         }
-        if (copies) copier.copy_next(g, s); /* of the next tile, before we write this one */
+        copier.copy_next(g, s);               /* of the next tile, before we write this one */
         const output<TILE_N> out(g, w, w.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
         hold(q);
 #pragma unroll

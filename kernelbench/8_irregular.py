@@ -3383,11 +3383,17 @@ __device__ inline void prefetch_to_l2(const void *from, uint32_t bytes) {
 
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
 
-/* Describes a tile of rows of 128 bytes, swizzled, in shared memory at a multiple of 1024 bytes; 32 bytes (16 values of
- * k) further is descriptor + 2. Groups of 8 rows are 1024 bytes apart. */
-__device__ inline uint64_t tile_descriptor(const void *tile) {
-    const uint64_t swizzle_128 = 1ull << 62, group_stride = (uint64_t)(1024 >> 4) << 32, unused_stride = 1ull << 16;
-    return swizzle_128 | group_stride | unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+/* Where a tile of rows of 128 bytes, swizzled, lies in shared memory: the low word of its descriptor. The tile begins at a
+ * multiple of 1024 bytes; n bytes further, along k or in another tile, is the address + n/16. */
+__device__ inline uint32_t tile_address(const void *tile) {
+    const uint32_t unused_stride = 1u << 16;
+    return unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+/* The whole of it: groups of 8 rows are 1024 bytes apart. */
+__device__ inline uint64_t tile_descriptor(uint32_t address) {
+    const uint32_t swizzle_128 = 1u << 30, group_stride = 1024 >> 4;
+    return (uint64_t)(swizzle_128 | group_stride) << 32 | address;
 }
 
 /* Orders what the warpgroup did to registers and shared memory before the products that follow. */
@@ -3407,7 +3413,7 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 }
 
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
-__device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+__device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %66, 0;\n"
@@ -3427,7 +3433,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, b
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "l"(a), "l"(b), "r"((int)accumulate));
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
 /* ---- Registers between warpgroups -------------------------------------------------------------------------------- */
@@ -3538,12 +3544,15 @@ template <int STAGES> struct ring {
 
 /* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
 struct stage_products {
-    uint64_t a[2], b[2]; /* descriptors of hi and lo */
+    uint32_t a[2], b[2]; /* addresses of hi and lo */
 
-    template <typename STAGE>
-    __device__ stage_products(const STAGE &s, int row = 0)
-        : a{tile_descriptor(s.a[0] + row * SPLIT_ROW_BYTES), tile_descriptor(s.a[1] + row * SPLIT_ROW_BYTES)},
-          b{tile_descriptor(s.b[0]), tile_descriptor(s.b[1])} {}
+    template <typename STAGE> __device__ stage_products(const STAGE *stages, int index, int row = 0) {
+        const uint32_t at = tile_address(stages) + index * (uint32_t)(sizeof(STAGE) / 16);
+        a[0] = at + row * SPLIT_ROW_BYTES / 16;
+        a[1] = a[0] + sizeof stages->a[0] / 16;
+        b[0] = at + sizeof stages->a / 16;
+        b[1] = b[0] + sizeof stages->b[0] / 16;
+    }
 
     __device__ void issue_hi_hi(float (&d)[64], int part) const {
 #pragma unroll
@@ -3624,7 +3633,8 @@ template <int TILE_N> struct output {
                     on_these = on[i * OUT_COLS / PANEL_ROWS];
                 }
             __syncwarp();
-            if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
+            /* The same in all lanes; by a vote, so that the compiler knows it (warp_number). */
+            if (!__any_sync(0xffffffffu, on_these != LEAVE && row0 < g.m && col0 < g.n)) continue;
             if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, exponent_a, out)) continue;
             write_out(g, d, row0, col0, exponent, out);
         }
@@ -3688,7 +3698,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     SHARED &s = *(SHARED *)shared_memory;
     make_barriers(s);
 
-    const int wg = threadIdx.x / WARPGROUP;
+    const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
         registers_release_to<40>();
         if (threadIdx.x == 0) produce(g, s);
@@ -3707,10 +3717,10 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
-            stage_products(s.stages[at.index], row_offset).issue_hi_hi(d, 0);
+            stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
 #pragma unroll 1
             for (int kb = w.kb_begin;; kb++) {
-                stage_products(s.stages[at.index], row_offset).issue_rest(d, q, v, kb > w.kb_begin);
+                stage_products(s.stages, at.index, row_offset).issue_rest(d, q, v, kb > w.kb_begin);
                 const int done = at.index;
                 at.advance();
                 if (kb + 1 == w.kb_end) {
@@ -3720,7 +3730,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 }
                 barrier_wait(&s.full[at.index], at.phase);
                 wgmma_fence();
-                stage_products(s.stages[at.index], row_offset).issue_hi_hi(d, 0);
+                stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
                 wgmma_wait<1>();
                 if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
             }

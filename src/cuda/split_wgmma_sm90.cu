@@ -99,12 +99,15 @@ template <int STAGES> struct ring {
 
 /* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
 struct stage_products {
-    uint64_t a[2], b[2]; /* descriptors of hi and lo */
+    uint32_t a[2], b[2]; /* addresses of hi and lo */
 
-    template <typename STAGE>
-    __device__ stage_products(const STAGE &s, int row = 0)
-        : a{tile_descriptor(s.a[0] + row * SPLIT_ROW_BYTES), tile_descriptor(s.a[1] + row * SPLIT_ROW_BYTES)},
-          b{tile_descriptor(s.b[0]), tile_descriptor(s.b[1])} {}
+    template <typename STAGE> __device__ stage_products(const STAGE *stages, int index, int row = 0) {
+        const uint32_t at = tile_address(stages) + index * (uint32_t)(sizeof(STAGE) / 16);
+        a[0] = at + row * SPLIT_ROW_BYTES / 16;
+        a[1] = a[0] + sizeof stages->a[0] / 16;
+        b[0] = at + sizeof stages->a / 16;
+        b[1] = b[0] + sizeof stages->b[0] / 16;
+    }
 
     __device__ void issue_hi_hi(float (&d)[64], int part) const {
 #pragma unroll
@@ -185,7 +188,8 @@ template <int TILE_N> struct output {
                     on_these = on[i * OUT_COLS / PANEL_ROWS];
                 }
             __syncwarp();
-            if (on_these == LEAVE || row0 >= g.m || col0 >= g.n) continue;
+            /* The same in all lanes; by a vote, so that the compiler knows it (warp_number). */
+            if (!__any_sync(0xffffffffu, on_these != LEAVE && row0 < g.m && col0 < g.n)) continue;
             if (on_these == LOOK && g.slices == 1 && in_doubt(g, w.batch, row0, col0, exponent_a, out)) continue;
             write_out(g, d, row0, col0, exponent, out);
         }
@@ -249,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     SHARED &s = *(SHARED *)shared_memory;
     make_barriers(s);
 
-    const int wg = threadIdx.x / WARPGROUP;
+    const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
         registers_release_to<40>();
         if (threadIdx.x == 0) produce(g, s);
@@ -268,10 +272,10 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
-            stage_products(s.stages[at.index], row_offset).issue_hi_hi(d, 0);
+            stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
 #pragma unroll 1
             for (int kb = w.kb_begin;; kb++) {
-                stage_products(s.stages[at.index], row_offset).issue_rest(d, q, v, kb > w.kb_begin);
+                stage_products(s.stages, at.index, row_offset).issue_rest(d, q, v, kb > w.kb_begin);
                 const int done = at.index;
                 at.advance();
                 if (kb + 1 == w.kb_end) {
@@ -281,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 }
                 barrier_wait(&s.full[at.index], at.phase);
                 wgmma_fence();
-                stage_products(s.stages[at.index], row_offset).issue_hi_hi(d, 0);
+                stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
                 wgmma_wait<1>();
                 if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
             }
@@ -312,23 +316,24 @@ __device__ work work_of(const split_args &g, int index, int rank) {
     return w;
 }
 
-/* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp has one thread for
- * one. Issuing a copy takes long enough that products would wait for four in a row. The strips are hi and lo of our
- * rows of A (warps 0 and 2), and of our half of the columns of B, for all blocks (warps 1 and 3). Two stages cannot
- * cover the way from device memory, so what comes AHEAD blocks later is called to L2; the tiles that share a strip, as
- * neighbours in a group do, call a part each. */
+/* Copies one of the four strips of a stage, block after block of k and tile after tile; each warp does one. Issuing a copy
+ * takes long enough that products would wait for four in a row. All of a warp goes along, though one thread copies: see
+ * warp_number. The strips are hi and lo of our rows of A (warps 0 and 2), and of our half of the columns of B, for all
+ * blocks (warps 1 and 3). Two stages cannot cover the way from device memory, so what comes AHEAD blocks later is called
+ * to L2; the tiles that share a strip, as neighbours in a group do, call a part each. */
 struct strip_copier {
     static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;
     static constexpr int AHEAD = 4, PARTS = GROUP_ROWS;
     ring<STAGES> at;
     int rank, piece;
-    bool of_b;
+    bool of_b, copies;
     int index, blocks_left; /* piece of work, and blocks of k of it to copy; none: there is no more work */
     const uint8_t *from;
     uint32_t step, bytes, landing; /* landing: what comes to our own shared memory, from all blocks */
     uint32_t ahead;                /* from `from` to what to call */
 
-    __device__ strip_copier(const split_args &g, int rank, int warp) : rank(rank), piece(warp / 2), of_b(warp % 2) {
+    __device__ strip_copier(const split_args &g, int rank, int warp)
+        : rank(rank), piece(warp / 2), of_b(warp % 2), copies(elected()) {
         begin(g, blockIdx.x / CLUSTER);
     }
 
@@ -357,12 +362,14 @@ struct strip_copier {
         STAGE &to = s.stages[at.index];
         uint64_t *full = &s.full[at.index];
         barrier_wait(&s.empty[at.index], at.phase ^ 1);
-        barrier_arrive_and_expect(full, landing);
-        if (bytes && of_b)
-            copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
-        else if (bytes)
-            copy_to_shared(to.a[piece], from, bytes, full);
-        if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
+        if (copies) {
+            barrier_arrive_and_expect(full, landing);
+            if (bytes && of_b)
+                copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
+            else if (bytes)
+                copy_to_shared(to.a[piece], from, bytes, full);
+            if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
+        }
         from += step;
         at.advance();
         if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);
@@ -385,11 +392,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     wait_for_previous_kernel();
     let_next_kernel_come();
 
-    const int rank = cluster_rank(), warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); /* the same in all lanes */
-    const bool copies = elected();
+    const int rank = cluster_rank(), warp = warp_number();
     strip_copier copier(g, rank, warp);
-    if (copies)
-        for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
+    for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
 
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < work_count(g); index += gridDim.x / CLUSTER) {
@@ -400,11 +405,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
 
         barrier_wait(&s.full[at.index], at.phase);
         wgmma_fence();
-        stage_products(s.stages[at.index]).issue_hi_hi(d, 0);
+        stage_products(s.stages, at.index).issue_hi_hi(d, 0);
 #pragma unroll 1
         for (int kb = w.kb_begin;; kb++) {
             wgmma_fence();
-            stage_products(s.stages[at.index]).issue_rest(d, q, v, kb > w.kb_begin);
+            stage_products(s.stages, at.index).issue_rest(d, q, v, kb > w.kb_begin);
             const int done = at.index;
             at.advance();
             if (kb + 1 == w.kb_end) {
@@ -414,12 +419,12 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
             }
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
-            stage_products(s.stages[at.index]).issue_hi_hi(d, 0);
+            stage_products(s.stages, at.index).issue_hi_hi(d, 0);
             wgmma_wait<1>();
             release(s, done);
-            if (copies) copier.copy_next(g, s);
+            copier.copy_next(g, s);
         }
-        if (copies) copier.copy_next(g, s); /* of the next tile, before we write this one */
+        copier.copy_next(g, s);               /* of the next tile, before we write this one */
         const output<TILE_N> out(g, w, w.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
         hold(q);
 #pragma unroll
@@ -445,7 +450,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
     SHARED &s = *(SHARED *)shared_memory;
     make_barriers(s);
 
-    const int wg = threadIdx.x / WARPGROUP;
+    const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
         registers_release_to<40>();
         if (threadIdx.x == 0) produce(g, s);
@@ -463,8 +468,9 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
 #pragma unroll 1
             for (int kb = w.kb_begin; kb < w.kb_end; kb++) {
                 barrier_wait(&s.full[at.index], at.phase);
-                const uint64_t a = tile_descriptor(s.stages[at.index].a[0] + byte_offset);
-                const uint64_t b = tile_descriptor(s.stages[at.index].b[0]);
+                const uint32_t a = tile_address(s.stages) + (at.index * (int)sizeof(STAGE) + byte_offset) / 16;
+                const uint32_t b = tile_address(s.stages) +
+                                   (at.index * (int)sizeof(STAGE) + (int)sizeof(s.stages->a)) / 16;
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) wgmma_64x256x16(d, a + 2 * i, b + 2 * i, kb > w.kb_begin || i > 0);

@@ -85,6 +85,11 @@ __device__ inline void copy_to_blocks(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* The number of this thread's warp in its block. The compiler knows it to be the same in all lanes, as it does not of
+ * threadIdx.x / 32, and with it what follows from it: descriptors and loop counters stay in uniform registers, which is
+ * where matrix instructions want them, as long as no branch around them depends on anything but such values. */
+__device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
+
 /* True in one thread of a converged warp. The compiler knows it to be one, as it does not of a comparison of
  * threadIdx, and issues a copy there without a loop over threads. */
 __device__ inline bool elected() {
@@ -100,11 +105,17 @@ __device__ inline bool elected() {
 
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
 
-/* Describes a tile of rows of 128 bytes, swizzled, in shared memory at a multiple of 1024 bytes; 32 bytes (16 values of
- * k) further is descriptor + 2. Groups of 8 rows are 1024 bytes apart. */
-__device__ inline uint64_t tile_descriptor(const void *tile) {
-    const uint64_t swizzle_128 = 1ull << 62, group_stride = (uint64_t)(1024 >> 4) << 32, unused_stride = 1ull << 16;
-    return swizzle_128 | group_stride | unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+/* Where a tile of rows of 128 bytes, swizzled, lies in shared memory: the low word of its descriptor. The tile begins at a
+ * multiple of 1024 bytes; n bytes further, along k or in another tile, is the address + n/16. */
+__device__ inline uint32_t tile_address(const void *tile) {
+    const uint32_t unused_stride = 1u << 16;
+    return unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+/* The whole of it: groups of 8 rows are 1024 bytes apart. */
+__device__ inline uint64_t tile_descriptor(uint32_t address) {
+    const uint32_t swizzle_128 = 1u << 30, group_stride = 1024 >> 4;
+    return (uint64_t)(swizzle_128 | group_stride) << 32 | address;
 }
 
 /* Orders what the warpgroup did to registers and shared memory before the products that follow. */
@@ -124,7 +135,7 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 }
 
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
-__device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+__device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %66, 0;\n"
@@ -144,11 +155,11 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint64_t a, uint64_t b, b
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "l"(a), "l"(b), "r"((int)accumulate));
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
 /* d (64 x 256) = a (64 x 16) * b (256 x 16)^T + (accumulate ? d : 0). */
-__device__ inline void wgmma_64x256x16(float (&d)[128], uint64_t a, uint64_t b, bool accumulate) {
+__device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %130, 0;\n"
@@ -181,7 +192,7 @@ __device__ inline void wgmma_64x256x16(float (&d)[128], uint64_t a, uint64_t b, 
                    "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]),
                    "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),
                    "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-                 : "l"(a), "l"(b), "r"((int)accumulate));
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
 /* ---- Registers between warpgroups -------------------------------------------------------------------------------- */
