@@ -104,8 +104,8 @@ static void multiply(const struct cpu_tile *t) {
     spend((double)t->m * ((t->n + 15) / 16 * 16) * (double)t->k);
 }
 
-static void multiply_and_pack(const struct cpu_tile *t, float *panel) {
-    (void)panel;
+static void multiply_and_pack(const struct cpu_tile *t, float *panel_a, float *panel_b) {
+    (void)panel_a, (void)panel_b;
     multiply(t);
 }
 

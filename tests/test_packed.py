@@ -13,7 +13,7 @@ from binding import LEFT, RIGHT, Packed, lib
 from layouts import LAYOUTS, assert_guards, filled, row_major
 from reference import assert_exact, assert_special_values, integers
 
-SHAPES = [(1, 1, 1), (5, 3, 4), (65, 70, 129), (300, 200, 500), (3, 400, 600), (600, 3, 400)]
+SHAPES = [(1, 1, 1), (5, 3, 4), (65, 70, 129), (300, 200, 500), (280, 130, 1300), (3, 400, 600), (600, 3, 400)]
 
 
 def multiply_packed(engine, a, b, c, sides, alpha=1.0, beta=0.0):

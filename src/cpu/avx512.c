@@ -58,13 +58,14 @@ static inline __attribute__((always_inline)) void load_row(__m512 row[VECTORS], 
                                                    : _mm512_maskz_loadu_ps(last, b + v * LANES);
 }
 
-/* One step of K. */
+/* One step of K. `panel`, where there is one, gets the elements of A. */
 static inline __attribute__((always_inline)) void add_step(__m512 sum[TALL_MR][VECTORS], const __m512 row[VECTORS],
                                                            const float *const group[TALL_MR / 3], int64_t a_row,
-                                                           const int rows, const int vectors) {
+                                                           const int rows, const int vectors, float *panel) {
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         const __m512 x = _mm512_set1_ps(group[i / 3][i % 3 * a_row]);
+        if (panel) _mm_store_ss(panel + i, _mm512_castps512_ps128(x));
         CPU_UNROLL
         for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_fmadd_ps(x, row[v], sum[i][v]);
     }
@@ -92,20 +93,20 @@ static inline __attribute__((always_inline)) void sum_tile(__m512 sum[TALL_MR][V
     for (int64_t p = t->k; p > 0; p--, b += b_step) {
         __m512 row[VECTORS];
         load_row(row, b, vectors, last);
-        add_step(sum, row, group, a_row, rows, vectors);
+        add_step(sum, row, group, a_row, rows, vectors, NULL);
         CPU_UNROLL
         for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
     }
 }
 
 /* The same for large products: what is needed later is asked for now, a row of C and a line of each of the next rows of
- * A at a time, some steps of K apart, so that loads in between do not have to wait. `panel`, where there is one, gets
- * the rows of B, packed. */
+ * A at a time, some steps of K apart, so that loads in between do not have to wait. The panels, where there are any, get
+ * the tile's part of A and of B, packed. */
 static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[TALL_MR][VECTORS],
                                                                      const struct cpu_tile *t, const int rows,
                                                                      const int vectors, const __mmask16 last,
-                                                                     float *panel) {
-    enum { ROWS_AHEAD = 12 };
+                                                                     float *panel_a, float *panel_b) {
+    enum { ROWS_AHEAD = 12, STEPS_AHEAD = 24 };
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
     const float *group[TALL_MR / 3], *b = t->b, *c = t->c, *next_a = t->next_a, *next_b = t->next_b;
     start_tile(sum, group, t, rows, vectors);
@@ -114,6 +115,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
         if (c_left-- > 0) {
             CPU_UNROLL
             for (int v = 0; v < vectors; v++) _mm_prefetch((const char *)(c + v * LANES), _MM_HINT_T0);
+            _mm_prefetch((const char *)(c + vectors * LANES - 1), _MM_HINT_T0); /* rows may begin within a line */
             c += t->c_row;
         }
         if (next_a) {
@@ -130,16 +132,19 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
         for (; left > end; left--, b += b_step) {
             __m512 row[VECTORS];
             load_row(row, b, vectors, last);
-            if (panel) {
+            if (panel_b) {
                 CPU_UNROLL
                 for (int v = 0; v < vectors; v++) {
-                    _mm512_store_ps(panel + v * LANES, row[v]);
+                    _mm512_store_ps(panel_b + v * LANES, row[v]);
                     if (left > ROWS_AHEAD)
                         _mm_prefetch((const char *)(b + ROWS_AHEAD * b_step + v * LANES), _MM_HINT_T0);
                 }
-                panel += vectors * LANES;
+                panel_b += vectors * LANES;
             }
-            add_step(sum, row, group, a_row, rows, vectors);
+            if (panel_a && left > STEPS_AHEAD)
+                _mm_prefetch((const char *)(group[0] + STEPS_AHEAD * a_step), _MM_HINT_T0);
+            add_step(sum, row, group, a_row, rows, vectors, panel_a);
+            if (panel_a) panel_a += rows;
             CPU_UNROLL
             for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
         }
@@ -183,9 +188,9 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
 
 static inline __attribute__((always_inline)) void multiply_tile_and_fetch(const struct cpu_tile *t, const int rows,
                                                                           const int vectors, const __mmask16 last,
-                                                                          float *panel) {
+                                                                          float *panel_a, float *panel_b) {
     __m512 sum[TALL_MR][VECTORS];
-    sum_tile_and_fetch(sum, t, rows, vectors, last, panel);
+    sum_tile_and_fetch(sum, t, rows, vectors, last, panel_a, panel_b);
     store_tile(sum, t, rows, vectors, last);
 }
 
@@ -232,11 +237,11 @@ static inline __attribute__((always_inline)) void multiply_narrow(const struct c
 /* One body for each number of rows. */
 static inline __attribute__((always_inline)) void multiply_wide_rows(const struct cpu_tile *t, const int rows) {
     if (t->n == NR)
-        multiply_tile_and_fetch(t, rows, 4, 0xffff, NULL);
+        multiply_tile_and_fetch(t, rows, 4, 0xffff, NULL, NULL);
     else if (t->n > 3 * LANES)
-        multiply_tile_and_fetch(t, rows, 4, last_mask(t->n), NULL);
+        multiply_tile_and_fetch(t, rows, 4, last_mask(t->n), NULL, NULL);
     else
-        multiply_tile_and_fetch(t, rows, 3, last_mask(t->n), NULL);
+        multiply_tile_and_fetch(t, rows, 3, last_mask(t->n), NULL, NULL);
 }
 
 static __attribute__((noinline)) void multiply_wide_tile(const struct cpu_tile *t) {
@@ -255,7 +260,7 @@ static __attribute__((noinline)) void multiply_wide_tile(const struct cpu_tile *
 static inline __attribute__((always_inline)) void multiply_tall_rows(const struct cpu_tile *t, const int rows) {
     const bool large = t->k > 4 * CPU_FETCH_STEPS;
     if (t->n == TALL_NR && large)
-        multiply_tile_and_fetch(t, rows, 2, 0xffff, NULL);
+        multiply_tile_and_fetch(t, rows, 2, 0xffff, NULL, NULL);
     else if (t->n == TALL_NR)
         multiply_tile(t, rows, 2, 0xffff);
     else if (t->n > LANES)
@@ -314,8 +319,13 @@ static void multiply(const struct cpu_tile *t) {
         multiply_narrow_tile(t);
 }
 
-static void multiply_and_pack(const struct cpu_tile *t, float *panel) {
-    multiply_tile_and_fetch(t, MR, VECTORS, 0xffff, panel);
+static void multiply_and_pack(const struct cpu_tile *t, float *panel_a, float *panel_b) {
+    if (!panel_a)
+        multiply_tile_and_fetch(t, MR, VECTORS, 0xffff, NULL, panel_b);
+    else if (!panel_b)
+        multiply_tile_and_fetch(t, MR, VECTORS, 0xffff, panel_a, NULL);
+    else
+        multiply_tile_and_fetch(t, MR, VECTORS, 0xffff, panel_a, panel_b);
 }
 
 /* ---- One row of C ------------------------------------------------------------------------------------------------ */
@@ -384,7 +394,7 @@ static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu
     enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
     for (int part = 1; m >= SMALL_MR; m -= SMALL_MR, part++) {
         if (t->next_a || t->next_b)
-            multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL);
+            multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL, NULL);
         else
             multiply_tile(t, SMALL_MR, vectors, last);
         if (t->next_a) t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;

@@ -2,13 +2,15 @@
  *
  * Five loops around the microkernel, as Goto and the BLIS authors taught, with the factors' parts exchanged:
  *
- *     for each mc rows of C and A               a panel of A (mc x kc) is packed by all threads together,
- *       for each kc of depth                    into the third-level cache
+ *     for each mc rows of C and A               a panel of A (mc x kc) is packed, into the third-level cache,
+ *       for each kc of depth
  *         for each nc columns of C and B        a thread packs a block of B (kc x nc), into its second-level cache
  *           for each mr rows                    mr x kc of A come into the first, and stay for all of B's block
  *             for each nr columns               the microkernel, from left to right in the rows of C
  *
- * A whose rows are contiguous is not packed: mr of them are few enough to be read side by side where they lie.
+ * Tiles pack in passing, where the kernel can: the first rows of a panel the columns of B, the first columns of a product
+ * the rows of A. A whose rows are contiguous is not packed unless it is large: mr of them are few enough to be read side by
+ * side where they lie.
  *
  * Threads that share a product have a block of B each, and meet once when all is packed. One that has finished its own
  * block helps with the others', some rows at a time. There are two panels of A and twice as many blocks of B, taking
@@ -116,10 +118,14 @@ static size_t workspace_bytes(const cpu_plan *plan) {
     return (size_t)(panels_in_use(plan) * panel_floats(plan)) * sizeof(float);
 }
 
-/* Whether so few rows use a block of B that waiting for it in memory takes a good part of the time: what comes next is
- * asked for meanwhile then, and blocks are narrow, so that both have room. */
 static bool has_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
     return kernel->multiply_and_pack && p->m <= 16 * kernel->mr;
+}
+
+/* Whether not so many rows use a block of B that the time it takes to come from memory is nothing to theirs: what comes
+ * next is asked for meanwhile then, and blocks are narrow, so that both have room. */
+static bool has_narrow_blocks(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    return has_few_rows(kernel, p) || (kernel->multiply_and_pack && p->b.col_stride == 1 && p->m <= 128 * kernel->mr);
 }
 
 /* Threads that share a product have a block of columns each, as long as there are columns; then pieces of rows. */
@@ -136,8 +142,8 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     plan->mc = even_block(p->m, plan->packs_a ? kernel->mc : INT64_MAX / 2, kernel->mr);
     plan->blocks = greatest(1, least(least(shared, MOST_BLOCKS), ceil_div(p->n, kernel->nr)));
     /* Shallow blocks are wider: as much of the cache, and longer rows of C. */
-    const int64_t most = has_few_rows(kernel, p) ? kernel->nr
-                                                 : kernel->nc * greatest(1, kernel->kc / greatest(1, plan->kc));
+    const int64_t most = has_narrow_blocks(kernel, p) ? kernel->nr
+                                                      : kernel->nc * greatest(1, kernel->kc / greatest(1, plan->kc));
     const int64_t panels = greatest(1, ceil_div(p->n, plan->blocks * most));
     plan->nc = round_up(greatest(1, ceil_div(p->n, panels * plan->blocks)), kernel->nr);
     const int64_t tiles = plan->blocks * ceil_div(plan->mc, kernel->mr);
@@ -219,9 +225,13 @@ static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
     return true;
 }
 
-/* A is packed where its rows are not contiguous and many columns use what one packing read. */
+/* A is packed where many columns use what one packing read, and its rows are not contiguous, or so large that they would have
+ * to come from memory again for each block of B; the latter only where a tile packs them in passing. */
 static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
-    return p->k && !packed_form(&p->a, p->batch) && p->a.col_stride != 1 && p->n > 8 * kernel->nr;
+    enum { FLOATS_FAR_AWAY = 1 << 20 };
+    if (!p->k || packed_form(&p->a, p->batch) || p->n <= 8 * kernel->nr) return false;
+    return p->a.col_stride != 1 ||
+           (kernel->multiply_and_pack && p->n > 24 * kernel->nr && p->m > FLOATS_FAR_AWAY / p->k);
 }
 
 tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem) {
@@ -314,6 +324,7 @@ struct panel {
     int64_t depth_first, depth;       /* which part of K */
     const float *a;                   /* mr x kc panels, or A itself */
     int64_t a_row, a_step, a_panel;   /* from one row, one depth and one mr rows to the next */
+    float *unpacked;                  /* a, where the first tile of each rows is to pack them */
     const float *b;                   /* kc x nr panels, a block of them after the other, or B itself */
     int64_t b_step, b_panel, b_block; /* from one depth, one nr columns and one block to the next */
 };
@@ -333,9 +344,10 @@ static void meet(struct team *team) {
     cpu_gang_release(team->gang);
 }
 
-/* One tile; with a panel, that is where its columns of B are packed. Where columns are not contiguous in C, or in the
+/* One tile; panels are where its rows of A or columns of B are packed. Where columns are not contiguous in C, or in the
  * addend, the tile is made in a buffer. */
-static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s_col, int64_t c_col, float *panel) {
+static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s_col, int64_t c_col, float *panel_a,
+                          float *panel_b) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     float buffer[CPU_TILE_FLOATS];
     float *const c = tile.c;
@@ -350,8 +362,8 @@ static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s
     }
     if (s->plan->by_row)
         kernel->multiply_row(&tile, s->p->b.col_stride, s->plan->kc);
-    else if (panel)
-        kernel->multiply_and_pack(&tile, panel);
+    else if (panel_a || panel_b)
+        kernel->multiply_and_pack(&tile, panel_a, panel_b);
     else
         kernel->multiply(&tile);
     if (!contiguous)
@@ -391,26 +403,72 @@ static struct cpu_tile tile_at(const struct panel *s, const tsr_operand *addend,
     };
 }
 
-/* What of A comes after the rows from i. */
-static void fetch_next_rows(const struct panel *s, struct cpu_tile *tile, int64_t i) {
-    const int mr = s->plan->kernel->mr;
-    if (i + mr >= s->rows) return;
-    const bool packed = s->a_row == 1 && s->a_step == mr;
-    if (!packed && s->a_step != 1) return;
-    tile->next_a = tile->a + s->a_panel;
-    tile->next_a_row = packed ? CPU_FETCH_STEPS : s->a_row;
-    tile->next_a_step = packed ? CPU_FETCH_STEPS * mr : CPU_FETCH_STEPS;
+/* The tile's rows where they lie, unpacked. */
+static void read_in_place(const struct panel *s, struct cpu_tile *tile, int64_t i) {
+    const tsr_operand *a = &s->p->a;
+    tile->a = a->data + (s->i + i) * a->row_stride + s->depth_first * a->col_stride;
+    tile->a_row = a->row_stride;
+    tile->a_step = a->col_stride;
 }
 
-/* What of B comes after a block of few rows: a part of it with each of these. */
+/* What of A comes after the tile's rows from i. Where a line of the cache holds elements of several rows, it is the next
+ * line of each column, some of the columns with each tile. Behind the last rows come the first of the next depth. */
+static void fetch_next_rows(const struct panel *s, struct cpu_tile *tile, int64_t i) {
+    const int mr = s->plan->kernel->mr;
+    const bool packed = tile->a_row == 1 && tile->a_step == mr, transposed = !packed && tile->a_row == 1;
+    const int64_t after = transposed ? LINE : mr;
+    const bool last = i + after >= s->rows;
+    if (packed ? last : !transposed && tile->a_step != 1) return;
+    if (last && (s->j + s->columns < s->p->n || s->depth_first + s->depth >= s->p->k)) return;
+    if (packed) {
+        tile->next_a = tile->a + mr * s->depth;
+        tile->next_a_row = CPU_FETCH_STEPS;
+        tile->next_a_step = CPU_FETCH_STEPS * mr;
+        return;
+    }
+    tile->next_a = tile->a + (last ? s->depth * tile->a_step - i * tile->a_row : after * tile->a_row);
+    if (transposed) {
+        const int64_t parts = LINE / mr + 1;
+        tile->next_a += i / mr % parts * (s->depth / parts) * tile->a_step;
+        tile->next_a_row = tile->a_step;
+        tile->next_a_step = mr * tile->a_step;
+    } else {
+        tile->next_a_row = tile->a_row;
+        tile->next_a_step = CPU_FETCH_STEPS;
+    }
+}
+
+/* What of B comes after a narrow block, to its right or below: a part of it with each of the first rows. */
 static void fetch_next_columns(const struct panel *s, struct cpu_tile *tile, int64_t i, int64_t j) {
     enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
     const tsr_operand *b = &s->p->b;
-    const int64_t part = (i - s->rows_done) / s->plan->kernel->mr, next = s->j + j + s->plan->blocks * s->plan->nc;
-    if (!s->rows_done || !has_few_rows(s->plan->kernel, s->p) || part >= PARTS || next + s->plan->kernel->nr > s->p->n)
-        return;
-    tile->next_b = b->data + (s->depth_first + part * (s->depth / PARTS)) * b->row_stride + next;
+    const int64_t part = (i - s->rows_done) / s->plan->kernel->mr;
+    if (!s->rows_done || !has_narrow_blocks(s->plan->kernel, s->p) || part >= PARTS) return;
+    int64_t column = s->j + j + s->plan->blocks * s->plan->nc, depth = s->depth_first;
+    if (column >= s->p->n) {
+        column = j;
+        depth += s->depth;
+    }
+    if (depth >= s->p->k) return;
+    tile->next_b = b->data + (depth + part * (s->depth / PARTS)) * b->row_stride + column;
     tile->next_b_step = b->row_stride;
+}
+
+/* Some of the panel's rows, from i. */
+static void pack_rows(const struct panel *s, float *panels, int64_t i, int64_t rows) {
+    const tsr_operand *a = &s->p->a;
+    cpu_pack_panels(panels + i * s->depth, a->data + (s->i + i) * a->row_stride + s->depth_first * a->col_stride, rows,
+                    s->depth, a->row_stride, a->col_stride, s->plan->kernel->mr);
+}
+
+/* Where the first tile of some rows, from i, packs them. NULL: they are packed, some of them now, for only a whole tile can
+ * do it. */
+static float *rows_to_pack(const struct panel *s, const struct cpu_tile *tile, int64_t i) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
+    if (!s->unpacked) return NULL;
+    if (tile->m == kernel->mr && tile->n == kernel->nr) return s->unpacked + i * s->depth;
+    pack_rows(s, s->unpacked, i, tile->m);
+    return NULL;
 }
 
 /* Some rows of the panel, from i, times the columns of one block. */
@@ -421,12 +479,21 @@ static void multiply_piece(const struct panel *s, int64_t block, int64_t i, int6
     const int64_t j_first = block * s->plan->nc, j_end = block_end(s, block);
     for (; i < i_end; i += kernel->mr) {
         struct cpu_tile tile = tile_at(s, &addend, i, j_first);
+        tile.n = (int)least(kernel->nr, j_end - j_first);
+        float *panel = rows_to_pack(s, &tile, i);
+        if (panel) read_in_place(s, &tile, i);
         fetch_next_rows(s, &tile, i);
         fetch_next_columns(s, &tile, i, j_first);
         tile.b = s->b + block * s->b_block;
         for (int64_t j = j_first; j < j_end; j += kernel->nr) {
             tile.n = (int)least(kernel->nr, j_end - j);
-            multiply_tile(s, tile, s_col, c_col, NULL);
+            multiply_tile(s, tile, s_col, c_col, panel, NULL);
+            if (panel) {
+                tile.a = panel;
+                tile.a_row = s->a_row;
+                tile.a_step = s->a_step;
+                panel = NULL;
+            }
             tile.b += s->b_panel;
             tile.c += kernel->nr * c_col;
             if (tile.s) tile.s += kernel->nr * s_col;
@@ -445,7 +512,7 @@ static void multiply_row_piece(const struct panel *s, int64_t block) {
         struct cpu_tile tile = tile_at(s, &addend, 0, j);
         tile.n = (int)least(most, j_end - j);
         tile.b = s->b + j * s->p->b.col_stride;
-        multiply_tile(s, tile, s_col, c_col, NULL);
+        multiply_tile(s, tile, s_col, c_col, NULL, NULL);
     }
 }
 
@@ -467,28 +534,24 @@ static void multiply_panel(const struct panel *s, const struct member *self) {
     }
 }
 
-static void pack_rows(const struct panel *s, float *panels, const struct member *self) {
-    const int mr = s->plan->kernel->mr;
-    const tsr_operand *a = &s->p->a;
-    for (int64_t i; (i = cpu_take(&self->team->next_pack) * PANELS_PER_PACK * mr) < s->rows;)
-        cpu_pack_panels(panels + i * s->depth, a->data + (s->i + i) * a->row_stride + s->depth_first * a->col_stride,
-                        least(PANELS_PER_PACK * mr, s->rows - i), s->depth, a->row_stride, a->col_stride, mr);
+/* The member's share of the panel's rows. */
+static void pack_shared_rows(const struct panel *s, float *panels, const struct member *self) {
+    const int64_t rows = PANELS_PER_PACK * s->plan->kernel->mr;
+    for (int64_t i; (i = cpu_take(&self->team->next_pack) * rows) < s->rows;)
+        pack_rows(s, panels, i, least(rows, s->rows - i));
 }
 
 /* Packs nr columns of B from j, and multiplies the panel's first rows by them, where those are to be done with it: A is
  * read where it lies then, for its panel may not be ready. */
 static void pack_strip(const struct panel *s, float *strip, int64_t j, int columns) {
     const struct cpu_kernel *kernel = s->plan->kernel;
-    const tsr_operand *a = &s->p->a, *b = &s->p->b;
+    const tsr_operand *b = &s->p->b;
     const float *from = b->data + s->depth_first * b->row_stride + (s->j + j) * b->col_stride;
     const tsr_operand addend = addend_of(s);
     struct cpu_tile tile = tile_at(s, &addend, 0, j);
     tile.n = columns;
-    if (!packed_form(a, s->p->batch)) {
-        tile.a = a->data + s->i * a->row_stride + s->depth_first * a->col_stride;
-        tile.a_row = a->row_stride;
-        tile.a_step = a->col_stride;
-    }
+    float *const panel = s->rows_done && j == 0 ? rows_to_pack(s, &tile, 0) : NULL;
+    if (!packed_form(&s->p->a, s->p->batch)) read_in_place(s, &tile, 0);
     const bool at_once = s->rows_done && columns == kernel->nr;
     if (at_once) {
         tile.b = from;
@@ -497,7 +560,7 @@ static void pack_strip(const struct panel *s, float *strip, int64_t j, int colum
         tile.b = strip;
         cpu_pack_panels(strip, from, columns, s->depth, b->col_stride, b->row_stride, kernel->nr);
     }
-    if (s->rows_done) multiply_tile(s, tile, addend.col_stride, s->p->c.col_stride, at_once ? strip : NULL);
+    if (s->rows_done) multiply_tile(s, tile, addend.col_stride, s->p->c.col_stride, panel, at_once ? strip : NULL);
 }
 
 static void pack_columns(const struct panel *s, float *panels, const struct member *self) {
@@ -531,7 +594,12 @@ static void prepare_panel(struct panel *s, const struct member *self, bool packs
     else if (plan->packs_a) {
         float *panels = self->panels[self->panel / panels_across % 2];
         s->a = panels;
-        if (packs && s->j == 0 && !self->has_rows) pack_rows(s, panels, self);
+        if (packs && s->j == 0 && !self->has_rows) {
+            if (plan->kernel->multiply_and_pack && (plan->threads == 1 || !plan->shares_products))
+                s->unpacked = panels;
+            else
+                pack_shared_rows(s, panels, self);
+        }
     } else {
         s->a = p->a.data + s->i * p->a.row_stride + s->depth_first * p->a.col_stride;
         s->a_row = p->a.row_stride;

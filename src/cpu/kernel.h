@@ -56,9 +56,9 @@ struct cpu_kernel {
     int mr, nr;         /* the tile */
     int64_t mc, nc, kc; /* the most that a panel of A holds of rows, a block of B of columns, both of depth */
     void (*multiply)(const struct cpu_tile *tile);
-    /* The same for a tile of mr x nr, whose columns of B it also packs: while multiply-adds go on, memory has time. NULL:
-     * they are packed beforehand. */
-    void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel);
+    /* The same for a tile of mr x nr, whose rows of A, columns of B, or both, it also packs, into the panels given: while
+     * multiply-adds go on, memory has time. NULL: they are packed beforehand. */
+    void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel_a, float *panel_b);
     /* One row of C, any n of it, over all of K: a tile with B's elements b_col apart along a row; either that or b_step is 1,
      * which may decide the order of the sums. kc is where those of tiles are cut. NULL: it is done as tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
