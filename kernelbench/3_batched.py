@@ -170,7 +170,6 @@ extern "C" void split_fp32_mma_sm80(split_args);
 #if TESSERA_SPLIT
 extern "C" void pack_sample(pack_pair_args);
 extern "C" void pack_split(pack_pair_args);
-extern "C" void pack_rescale(pack_pair_args);
 extern "C" void split_reduce(split_args);
 #endif
 
@@ -281,7 +280,7 @@ enum cuda_kernel_id {
 #endif
 #endif
 #if TESSERA_SPLIT
-    PACK_SAMPLE, PACK_SPLIT, PACK_RESCALE, SPLIT_REDUCE,
+    PACK_SAMPLE, PACK_SPLIT, SPLIT_REDUCE,
 #endif
     CUDA_KERNELS
 };
@@ -307,7 +306,6 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 #if TESSERA_SPLIT
     {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
     {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
-    {"pack_rescale", (const void *)pack_rescale, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 2, 1, 0, true, 0},
     {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, MODULE_SPLIT_REDUCE, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
 };
@@ -518,8 +516,8 @@ way ieee_way(const cuda_device *device, const tsr_problem *p) {
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;
-    size_t exponents, overflows, deep, sample_depths, marks; /* panels begin at 0 */
-    size_t bytes;                                            /* in all, a multiple of 256 */
+    size_t exponents, overflows, deep, misfits, marks, progress; /* panels begin at 0 */
+    size_t bytes;                                                /* in all, a multiple of 256 */
 } panels_layout;
 
 /* From src/cuda/plan.c. */
@@ -533,9 +531,10 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
     l.overflows = l.exponents + of_rows;
     l.deep = l.overflows + of_rows;
-    l.sample_depths = l.deep + of_rows;
-    l.marks = l.sample_depths + of_panels;
-    l.bytes = l.marks + of_panels;
+    l.misfits = l.deep + of_rows;
+    l.marks = l.misfits + of_panels;
+    l.progress = l.marks + of_panels;
+    l.bytes = l.progress + (size_t)align;
     return l;
 }
 
@@ -784,7 +783,7 @@ static pack_args pack_args_of(const split_source *s) {
         .exponents = (int32_t *)(s->memory + l.exponents),
         .overflows = (float *)(s->memory + l.overflows),
         .deep = (uint32_t *)(s->memory + l.deep),
-        .sample_depths = (float *)(s->memory + l.sample_depths),
+        .misfits = (int32_t *)(s->memory + l.misfits),
         .marks = (float *)(s->memory + l.marks),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
@@ -798,21 +797,21 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
     if (first) pair.operand[0] = pack_args_of(first);
     if (second) pair.operand[1] = pack_args_of(second);
+    const split_source *either = first ? first : second;
+    const size_t at = panels_layout_of(either->rows, either->k, either->batch, either->pieces).progress;
+    pair.progress = (pack_progress *)(either->memory + at);
     const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
-    const cuda_kernel *rescale = &cuda_kernels[PACK_RESCALE];
     int64_t samples = 0, splits = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
         samples += o->batch * divide_up(o->rows, sample->tile_m);
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
     }
-    splits = least(splits,
-                   (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
+    const int64_t places = (int64_t)q->cuda->device.multiprocessors * split->blocks;
+    pair.one_round = splits <= places;
+    splits = least(splits, places); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
-    if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    const int64_t rescales = least(splits, (int64_t)q->cuda->device.multiprocessors * rescale->blocks);
-    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
-    return status;
+    return status ? status : launch(q, split, (grid){splits, 1, 1}, &pair);
 }
 
 /* Computes as TSR_IEEE what of C the split kernel left. */
@@ -851,6 +850,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
         .slices = 1,
         .k_blocks_per_slice = (int32_t)divide_up(p->k, SPLIT_K),
+        .short_end = (p->k - 1) % SPLIT_K < SPLIT_SUM_K,
     };
     if (plan->slices > 1) {
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
@@ -1126,12 +1126,13 @@ typedef struct split_args {
     int64_t doubts_batch_stride;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
     int32_t slices, k_blocks_per_slice;
+    int32_t short_end; /* not 0: k ends in the first SPLIT_SUM_K of its last block */
     float *partial;
 } split_args;
 
-/* Splits one operand into panels (pack.cu). A first sweep scales each row by a sample of it, and notes each panel's depth
- * in `sample_depths` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
- * which something did not fit by these, and splits them again. What depth a panel has in the end is its mark. */
+/* Splits one operand into panels (pack.cu). A first sweep scales each row by a sample of it, and notes in `misfits` the
+ * panels in which something did not fit, in `overflows` the largest such element of each row; a second scales the rows of
+ * these panels by that, and splits them again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
@@ -1140,15 +1141,25 @@ typedef struct pack_args {
     int32_t pieces; /* 2: hi and lo; 1: hi */
     uint8_t *panels;
     int32_t *exponents;
-    float *overflows;             /* [rows]: 0 where all fits; pack_sample sets these and what follows */
-    uint32_t *deep;               /* [rows], counted each time a row is split */
-    float *sample_depths, *marks; /* [panels]: depths by the sample's scales, and for good */
+    float *overflows; /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    uint32_t *deep;   /* [rows], counted each time a row is split */
+    int32_t *misfits; /* [panels]: 1 where something did not fit, else 0 */
+    float *marks;     /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
+
+/* How far pack_split has come, for its blocks to know of each other. */
+typedef struct pack_progress {
+    uint32_t blocks; /* PACK_FINISHED for each that has split its share, and PACK_FOUND if something did not fit */
+    uint32_t again;  /* units that blocks have taken to split again */
+} pack_progress;
+enum { PACK_FINISHED = 1, PACK_FOUND = 1 << 16 };
 
 /* Both operands in one launch; an operand with no rows is passed over. */
 typedef struct pack_pair_args {
     pack_args operand[2];
+    pack_progress *progress;
+    int32_t one_round;                 /* not 0: pack_split has a block for each unit */
     unsigned long long *marked_panels; /* counts, for tsr_stats */
 } pack_pair_args;
 """
@@ -2771,12 +2782,12 @@ namespace pack {
  * twice. So:
  *
  *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
- *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie,
- *                  and how many; and what does not fit above them
- *   pack_rescale   where something did not fit takes e from the row's largest element and splits again; the depths that
- *                  remain (infinite for Inf and NaN) are the panels' marks, by which tiles of C are left to ieee
+ *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie, and
+ *                  how many. Panels in which something does not fit above them are split again when all is done once, the
+ *                  rows in question with an e from their largest element; what does not fit then is Inf or NaN. The
+ *                  depths in the end are the panels' marks, by which tiles of C are left to ieee
  *
- * Where all fits the operand is read once and pack_rescale returns at once.
+ * Where all fits the operand is read once.
  *
  * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
  * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
@@ -2961,9 +2972,10 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
     copy_16(to.vector(line, vector), from, floats * 4, policy);
 }
 
-/* What a row that did not fit is scaled by; the others stay as they were. */
+/* What a row that did not fit is scaled by; the others stay as they were. From L2: other blocks wrote it. */
 __device__ int exponent_again(const pack_args &o, int64_t row) {
-    return o.overflows[row] > 0 ? exponent_for(o.overflows[row], LARGEST_EXPONENT) : o.exponents[row];
+    const float overflow = __ldcg(&o.overflows[row]);
+    return overflow > 0 ? exponent_for(overflow, LARGEST_EXPONENT) : __ldcg(&o.exponents[row]);
 }
 
 /* Starts copying a unit. */
@@ -3101,9 +3113,9 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
 }
 
 /* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
- * thread that found a depth above 1. Copies run two units ahead, the first of them before the kernel in front of this one
- * has found its exponents. Two rounds that only copy come first, in the same loop: instructions that are there once come
- * to a multiprocessor once. */
+ * thread that found a depth above 1. Copies run two units ahead; of the first two before the kernel in front of this one
+ * has found their exponents. Two rounds that only copy come first, in the same loop: instructions that are there once
+ * come to a multiprocessor once. */
 template <bool AGAIN, typename NEXT, typename NOTE>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
     const uint64_t policy = policy_for(pair);
@@ -3113,17 +3125,21 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
 #pragma unroll 1
     for (int round = -2; round < 0 || has_now; round++) {
         if (round >= 0) {
-            wait_copies<1>();
+            if (round == 0)
+                wait_copies<0>(); /* its exponents came with the second unit */
+            else
+                wait_copies<1>();
             __syncthreads(); /* this unit has landed for all, and all have left the one before it */
         }
         has_further = has_further && next(&further);
         const pack_args &of_further = pair.operand[further.operand];
         if (has_further) fetch_elements(of_further, further, stages[free], policy);
-        if (round == -2) {
+        if (round == -1) {
             wait_for_previous_kernel();
-            let_next_kernel_come();
+            if (pair.one_round) let_next_kernel_come();
+            if (has_ahead) fetch_exponents<AGAIN>(pair.operand[ahead.operand], ahead, stages[0]);
         }
-        if (has_further) fetch_exponents<AGAIN>(of_further, further, stages[free]);
+        if (has_further && round > -2) fetch_exponents<AGAIN>(of_further, further, stages[free]);
         close_copies();
         free = (free + 1) % STAGES; /* now the stage of unit `round` */
         if (has_now) {
@@ -3139,7 +3155,34 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
 
 static_assert(STAGES == 3, "a unit that is split and two that come");
 static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
-extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
+extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split: STAGES stages */
+
+__device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
+    return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
+}
+
+/* Every block asks when it has split its units: whether it is to take part in splitting again what did not fit; `found`:
+ * this thread came upon something. The block that asks last knows if any did. Those that know before wait for it, though
+ * not for ever: on a GPU that has other work as well, some blocks may begin only when others have left. */
+__device__ bool stays(pack_progress *progress, bool found) {
+    constexpr long long PATIENCE = 1 << 20; /* cycles */
+    __shared__ bool answer;
+    found = __syncthreads_or(found);
+    if (threadIdx.x == 0) {
+        __threadfence(); /* what this block wrote, and then that it has */
+        const uint32_t mine = PACK_FINISHED + (found ? PACK_FOUND : 0), all = gridDim.x * PACK_FINISHED;
+        uint32_t sum = atomicAdd(&progress->blocks, mine) + mine;
+        answer = sum >= PACK_FOUND;
+        if (answer) {
+            const long long begin = clock64();
+            while (sum % PACK_FOUND < all && clock64() - begin < PATIENCE) sum = __ldcg(&progress->blocks);
+            __threadfence();
+            answer = sum % PACK_FOUND == all;
+        }
+    }
+    __syncthreads();
+    return answer;
+}
 
 } // namespace
 
@@ -3200,16 +3243,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
-        o.sample_depths[panel] = 1;
+        o.misfits[panel] = 0;
         o.marks[panel] = 1;
     }
+    if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
 }
 
-__device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
-    return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
-}
-
-/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
+/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. The kernel after this one comes early only where
+ * all is over soon: its blocks take places as they become free, and then those that share panels are not neighbours on
+ * the chip (docs/tuning.md). */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
     int index = blockIdx.x;
@@ -3218,48 +3260,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
+    bool found = false;
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
-        raise(&pair.operand[u.operand].sample_depths[panel_of(pair, u)], depth);
+        const pack_args &o = pair.operand[u.operand];
+        if (depth < INFINITY)
+            raise(&o.marks[panel_of(pair, u)], depth);
+        else
+            o.misfits[panel_of(pair, u)] = found = true;
     });
-}
+    if (!stays(pair.progress, found)) return;
 
-__device__ int64_t panels_in(const pack_args &o) {
-    return o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
-}
-
-/* The panels' marks where all fitted; true if something did not, in any panel. All blocks look at all panels, and share
- * out the marks. */
-__device__ bool any_overflow(const pack_pair_args &pair) {
-    const int64_t first = panels_in(pair.operand[0]), all = first + panels_in(pair.operand[1]);
-    bool any = false;
-    for (int64_t i = threadIdx.x; i < all; i += THREADS) {
-        const pack_args &o = pair.operand[i >= first];
-        const int64_t panel = i >= first ? i - first : i;
-        const float by_sample = o.sample_depths[panel];
-        if (by_sample == INFINITY)
-            any = true;
-        else if (i / THREADS % gridDim.x == blockIdx.x)
-            o.marks[panel] = by_sample;
-    }
-    return __syncthreads_or(any);
-}
-
-/* Grid: any; the units of panels in which something did not fit are shared out. */
-extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
-    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
-    wait_for_previous_kernel();
-    let_next_kernel_come();
-    if (!any_overflow(pair)) return;
-    int index = blockIdx.x;
-    auto next = [&](place *u) {
-        for (; place_at(pair, index, UNIT_ROWS, true, u); index += gridDim.x)
-            if (pair.operand[u->operand].sample_depths[panel_of(pair, *u)] == INFINITY) {
-                index += gridDim.x;
+    constexpr int AT_ONCE = 16; /* units a block takes; those of panels in which all fitted are passed over */
+    __shared__ int first;
+    int end = index = 0;
+    auto next_misfit = [&](place *u) {
+        for (;; index++) {
+            if (index == end) {
+                __syncthreads();
+                if (threadIdx.x == 0) first = (int)atomicAdd(&pair.progress->again, AT_ONCE);
+                __syncthreads();
+                index = first, end = first + AT_ONCE;
+            }
+            if (!place_at(pair, index, UNIT_ROWS, true, u)) return false;
+            if (__ldcg(&pair.operand[u->operand].misfits[panel_of(pair, *u)])) {
+                index++;
                 return true;
             }
-        return false;
+        }
     };
-    split_units<true>(pair, stages, next, [&](const place &u, float depth) {
+    split_units<true>(pair, stages, next_misfit, [&](const place &u, float depth) {
         const float before = raise(&pair.operand[u.operand].marks[panel_of(pair, u)], depth);
         if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
     });
@@ -3564,13 +3593,19 @@ struct stage_products {
     }
 
     __device__ void issue_corrections(float (&q)[64], int part, bool accumulate) const {
+        const int at = 2 * part * SUM_STEPS;
 #pragma unroll
-        for (int i = 0; i < SUM_STEPS; i++) {
-            const int at = 2 * (part * SUM_STEPS + i);
-            wgmma_64x128x16(q, a[0] + at, b[1] + at, accumulate || i > 0);
-            wgmma_64x128x16(q, a[1] + at, b[0] + at, true);
-        }
+        for (int i = 0; i < SUM_STEPS; i++)
+            wgmma_64x128x16(q, a[0] + at + 2 * i, b[1] + at + 2 * i, accumulate || i > 0);
+#pragma unroll
+        for (int i = 0; i < SUM_STEPS; i++) wgmma_64x128x16(q, a[1] + at + 2 * i, b[0] + at + 2 * i, true);
         wgmma_commit();
+    }
+
+    /* All products of the first part, added to q's. */
+    __device__ void issue_first_part(float (&d)[64], float (&q)[64]) const {
+        issue_hi_hi(d, 0);
+        issue_corrections(q, 0, true);
     }
 
     /* All of the stage but the first part's hi*hi, which is on its way: returns when the last part's corrections are. */
@@ -3715,6 +3750,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 #pragma unroll
             for (int i = 0; i < 64; i++) v[i] = 0;
 
+            const bool short_end = g.short_end && w.kb_end == g.k_blocks && w.kb_end - w.kb_begin > 1;
+            const int kb_end = w.kb_end - short_end; /* of whole blocks */
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
             stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
@@ -3723,7 +3760,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 stage_products(s.stages, at.index, row_offset).issue_rest(d, q, v, kb > w.kb_begin);
                 const int done = at.index;
                 at.advance();
-                if (kb + 1 == w.kb_end) {
+                if (kb + 1 == kb_end) {
                     wgmma_wait<0>();
                     if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
                     break;
@@ -3733,6 +3770,17 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
                 wgmma_wait<1>();
                 if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
+            }
+            if (short_end) { /* half a block at most, the rest of which is zeros */
+                barrier_wait(&s.full[at.index], at.phase);
+                wgmma_fence();
+                stage_products(s.stages, at.index, row_offset).issue_first_part(d, q);
+                wgmma_wait<0>();
+                hold(d);
+#pragma unroll
+                for (int i = 0; i < 64; i++) v[i] += d[i];
+                if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at.index]);
+                at.advance();
             }
             hold(q);
 #pragma unroll

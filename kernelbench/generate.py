@@ -30,7 +30,7 @@ IEEE_COMMON = ["ieee_slab.cuh", "ieee_reduce.cu"]
 PACK_SOURCES = ["pack.cu", "split_reduce.cu"]
 IEEE_KERNELS = ["IEEE_TILE_128X128", "IEEE_TILE_128X64", "IEEE_TILE_64X64"]
 IEEE_MMA_KERNELS = ["IEEE_MMA_64X128", "IEEE_MMA_64X64", "IEEE_MMA_32X64", "IEEE_MMA_32X32", "IEEE_MMA_SHORT_K"]
-PACK_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "PACK_RESCALE", "SPLIT_REDUCE"]
+PACK_KERNELS = ["PACK_SAMPLE", "PACK_SPLIT", "SPLIT_REDUCE"]
 
 # Sources of the kernels that multiply split operands, and the section of each of their kernels.
 WGMMA = ("split_wgmma_sm90.cu", {"SPLIT_FP32_SM90": "fp32, 384 threads", "SPLIT_FP32_SM90_T128": "fp32, 128 threads",

@@ -163,6 +163,20 @@ def test_a_huge_value_wherever_a_sample_may_miss_it(accurate_cuda, rng):
     assert_componentwise(accurate_cuda.product(a, b), a, b)
 
 
+def test_what_does_not_fit_where_many_blocks_pack(accurate_cuda, rng):
+    """More to pack than is packed at a time: one element of one panel, which changes nothing elsewhere; then some of all."""
+    a, b = normal(rng, 1500, 1400, 2000)
+    plain = accurate_cuda.product(a, b)
+    a[777, 1234] = 2.0**20
+    c = accurate_cuda.product(a, b)
+    assert_componentwise(c, a, b)
+    elsewhere = np.arange(1500) // 128 != 777 // 128
+    assert np.array_equal(c[elsewhere], plain[elsewhere])
+    a[:, 1234] = 2.0**20
+    b[1001] *= np.float32(2.0**22)
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+
+
 def test_rows_of_zeros(accurate_cuda, rng):
     a, b = normal(rng, 300, 200, 500)
     a[::3] = 0

@@ -142,12 +142,13 @@ typedef struct split_args {
     int64_t doubts_batch_stride;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
     int32_t slices, k_blocks_per_slice;
+    int32_t short_end; /* not 0: k ends in the first SPLIT_SUM_K of its last block */
     float *partial;
 } split_args;
 
-/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it, and notes each panel's depth
- * in `sample_depths` and each row's largest element that did not fit in `overflows`; a second scales the rows of panels in
- * which something did not fit by these, and splits them again. What depth a panel has in the end is its mark. */
+/* Splits one operand into panels (pack.cu). A first pass scales each row by a sample of it, and notes in `misfits` the
+ * panels in which something did not fit, in `overflows` the largest such element of each row; a second scales the rows of
+ * these panels by that, and splits them again. What depth a panel has in the end is its mark. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
@@ -156,15 +157,25 @@ typedef struct pack_args {
     int32_t pieces; /* 2: hi and lo; 1: hi */
     uint8_t *panels;
     int32_t *exponents;
-    float *overflows;             /* [rows]: 0 where all fits; pack_sample sets these and what follows */
-    uint32_t *deep;               /* [rows], counted each time a row is split */
-    float *sample_depths, *marks; /* [panels]: depths by the sample's scales, and for good */
+    float *overflows; /* [rows]: 0 where all fits; pack_sample sets these and what follows */
+    uint32_t *deep;   /* [rows], counted each time a row is split */
+    int32_t *misfits; /* [panels]: 1 where something did not fit, else 0 */
+    float *marks;     /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
+
+/* How far pack_split has come, for its blocks to know of each other. */
+typedef struct pack_progress {
+    uint32_t blocks; /* PACK_FINISHED for each that has split its share, and PACK_FOUND if something did not fit */
+    uint32_t again;  /* units that blocks have taken to split again */
+} pack_progress;
+enum { PACK_FINISHED = 1, PACK_FOUND = 1 << 16 };
 
 /* Both operands in one launch; an operand with no rows is passed over. */
 typedef struct pack_pair_args {
     pack_args operand[2];
+    pack_progress *progress;
+    int32_t one_round;                 /* not 0: pack_split has a block for each unit */
     unsigned long long *marked_panels; /* counts, for tsr_stats */
 } pack_pair_args;
 

@@ -38,8 +38,6 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
   {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                           0,  1,  0,  true,     0},
 [PACK_SPLIT] =
   {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  1,  0,  true,     0},
-[PACK_RESCALE] =
-  {"pack_rescale",          FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 2,  1,  0,  true,     0},
 [SPLIT_FP32_SM90] =
   {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_FP32_SM90_SHARED,      1,  1,  2,  true,   570},
 [SPLIT_FP32_SM90_T128] =

@@ -37,7 +37,6 @@ typedef enum cuda_kernel_id {
     IEEE_SCALE,
     PACK_SAMPLE,
     PACK_SPLIT,
-    PACK_RESCALE,
     SPLIT_FP32_SM90,
     SPLIT_FP32_SM90_T128,
     SPLIT_TF32_SM90,

@@ -1,8 +1,8 @@
 /* launch.c: carries out a cuda_plan: checks what only the driver knows, takes workspace, queues the kernels.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
- *   split   pack_sample, pack_split, pack_rescale, multiply, where k was cut split_reduce, and an ieee kernel for the
- *           tiles of marked panels, which returns at once where there are none
+ *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel for the tiles of marked
+ *           panels, which returns at once where there are none
  */
 #include <math.h>
 
@@ -211,7 +211,7 @@ static pack_args pack_args_of(const split_source *s) {
         .exponents = (int32_t *)(s->memory + l.exponents),
         .overflows = (float *)(s->memory + l.overflows),
         .deep = (uint32_t *)(s->memory + l.deep),
-        .sample_depths = (float *)(s->memory + l.sample_depths),
+        .misfits = (int32_t *)(s->memory + l.misfits),
         .marks = (float *)(s->memory + l.marks),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
@@ -225,21 +225,21 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
     if (first) pair.operand[0] = pack_args_of(first);
     if (second) pair.operand[1] = pack_args_of(second);
+    const split_source *either = first ? first : second;
+    const size_t at = panels_layout_of(either->rows, either->k, either->batch, either->pieces).progress;
+    pair.progress = (pack_progress *)(either->memory + at);
     const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
-    const cuda_kernel *rescale = &cuda_kernels[PACK_RESCALE];
     int64_t samples = 0, splits = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
         samples += o->batch * divide_up(o->rows, sample->tile_m);
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
     }
-    splits = least(splits,
-                   (int64_t)q->cuda->device.multiprocessors * split->blocks); /* which stay, and share the work */
+    const int64_t places = (int64_t)q->cuda->device.multiprocessors * split->blocks;
+    pair.one_round = splits <= places;
+    splits = least(splits, places); /* which stay, and share the work */
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
-    if (!status) status = launch(q, split, (grid){splits, 1, 1}, &pair);
-    const int64_t rescales = least(splits, (int64_t)q->cuda->device.multiprocessors * rescale->blocks);
-    if (!status) status = launch(q, rescale, (grid){rescales, 1, 1}, &pair);
-    return status;
+    return status ? status : launch(q, split, (grid){splits, 1, 1}, &pair);
 }
 
 /* Computes as TSR_IEEE what of C the split kernel left. */
@@ -278,6 +278,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
         .slices = 1,
         .k_blocks_per_slice = (int32_t)divide_up(p->k, SPLIT_K),
+        .short_end = (p->k - 1) % SPLIT_K < SPLIT_SUM_K,
     };
     if (plan->slices > 1) {
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);

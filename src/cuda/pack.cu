@@ -9,12 +9,12 @@
  * twice. So:
  *
  *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
- *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie,
- *                  and how many; and what does not fit above them
- *   pack_rescale   where something did not fit takes e from the row's largest element and splits again; the depths that
- *                  remain (infinite for Inf and NaN) are the panels' marks, by which tiles of C are left to ieee
+ *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie, and
+ *                  how many. Panels in which something does not fit above them are split again when all is done once, the
+ *                  rows in question with an e from their largest element; what does not fit then is Inf or NaN. The
+ *                  depths in the end are the panels' marks, by which tiles of C are left to ieee
  *
- * Where all fits the operand is read once and pack_rescale returns at once.
+ * Where all fits the operand is read once.
  *
  * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
  * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
@@ -203,9 +203,10 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
     copy_16(to.vector(line, vector), from, floats * 4, policy);
 }
 
-/* What a row that did not fit is scaled by; the others stay as they were. */
+/* What a row that did not fit is scaled by; the others stay as they were. From L2: other blocks wrote it. */
 __device__ int exponent_again(const pack_args &o, int64_t row) {
-    return o.overflows[row] > 0 ? exponent_for(o.overflows[row], LARGEST_EXPONENT) : o.exponents[row];
+    const float overflow = __ldcg(&o.overflows[row]);
+    return overflow > 0 ? exponent_for(overflow, LARGEST_EXPONENT) : __ldcg(&o.exponents[row]);
 }
 
 /* Starts copying a unit. */
@@ -343,9 +344,9 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
 }
 
 /* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
- * thread that found a depth above 1. Copies run two units ahead, the first of them before the kernel in front of this one
- * has found its exponents. Two rounds that only copy come first, in the same loop: instructions that are there once come
- * to a multiprocessor once. */
+ * thread that found a depth above 1. Copies run two units ahead; of the first two before the kernel in front of this one
+ * has found their exponents. Two rounds that only copy come first, in the same loop: instructions that are there once
+ * come to a multiprocessor once. */
 template <bool AGAIN, typename NEXT, typename NOTE>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
     const uint64_t policy = policy_for(pair);
@@ -355,17 +356,21 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
 #pragma unroll 1
     for (int round = -2; round < 0 || has_now; round++) {
         if (round >= 0) {
-            wait_copies<1>();
+            if (round == 0)
+                wait_copies<0>(); /* its exponents came with the second unit */
+            else
+                wait_copies<1>();
             __syncthreads(); /* this unit has landed for all, and all have left the one before it */
         }
         has_further = has_further && next(&further);
         const pack_args &of_further = pair.operand[further.operand];
         if (has_further) fetch_elements(of_further, further, stages[free], policy);
-        if (round == -2) {
+        if (round == -1) {
             wait_for_previous_kernel();
-            let_next_kernel_come();
+            if (pair.one_round) let_next_kernel_come();
+            if (has_ahead) fetch_exponents<AGAIN>(pair.operand[ahead.operand], ahead, stages[0]);
         }
-        if (has_further) fetch_exponents<AGAIN>(of_further, further, stages[free]);
+        if (has_further && round > -2) fetch_exponents<AGAIN>(of_further, further, stages[free]);
         close_copies();
         free = (free + 1) % STAGES; /* now the stage of unit `round` */
         if (has_now) {
@@ -381,7 +386,34 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
 
 static_assert(STAGES == 3, "a unit that is split and two that come");
 static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
-extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split, pack_rescale: STAGES stages */
+extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split: STAGES stages */
+
+__device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
+    return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
+}
+
+/* Every block asks when it has split its units: whether it is to take part in splitting again what did not fit; `found`:
+ * this thread came upon something. The block that asks last knows if any did. Those that know before wait for it, though
+ * not for ever: on a GPU that has other work as well, some blocks may begin only when others have left. */
+__device__ bool stays(pack_progress *progress, bool found) {
+    constexpr long long PATIENCE = 1 << 20; /* cycles */
+    __shared__ bool answer;
+    found = __syncthreads_or(found);
+    if (threadIdx.x == 0) {
+        __threadfence(); /* what this block wrote, and then that it has */
+        const uint32_t mine = PACK_FINISHED + (found ? PACK_FOUND : 0), all = gridDim.x * PACK_FINISHED;
+        uint32_t sum = atomicAdd(&progress->blocks, mine) + mine;
+        answer = sum >= PACK_FOUND;
+        if (answer) {
+            const long long begin = clock64();
+            while (sum % PACK_FOUND < all && clock64() - begin < PATIENCE) sum = __ldcg(&progress->blocks);
+            __threadfence();
+            answer = sum % PACK_FOUND == all;
+        }
+    }
+    __syncthreads();
+    return answer;
+}
 
 } // namespace
 
@@ -442,16 +474,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
-        o.sample_depths[panel] = 1;
+        o.misfits[panel] = 0;
         o.marks[panel] = 1;
     }
+    if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
 }
 
-__device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
-    return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
-}
-
-/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. */
+/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. The kernel after this one comes early only where
+ * all is over soon: its blocks take places as they become free, and then those that share panels are not neighbours on
+ * the chip (docs/tuning.md). */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
     int index = blockIdx.x;
@@ -460,48 +491,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         index += gridDim.x;
         return there;
     };
+    bool found = false;
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
-        raise(&pair.operand[u.operand].sample_depths[panel_of(pair, u)], depth);
+        const pack_args &o = pair.operand[u.operand];
+        if (depth < INFINITY)
+            raise(&o.marks[panel_of(pair, u)], depth);
+        else
+            o.misfits[panel_of(pair, u)] = found = true;
     });
-}
+    if (!stays(pair.progress, found)) return;
 
-__device__ int64_t panels_in(const pack_args &o) {
-    return o.batch ? (o.batch - 1) * o.marks_batch_stride + divide_up(o.rows, PANEL_ROWS) : 0;
-}
-
-/* The panels' marks where all fitted; true if something did not, in any panel. All blocks look at all panels, and share
- * out the marks. */
-__device__ bool any_overflow(const pack_pair_args &pair) {
-    const int64_t first = panels_in(pair.operand[0]), all = first + panels_in(pair.operand[1]);
-    bool any = false;
-    for (int64_t i = threadIdx.x; i < all; i += THREADS) {
-        const pack_args &o = pair.operand[i >= first];
-        const int64_t panel = i >= first ? i - first : i;
-        const float by_sample = o.sample_depths[panel];
-        if (by_sample == INFINITY)
-            any = true;
-        else if (i / THREADS % gridDim.x == blockIdx.x)
-            o.marks[panel] = by_sample;
-    }
-    return __syncthreads_or(any);
-}
-
-/* Grid: any; the units of panels in which something did not fit are shared out. */
-extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_rescale(const __grid_constant__ pack_pair_args pair) {
-    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
-    wait_for_previous_kernel();
-    let_next_kernel_come();
-    if (!any_overflow(pair)) return;
-    int index = blockIdx.x;
-    auto next = [&](place *u) {
-        for (; place_at(pair, index, UNIT_ROWS, true, u); index += gridDim.x)
-            if (pair.operand[u->operand].sample_depths[panel_of(pair, *u)] == INFINITY) {
-                index += gridDim.x;
+    constexpr int AT_ONCE = 16; /* units a block takes; those of panels in which all fitted are passed over */
+    __shared__ int first;
+    int end = index = 0;
+    auto next_misfit = [&](place *u) {
+        for (;; index++) {
+            if (index == end) {
+                __syncthreads();
+                if (threadIdx.x == 0) first = (int)atomicAdd(&pair.progress->again, AT_ONCE);
+                __syncthreads();
+                index = first, end = first + AT_ONCE;
+            }
+            if (!place_at(pair, index, UNIT_ROWS, true, u)) return false;
+            if (__ldcg(&pair.operand[u->operand].misfits[panel_of(pair, *u)])) {
+                index++;
                 return true;
             }
-        return false;
+        }
     };
-    split_units<true>(pair, stages, next, [&](const place &u, float depth) {
+    split_units<true>(pair, stages, next_misfit, [&](const place &u, float depth) {
         const float before = raise(&pair.operand[u.operand].marks[panel_of(pair, u)], depth);
         if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
     });

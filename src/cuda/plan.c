@@ -82,9 +82,10 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int piece
     const size_t of_panels = (size_t)round_up(batch * panels * 4, align);
     l.overflows = l.exponents + of_rows;
     l.deep = l.overflows + of_rows;
-    l.sample_depths = l.deep + of_rows;
-    l.marks = l.sample_depths + of_panels;
-    l.bytes = l.marks + of_panels;
+    l.misfits = l.deep + of_rows;
+    l.marks = l.misfits + of_panels;
+    l.progress = l.marks + of_panels;
+    l.bytes = l.progress + (size_t)align;
     return l;
 }
 

@@ -35,8 +35,8 @@ int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, i
 typedef struct panels_layout {
     int64_t k_blocks;
     int64_t panels_stride, exponents_stride, marks_stride;
-    size_t exponents, overflows, deep, sample_depths, marks; /* panels begin at 0 */
-    size_t bytes;                                            /* in all, a multiple of 256 */
+    size_t exponents, overflows, deep, misfits, marks, progress; /* panels begin at 0 */
+    size_t bytes;                                                /* in all, a multiple of 256 */
 } panels_layout;
 
 panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int pieces);

@@ -119,13 +119,19 @@ struct stage_products {
     }
 
     __device__ void issue_corrections(float (&q)[64], int part, bool accumulate) const {
+        const int at = 2 * part * SUM_STEPS;
 #pragma unroll
-        for (int i = 0; i < SUM_STEPS; i++) {
-            const int at = 2 * (part * SUM_STEPS + i);
-            wgmma_64x128x16(q, a[0] + at, b[1] + at, accumulate || i > 0);
-            wgmma_64x128x16(q, a[1] + at, b[0] + at, true);
-        }
+        for (int i = 0; i < SUM_STEPS; i++)
+            wgmma_64x128x16(q, a[0] + at + 2 * i, b[1] + at + 2 * i, accumulate || i > 0);
+#pragma unroll
+        for (int i = 0; i < SUM_STEPS; i++) wgmma_64x128x16(q, a[1] + at + 2 * i, b[0] + at + 2 * i, true);
         wgmma_commit();
+    }
+
+    /* All products of the first part, added to q's. */
+    __device__ void issue_first_part(float (&d)[64], float (&q)[64]) const {
+        issue_hi_hi(d, 0);
+        issue_corrections(q, 0, true);
     }
 
     /* All of the stage but the first part's hi*hi, which is on its way: returns when the last part's corrections are. */
@@ -270,6 +276,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
 #pragma unroll
             for (int i = 0; i < 64; i++) v[i] = 0;
 
+            const bool short_end = g.short_end && w.kb_end == g.k_blocks && w.kb_end - w.kb_begin > 1;
+            const int kb_end = w.kb_end - short_end; /* of whole blocks */
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
             stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
@@ -278,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 stage_products(s.stages, at.index, row_offset).issue_rest(d, q, v, kb > w.kb_begin);
                 const int done = at.index;
                 at.advance();
-                if (kb + 1 == w.kb_end) {
+                if (kb + 1 == kb_end) {
                     wgmma_wait<0>();
                     if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
                     break;
@@ -288,6 +296,17 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
                 stage_products(s.stages, at.index, row_offset).issue_hi_hi(d, 0);
                 wgmma_wait<1>();
                 if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[done]);
+            }
+            if (short_end) { /* half a block at most, the rest of which is zeros */
+                barrier_wait(&s.full[at.index], at.phase);
+                wgmma_fence();
+                stage_products(s.stages, at.index, row_offset).issue_first_part(d, q);
+                wgmma_wait<0>();
+                hold(d);
+#pragma unroll
+                for (int i = 0; i < 64; i++) v[i] += d[i];
+                if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at.index]);
+                at.advance();
             }
             hold(q);
 #pragma unroll

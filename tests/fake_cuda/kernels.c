@@ -228,10 +228,10 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
     return o->pieces == 2 || depth == INFINITY ? depth : 1;
 }
 
-/* pack_sample: every row's scale, by its largest at once; sample_depths and marks set to 1. pack_split: the pieces.
- * pack_rescale: the marks, which no better scale would change. */
+/* pack_sample: every row's scale, by its largest at once; marks set to 1. pack_split: the pieces and the marks, which no
+ * better scale would change. */
 static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, size_t size) {
-    const bool sample = !strcmp(l->kernel, "pack_sample"), split = !strcmp(l->kernel, "pack_split");
+    const bool sample = !strcmp(l->kernel, "pack_sample");
     int64_t blocks = 0;
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair->operand[i];
@@ -244,17 +244,18 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                     const float most = largest_of(o, batch, row);
                     const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
                     *exponent = most == 0 ? ALL_ZERO : e > 62 ? 62 : e < -62 ? -62 : e;
-                    o->sample_depths[panel] = o->marks[panel] = 1;
+                    o->misfits[panel] = 0;
+                    o->marks[panel] = 1;
                     o->deep[batch * o->exponents_batch_stride + row] = 0;
                     o->overflows[batch * o->exponents_batch_stride + row] = 0;
-                } else if (split) {
-                    o->sample_depths[panel] = fmaxf(o->sample_depths[panel], split_row(o, batch, row));
-                } else if (row % PANEL_ROWS == 0) {
-                    o->marks[panel] = o->sample_depths[panel];
-                    *pair->marked_panels += o->marks[panel] == INFINITY;
+                } else {
+                    const float before = o->marks[panel];
+                    o->marks[panel] = fmaxf(before, split_row(o, batch, row));
+                    *pair->marked_panels += before < INFINITY && o->marks[panel] == INFINITY;
                 }
             }
     }
+    if (sample) *pair->progress = (pack_progress){0};
     if (sample ? l->grid[0] != blocks : !l->grid[0] || l->grid[0] > blocks)
         return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;
     return true;

@@ -113,7 +113,7 @@ def refused(status, expected, *words):
         assert word in message, message
 
 
-SPLIT = ["pack_sample", "pack_split", "pack_rescale", "split_fp32_sm90", "ieee_mma_64x128"]
+SPLIT = ["pack_sample", "pack_split", "split_fp32_sm90", "ieee_mma_64x128"]
 
 
 # ---- Launches -------------------------------------------------------------------------------------------------------
