@@ -152,6 +152,7 @@ def test_one_huge_value_in_each_row(accurate_cuda, rng, exponent):
     assert_componentwise(accurate_cuda.product(b.T, a.T), b.T, a.T)
 
 
+@pytest.mark.sanitizer
 def test_a_huge_value_wherever_a_sample_may_miss_it(accurate_cuda, rng):
     """Scales that are guessed from a part of each row must be corrected wherever the largest value is."""
     k = 2000
