@@ -4,7 +4,8 @@ layouts, and little room."""
 import numpy as np
 import pytest
 
-from layouts import assert_guards, column_major, filled, row_major, stepped
+from binding import IEEE
+from layouts import assert_guards, column_major, filled, padded, row_major, stepped
 from reference import assert_exact, integers
 
 # Rows packed by the tiles that are the first to read them, for one thread and for slices; slices of columns; rows read in place.
@@ -37,3 +38,33 @@ def test_rows_far_apart(cpu, rng, layout_c):
         cpu.multiply(a, b, c, context=cpu.new_context(threads=threads))
         assert np.array_equal(c, expected)
         assert_guards(c)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("layout_c", [row_major, column_major])
+@pytest.mark.parametrize("layout_b", [row_major, column_major])
+@pytest.mark.parametrize("layout_a", [row_major, column_major])
+@pytest.mark.parametrize("few, long, k", [(2, 533, 701), (3, 75, 5003), (4, 1301, 331)])
+def test_few_rows_or_columns_of_a_large_matrix(cpu, rng, few, long, k, layout_a, layout_b, layout_c, threads):
+    """Which are read where they lie, once."""
+    context = cpu.new_context(threads=threads)
+    for m, n in [(few, long), (long, few)]:
+        a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
+        c = filled(layout_c, before)
+        cpu.multiply(filled(layout_a, a), filled(layout_b, b), c, 0.5, 2.0, context=context)
+        assert_exact(c, a, b, 0.5, 2.0, before)
+        assert_guards(c)
+
+
+@pytest.mark.parametrize("layout_b", [row_major, column_major, padded])
+@pytest.mark.parametrize("few", [2, 3, 4])
+def test_few_rows_have_the_bits_of_many(cpu, rng, few, layout_b):
+    if cpu.precision != IEEE:
+        pytest.skip("other precisions may have tiles of another order")
+    n, k = 531, 1500
+    a, b = rng.standard_normal((40, k), np.float32), filled(layout_b, rng.standard_normal((k, n), np.float32))
+    many = cpu.product(a, b)
+    for threads in (1, 2):
+        assert np.array_equal(cpu.product(a[:few], b, context=cpu.new_context(threads=threads)), many[:few])
+    assert np.array_equal(cpu.product(b.T, filled(column_major, a[:few].T)), many[:few].T)

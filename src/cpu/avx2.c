@@ -116,7 +116,7 @@ static void multiply(const struct cpu_tile *t) {
     }
 }
 
-/* ---- One row of C ------------------------------------------------------------------------------------------------ */
+/* ---- A few rows of C --------------------------------------------------------------------------------------------- */
 
 typedef __m256 vector;
 
@@ -137,7 +137,26 @@ static inline float sum_lanes(vector x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-#include "row.h"
+/* Lanes of 4 x 4 elements first, in each half of a vector, then the halves. */
+static inline __attribute__((always_inline)) void transpose_square(vector x[LANES]) {
+    vector y[LANES];
+    CPU_UNROLL
+    for (int i = 0; i < LANES; i += 4) {
+        const vector low01 = _mm256_unpacklo_ps(x[i], x[i + 1]), high01 = _mm256_unpackhi_ps(x[i], x[i + 1]);
+        const vector low23 = _mm256_unpacklo_ps(x[i + 2], x[i + 3]), high23 = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
+        y[i] = _mm256_shuffle_ps(low01, low23, 0x44);
+        y[i + 1] = _mm256_shuffle_ps(low01, low23, 0xee);
+        y[i + 2] = _mm256_shuffle_ps(high01, high23, 0x44);
+        y[i + 3] = _mm256_shuffle_ps(high01, high23, 0xee);
+    }
+    CPU_UNROLL
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
+    }
+}
+
+#include "few_rows.h"
 
 const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .needs = CPU_AVX2 | CPU_FMA,
@@ -147,4 +166,5 @@ const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .nc = NC,
                                            .kc = KC,
                                            .multiply = multiply,
-                                           .multiply_row = multiply_row};
+                                           .multiply_row = multiply_row,
+                                           .multiply_few = multiply_few};

@@ -328,7 +328,7 @@ static void multiply_and_pack(const struct cpu_tile *t, float *panel_a, float *p
         multiply_tile_and_fetch(t, MR, VECTORS, 0xffff, panel_a, panel_b);
 }
 
-/* ---- One row of C ------------------------------------------------------------------------------------------------ */
+/* ---- A few rows of C --------------------------------------------------------------------------------------------- */
 
 typedef __m512 vector;
 
@@ -351,7 +351,32 @@ static inline float sum_lanes(vector x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-#include "row.h"
+/* Pairs of lanes, then pairs of those, and so on: lanes of 4 x 4 elements first, in each quarter of a vector, then quarters. */
+static inline __attribute__((always_inline)) void transpose_square(vector x[LANES]) {
+    vector y[LANES];
+    CPU_UNROLL
+    for (int i = 0; i < LANES; i += 4) {
+        const vector low01 = _mm512_unpacklo_ps(x[i], x[i + 1]), high01 = _mm512_unpackhi_ps(x[i], x[i + 1]);
+        const vector low23 = _mm512_unpacklo_ps(x[i + 2], x[i + 3]), high23 = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);
+        y[i] = _mm512_shuffle_ps(low01, low23, 0x44);
+        y[i + 1] = _mm512_shuffle_ps(low01, low23, 0xee);
+        y[i + 2] = _mm512_shuffle_ps(high01, high23, 0x44);
+        y[i + 3] = _mm512_shuffle_ps(high01, high23, 0xee);
+    }
+    CPU_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const vector even_low = _mm512_shuffle_f32x4(y[i], y[i + 4], 0x88);
+        const vector odd_low = _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd);
+        const vector even_high = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0x88);
+        const vector odd_high = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0xdd);
+        x[i] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        x[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        x[i + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        x[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+}
+
+#include "few_rows.h"
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 
@@ -565,4 +590,5 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .multiply = multiply,
                                              .multiply_and_pack = multiply_and_pack,
                                              .multiply_row = multiply_row,
+                                             .multiply_few = multiply_few,
                                              .multiply_whole = multiply_whole};

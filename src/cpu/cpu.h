@@ -10,7 +10,7 @@ struct cpu_kernel; /* cpu/kernel.h */
 typedef struct cpu_plan {
     const struct cpu_kernel *kernel;
     bool swapped;          /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
-    bool by_row;           /* C is one row, made by the kernel's multiply_row */
+    bool by_row;           /* C is one row, or a few, made by the kernel's multiply_row or multiply_few */
     bool packs_a, packs_b; /* false: kernels read the operand, or its packed form, where it lies */
     int64_t mc, nc, kc;    /* cache blocks: rows of a panel of A, columns of a block of B, depth of both */
     int64_t blocks, piece; /* blocks of B that are packed at once; rows of C that a thread multiplies at a time */

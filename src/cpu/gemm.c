@@ -22,6 +22,7 @@
  * column, made by the kernel's multiply_row. The sums of each kc of depth are added up in C: alpha scales each on its way
  * (one fma, as many roundings as without alpha), beta the addend, which only the first takes in.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,6 +49,10 @@ enum { PIECES_PER_THREAD = 8, PIECES_OF_ROWS = 32, PANELS_PER_PIECE = 8 };
 /* Blocks that a single row of C is cut into for each thread, between lines of the cache, where it is summed column by
  * column; rows of B are read in longer parts, one for each. */
 enum { BLOCKS_OF_A_ROW = 4, LINE = 16 };
+
+/* Where elements of C are not contiguous, this many are made in a buffer, a tile or a part of a few rows. */
+enum { BUFFER_FLOATS = 4096 };
+static_assert((int)CPU_TILE_FLOATS <= (int)BUFFER_FLOATS, "a tile has room");
 
 /* The most blocks of columns at once: their counters, 64 bytes each, lie on the stack. */
 enum { MOST_BLOCKS = 512 };
@@ -87,6 +92,14 @@ static bool is_row(const struct cpu_kernel *kernel, tsr_problem p) {
            !tsr_is_only_packed(&p.a) && !tsr_is_only_packed(&p.b);
 }
 
+/* Whether C is a few rows that the kernel's multiply_few makes, for B is too large to be near, and memory the limit. */
+static bool is_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    enum { LONG = 256 };
+    return kernel->multiply_few && cpu_is_few_rows(p->m, p->n, p->k) && !packed_form(&p->a, p->batch) &&
+           !packed_form(&p->b, p->batch) &&
+           (p->b.col_stride == 1 ? p->n >= LONG : p->b.row_stride == 1 && p->k >= LONG);
+}
+
 /* Whether C is better computed as the transpose it is. A column is, if the kernel makes rows at once; and so is a product of
  * a large factor with one of few rows or columns, where the large one would have to be transposed in packing, which
  * takes as long as multiplying. Else it depends on C, whose rows the kernels write. Packed operands are packed for
@@ -96,6 +109,8 @@ static bool is_better_swapped(const struct cpu_kernel *kernel, const tsr_problem
     if (p->m == 1) return false;
     if (p->n == 1 && is_row(kernel, oriented(p, true))) return true;
     if (packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
+    const tsr_problem transposed = oriented(p, true);
+    if (is_few_rows(kernel, p) || is_few_rows(kernel, &transposed)) return !is_few_rows(kernel, p);
     if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
     if (p->m <= FEW && p->n >= MANY && p->k >= FEW && p->b.row_stride == 1 && p->b.col_stride != 1) return true;
     return p->c.row_stride == 1 && p->c.col_stride != 1;
@@ -226,10 +241,12 @@ static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
 }
 
 /* A is packed where many columns use what one packing read, and its rows are not contiguous, or so large that they would have
- * to come from memory again for each block of B; the latter only where a tile packs them in passing. */
+ * to come from memory again for each block of B; the latter only where a tile packs them in passing. Few rows of several
+ * depths are left where they are, so that threads can take slices of columns. */
 static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
     enum { FLOATS_FAR_AWAY = 1 << 20 };
     if (!p->k || packed_form(&p->a, p->batch) || p->n <= 8 * kernel->nr) return false;
+    if (has_few_rows(kernel, p) && p->k > kernel->kc) return false;
     return p->a.col_stride != 1 ||
            (kernel->multiply_and_pack && p->n > 24 * kernel->nr && p->m > FLOATS_FAR_AWAY / p->k);
 }
@@ -247,7 +264,7 @@ tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem
     const tsr_problem p = oriented(problem, swapped);
     *plan = (cpu_plan){.kernel = kernel, .swapped = swapped, .threads = 1, .amx_gain = amx_gain(context, &p)};
     plan->kc = even_block(p.k, kernel->kc, 1);
-    plan->by_row = is_row(kernel, p);
+    plan->by_row = is_row(kernel, p) || is_few_rows(kernel, &p);
     plan->packs_a = !plan->by_row && packs_left(kernel, &p); /* a row is as deep as k, a packed block only kc */
     plan->packs_b = p.k && !packed_form(&p.b, p.batch) && !plan->by_row &&
                     ((p.m > REUSE_WORTH_PACKING * kernel->mr && p.n > FLOATS_WORTH_PACKING / p.k) ||
@@ -349,7 +366,7 @@ static void meet(struct team *team) {
 static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s_col, int64_t c_col, float *panel_a,
                           float *panel_b) {
     const struct cpu_kernel *kernel = s->plan->kernel;
-    float buffer[CPU_TILE_FLOATS];
+    float buffer[BUFFER_FLOATS];
     float *const c = tile.c;
     const int64_t c_row = tile.c_row;
     const bool contiguous = c_col == 1 && (tile.beta == 0 || s_col == 1);
@@ -361,7 +378,7 @@ static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s
         tile.s_row = tile.c_row = tile.n;
     }
     if (s->plan->by_row)
-        kernel->multiply_row(&tile, s->p->b.col_stride, s->plan->kc);
+        (tile.m == 1 ? kernel->multiply_row : kernel->multiply_few)(&tile, s->p->b.col_stride, s->plan->kc);
     else if (panel_a || panel_b)
         kernel->multiply_and_pack(&tile, panel_a, panel_b);
     else
@@ -502,12 +519,12 @@ static void multiply_piece(const struct panel *s, int64_t block, int64_t i, int6
     }
 }
 
-/* The same where C is one row: as long a part of it at a time as it is contiguous. */
+/* The same where C is one row or a few: as long a part of it at a time as it is contiguous. */
 static void multiply_row_piece(const struct panel *s, int64_t block) {
     const tsr_operand addend = addend_of(s);
     const int64_t c_col = s->p->c.col_stride, s_col = addend.col_stride, j_end = block_end(s, block);
     const bool contiguous = c_col == 1 && (s->p->beta == 0 || s_col == 1);
-    const int64_t most = contiguous ? INT32_MAX / 2 : CPU_TILE_FLOATS;
+    const int64_t most = contiguous ? INT32_MAX / 2 : BUFFER_FLOATS / CPU_FEW_ROWS;
     for (int64_t j = block * s->plan->nc; j < j_end; j += most) {
         struct cpu_tile tile = tile_at(s, &addend, 0, j);
         tile.n = (int)least(most, j_end - j);

@@ -47,6 +47,14 @@ enum { CPU_TILE_FLOATS = 512 };
  * one, and the floats that k rows of them are, their length a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
+/* The most rows of C that multiply_few makes, and how large B must be for that to be better than tiles. */
+enum { CPU_FEW_ROWS = 4 };
+
+static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k) {
+    enum { FLOATS = 1 << 18, LEAST = 64 };
+    return m > 1 && m <= CPU_FEW_ROWS && n >= LEAST && k >= LEAST && n > FLOATS / k;
+}
+
 /* Bits of struct cpu_kernel.needs. */
 enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4, CPU_AVX512VL = 8, CPU_AMX_BF16 = 16 };
 
@@ -62,6 +70,8 @@ struct cpu_kernel {
     /* One row of C, any n of it, over all of K: a tile with B's elements b_col apart along a row; either that or b_step is 1,
      * which may decide the order of the sums. kc is where those of tiles are cut. NULL: it is done as tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
+    /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles. NULL: they are tiles. */
+    void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along a
      * row; either that or b_step is 1, and where b_col is not, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
      * does it by calls of multiply. */

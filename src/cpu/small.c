@@ -41,12 +41,19 @@ static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
     return m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT : MOST_WORK;
 }
 
+/* What gemm.c reads once, where it lies. */
+static inline bool is_few_rows(const struct cpu_kernel *kernel, uint64_t m, uint64_t n, uint64_t k) {
+    return kernel->multiply_few &&
+           (cpu_is_few_rows((int64_t)m, (int64_t)n, (int64_t)k) || cpu_is_few_rows((int64_t)n, (int64_t)m, (int64_t)k));
+}
+
 /* For a product with C row-major whose matrices are in order beyond doubt. */
 static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
                             const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
-        m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
+        m * n * k > most_work(m, n, k) || is_few_rows(kernel, m, n, k) ||
+        (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
     const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
     const uintptr_t b_end = end_of(b->data, b->rows, b->cols, b->row_stride, b->col_stride);
@@ -204,7 +211,8 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
                            p->addend.batch_stride == p->c.batch_stride && p->addend.col_stride == 1;
     return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
            (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
-           p->c.col_stride == 1 && (p->beta == 0 || adds_to_c) && !p->a.packed && !p->b.packed &&
+           !is_few_rows(kernel, (uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) && p->c.col_stride == 1 &&
+           (p->beta == 0 || adds_to_c) && !p->a.packed && !p->b.packed &&
            (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
 }
 

@@ -1,0 +1,178 @@
+/* few_rows.h: two to CPU_FEW_ROWS rows of C, multiply_few of kernel.h, with the vectors that row.h has been given. Tiles of so
+ * few rows would wait for B most of the time: here it is read once, where it lies, as row.h reads it.
+ *
+ * Sums have the order of tiles, one chain for each kc of depth. Where B's rows are contiguous, eight of them are read side by
+ * side, and the sums wait in the nearest cache. Where its columns are, LANES of them are, and squares of LANES x LANES
+ * elements are transposed in registers.
+ *
+ * The kernel's file defines, besides what row.h wants: transpose_square(x), LANES vectors.
+ */
+#ifndef TESSERA_CPU_FEW_ROWS_H
+#define TESSERA_CPU_FEW_ROWS_H
+
+#include "row.h"
+
+/* How deep a part of A is copied where its rows are not contiguous. */
+enum { FEW_DEPTH = 4096 };
+
+static_assert(ROW_SUMS / CPU_FEW_ROWS % LANES == 0, "the sums of a row are whole vectors");
+
+/* C's columns from j on, of row i, become the sums of one depth, as in a tile. */
+static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_to_c, const float *sums, int columns) {
+    struct cpu_tile row = *t;
+    row.c += i * t->c_row;
+    if (t->beta != 0) row.s += i * t->s_row;
+    store_sums(&row, j, adds_to_c, sums, columns);
+}
+
+/* Adds the products of some rows of B to the sums of some vectors of columns, `part` floats for each row of C. How many of all
+ * these there are is a constant wherever this is inlined; `last` columns are in the last vector. */
+static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, int part,
+                                                                  vector x[ROWS_AT_ONCE][CPU_FEW_ROWS], const float *b,
+                                                                  int64_t b_step, int last, const int vectors,
+                                                                  const int rows, const int m) {
+    vector sum[CPU_FEW_ROWS][2];
+    CPU_UNROLL
+    for (int i = 0; i < m; i++) {
+        CPU_UNROLL
+        for (int v = 0; v < vectors; v++) sum[i][v] = load(sums + i * part + v * LANES);
+    }
+    CPU_UNROLL
+    for (int p = 0; p < rows; p++) {
+        vector y[2];
+        CPU_UNROLL
+        for (int v = 0; v < vectors; v++) {
+            const float *at = b + p * b_step + v * LANES;
+            ask_for(at + rows * b_step);
+            y[v] = last < LANES ? load_first(at, last) : load(at);
+        }
+        CPU_UNROLL
+        for (int i = 0; i < m; i++) {
+            CPU_UNROLL
+            for (int v = 0; v < vectors; v++) sum[i][v] = multiply_add(x[p][i], y[v], sum[i][v]);
+        }
+    }
+    CPU_UNROLL
+    for (int i = 0; i < m; i++) {
+        CPU_UNROLL
+        for (int v = 0; v < vectors; v++) store(sums + i * part + v * LANES, sum[i][v]);
+    }
+}
+
+/* The same for any number of columns. */
+static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, int part, const struct cpu_tile *t,
+                                                                   const float *a, const float *b, int columns,
+                                                                   const int rows, const int m) {
+    vector x[ROWS_AT_ONCE][CPU_FEW_ROWS];
+    CPU_UNROLL
+    for (int p = 0; p < rows; p++) {
+        CPU_UNROLL
+        for (int i = 0; i < m; i++) x[p][i] = every(a[i * t->a_row + p * t->a_step]);
+    }
+    int j = 0;
+    for (; j + 2 * LANES <= columns; j += 2 * LANES)
+        add_rows_to_few(sums + j, part, x, b + j, t->b_step, LANES, 2, rows, m);
+    for (; j < columns; j += LANES)
+        add_rows_to_few(sums + j, part, x, b + j, t->b_step, columns - j < LANES ? columns - j : LANES, 1, rows, m);
+}
+
+static inline __attribute__((always_inline)) void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc,
+                                                                       const int m) {
+    enum { PART = ROW_SUMS / CPU_FEW_ROWS };
+    _Alignas(64) float sums[CPU_FEW_ROWS * PART];
+    for (int j = 0; j < t->n; j += PART) {
+        const int columns = t->n - j < PART ? t->n - j : PART;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const int64_t end = least(first + kc, t->k);
+            for (int v = 0; v < m * PART; v += LANES) store(sums + v, zeros());
+            for (int64_t p = first, rows; p < end; p += rows) {
+                const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
+                rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
+                if (rows == 1)
+                    add_rows_to_part(sums, PART, t, a, b, columns, 1, m);
+                else
+                    add_rows_to_part(sums, PART, t, a, b, columns, ROWS_AT_ONCE, m);
+            }
+            for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * PART, columns);
+        }
+    }
+}
+
+/* The sums of LANES columns of B, or fewer, over one depth. */
+static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[CPU_FEW_ROWS * LANES], const float *a,
+                                                                     int64_t a_row, const float *b, int64_t b_col,
+                                                                     int64_t depth, int columns, const int m) {
+    enum { AHEAD = 128 };
+    vector sum[CPU_FEW_ROWS];
+    CPU_UNROLL
+    for (int i = 0; i < m; i++) sum[i] = zeros();
+    for (int64_t p = 0; p < depth;) {
+        /* Up to where a vector is aligned, if columns begin alike: two lines for each would be too many. */
+        const int steps = (int)least(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), depth - p);
+        vector x[LANES];
+        CPU_UNROLL
+        for (int q = 0; q < LANES; q++) {
+            const float *at = b + q * b_col + p;
+            if (q < columns) ask_for(at + AHEAD);
+            x[q] = q >= columns ? zeros() : steps < LANES ? load_first(at, steps) : load(at);
+        }
+        transpose_square(x);
+        CPU_UNROLL
+        for (int q = 0; q < LANES; q++) {
+            if (q >= steps) continue;
+            CPU_UNROLL
+            for (int i = 0; i < m; i++) sum[i] = multiply_add(every(a[i * a_row + p + q]), x[q], sum[i]);
+        }
+        p += steps;
+    }
+    CPU_UNROLL
+    for (int i = 0; i < m; i++) store(sums + i * LANES, sum[i]);
+}
+
+static inline __attribute__((always_inline)) void multiply_few_by_columns(const struct cpu_tile *t, int64_t b_col,
+                                                                          int64_t kc, const int m) {
+    float copy[CPU_FEW_ROWS * FEW_DEPTH];
+    _Alignas(64) float sums[CPU_FEW_ROWS * LANES];
+    const int64_t most = t->a_step == 1 ? t->k : FEW_DEPTH / kc * kc;
+    for (int64_t begin = 0; begin < t->k; begin += most) {
+        const int64_t end = least(begin + most, t->k);
+        const float *a = t->a + begin * t->a_step;
+        int64_t a_row = t->a_row;
+        if (t->a_step != 1) {
+            for (int i = 0; i < m; i++)
+                for (int64_t p = 0; p < end - begin; p++) copy[i * FEW_DEPTH + p] = a[i * a_row + p * t->a_step];
+            a = copy;
+            a_row = FEW_DEPTH;
+        }
+        for (int j = 0; j < t->n; j += LANES) {
+            const int columns = t->n - j < LANES ? t->n - j : LANES;
+            for (int64_t first = begin; first < end; first += kc) {
+                const float *b = t->b + j * b_col + first;
+                const int64_t depth = least(kc, end - first);
+                if (columns == LANES)
+                    sum_columns_of_few(sums, a + first - begin, a_row, b, b_col, depth, LANES, m);
+                else
+                    sum_columns_of_few(sums, a + first - begin, a_row, b, b_col, depth, columns, m);
+                for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * LANES, columns);
+            }
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void multiply_so_many(const struct cpu_tile *t, int64_t b_col, int64_t kc,
+                                                                   const int m) {
+    if (b_col == 1)
+        multiply_few_by_rows(t, kc, m);
+    else
+        multiply_few_by_columns(t, b_col, kc, m);
+}
+
+static void multiply_few(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    switch (t->m) {
+    case 2: multiply_so_many(t, b_col, kc, 2); break;
+    case 3: multiply_so_many(t, b_col, kc, 3); break;
+    default: multiply_so_many(t, b_col, kc, CPU_FEW_ROWS);
+    }
+}
+
+#endif
