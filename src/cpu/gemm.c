@@ -361,31 +361,38 @@ static void meet(struct team *team) {
     cpu_gang_release(team->gang);
 }
 
-/* One tile; panels are where its rows of A or columns of B are packed. Where columns are not contiguous in C, or in the
- * addend, the tile is made in a buffer. */
-static void multiply_tile(const struct panel *s, struct cpu_tile tile, int64_t s_col, int64_t c_col, float *panel_a,
-                          float *panel_b) {
+/* One tile, or a few rows, contiguous in C and in the addend; panels are where rows of A or columns of B are packed. */
+static void multiply_contiguous(const struct panel *s, const struct cpu_tile *tile, float *panel_a, float *panel_b) {
     const struct cpu_kernel *kernel = s->plan->kernel;
-    float buffer[BUFFER_FLOATS];
-    float *const c = tile.c;
-    const int64_t c_row = tile.c_row;
-    const bool contiguous = c_col == 1 && (tile.beta == 0 || s_col == 1);
-    if (!contiguous) {
-        if (tile.beta != 0)
-            for (int i = 0; i < tile.m; i++)
-                for (int j = 0; j < tile.n; j++) buffer[i * tile.n + j] = tile.s[i * tile.s_row + j * s_col];
-        tile.s = tile.c = buffer;
-        tile.s_row = tile.c_row = tile.n;
-    }
     if (s->plan->by_row)
-        (tile.m == 1 ? kernel->multiply_row : kernel->multiply_few)(&tile, s->p->b.col_stride, s->plan->kc);
+        (tile->m == 1 ? kernel->multiply_row : kernel->multiply_few)(tile, s->p->b.col_stride, s->plan->kc);
     else if (panel_a || panel_b)
-        kernel->multiply_and_pack(&tile, panel_a, panel_b);
+        kernel->multiply_and_pack(tile, panel_a, panel_b);
     else
-        kernel->multiply(&tile);
-    if (!contiguous)
-        for (int j = 0; j < tile.n; j++)
-            for (int i = 0; i < tile.m; i++) c[i * c_row + j * c_col] = buffer[i * tile.n + j];
+        kernel->multiply(tile);
+}
+
+/* The same where columns are apart, by so much: it is made in a buffer. */
+static __attribute__((noinline)) void multiply_in_buffer(const struct panel *s, const struct cpu_tile *tile,
+                                                         int64_t s_col, int64_t c_col, float *panel_a, float *panel_b) {
+    float buffer[BUFFER_FLOATS];
+    struct cpu_tile inner = *tile;
+    if (tile->beta != 0)
+        for (int i = 0; i < tile->m; i++)
+            for (int j = 0; j < tile->n; j++) buffer[i * tile->n + j] = tile->s[i * tile->s_row + j * s_col];
+    inner.s = inner.c = buffer;
+    inner.s_row = inner.c_row = tile->n;
+    multiply_contiguous(s, &inner, panel_a, panel_b);
+    for (int j = 0; j < tile->n; j++)
+        for (int i = 0; i < tile->m; i++) tile->c[i * tile->c_row + j * c_col] = buffer[i * tile->n + j];
+}
+
+static void multiply_tile(const struct panel *s, const struct cpu_tile *tile, int64_t s_col, int64_t c_col,
+                          float *panel_a, float *panel_b) {
+    if (c_col == 1 && (tile->beta == 0 || s_col == 1))
+        multiply_contiguous(s, tile, panel_a, panel_b);
+    else
+        multiply_in_buffer(s, tile, s_col, c_col, panel_a, panel_b);
 }
 
 /* Where a block's columns end, counted from the panel's first. */
@@ -504,7 +511,7 @@ static void multiply_piece(const struct panel *s, int64_t block, int64_t i, int6
         tile.b = s->b + block * s->b_block;
         for (int64_t j = j_first; j < j_end; j += kernel->nr) {
             tile.n = (int)least(kernel->nr, j_end - j);
-            multiply_tile(s, tile, s_col, c_col, panel, NULL);
+            multiply_tile(s, &tile, s_col, c_col, panel, NULL);
             if (panel) {
                 tile.a = panel;
                 tile.a_row = s->a_row;
@@ -529,7 +536,7 @@ static void multiply_row_piece(const struct panel *s, int64_t block) {
         struct cpu_tile tile = tile_at(s, &addend, 0, j);
         tile.n = (int)least(most, j_end - j);
         tile.b = s->b + j * s->p->b.col_stride;
-        multiply_tile(s, tile, s_col, c_col, NULL, NULL);
+        multiply_tile(s, &tile, s_col, c_col, NULL, NULL);
     }
 }
 
@@ -577,7 +584,7 @@ static void pack_strip(const struct panel *s, float *strip, int64_t j, int colum
         tile.b = strip;
         cpu_pack_panels(strip, from, columns, s->depth, b->col_stride, b->row_stride, kernel->nr);
     }
-    if (s->rows_done) multiply_tile(s, tile, addend.col_stride, s->p->c.col_stride, panel, at_once ? strip : NULL);
+    if (s->rows_done) multiply_tile(s, &tile, addend.col_stride, s->p->c.col_stride, panel, at_once ? strip : NULL);
 }
 
 static void pack_columns(const struct panel *s, float *panels, const struct member *self) {
