@@ -378,7 +378,7 @@ static manners manners_of(const cuda_kernel *kernel) {
 }
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
-enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
+enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (three kernels) cost a small product, in launches */
 enum { LEAST_SLICE_STEPS = 4 };      /* of a kernel's tile_k, below which another slice costs more than it brings */
 enum { LEAST_THIN_SLICE = 512 };     /* the same for thin kernels */
 enum { THIN = 8 };                   /* C with as few columns or rows is for the thin kernels */
@@ -807,9 +807,11 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
         samples += o->batch * divide_up(o->rows, sample->tile_m);
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
     }
-    const int64_t places = (int64_t)q->cuda->device.multiprocessors * split->blocks;
-    pair.one_round = splits <= places;
-    splits = least(splits, places); /* which stay, and share the work */
+    /* They stay, share the work, and may wait for each other: no more than there is room for. A multiprocessor has the
+     * shared memory of its largest block and 1 KB for each. */
+    const cuda_device *device = &q->cuda->device;
+    const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
+    splits = least(splits, device->multiprocessors * least(split->blocks, room));
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     return status ? status : launch(q, split, (grid){splits, 1, 1}, &pair);
 }
@@ -1143,23 +1145,22 @@ typedef struct pack_args {
     int32_t *exponents;
     float *overflows; /* [rows]: 0 where all fits; pack_sample sets these and what follows */
     uint32_t *deep;   /* [rows], counted each time a row is split */
-    int32_t *misfits; /* [panels]: 1 where something did not fit, else 0 */
+    int32_t *misfits; /* [panels]: 1 where a depth was infinite at first, else 0 */
     float *marks;     /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 
 /* How far pack_split has come, for its blocks to know of each other. */
 typedef struct pack_progress {
-    uint32_t blocks; /* PACK_FINISHED for each that has split its share, and PACK_FOUND if something did not fit */
-    uint32_t again;  /* units that blocks have taken to split again */
+    uint32_t blocks; /* how many have split their share; and the bit PACK_MISFITS, if something did not fit */
+    uint32_t again;  /* tickets that blocks have taken, for units to split again */
 } pack_progress;
-enum { PACK_FINISHED = 1, PACK_FOUND = 1 << 16 };
+enum { PACK_MISFITS = 1 << 30 };
 
 /* Both operands in one launch; an operand with no rows is passed over. */
 typedef struct pack_pair_args {
     pack_args operand[2];
     pack_progress *progress;
-    int32_t one_round;                 /* not 0: pack_split has a block for each unit */
     unsigned long long *marked_panels; /* counts, for tsr_stats */
 } pack_pair_args;
 """
@@ -2784,8 +2785,8 @@ namespace pack {
  *   pack_sample    takes e from SAMPLES elements of the row, with room above for what it has not seen
  *   pack_split     splits with that e, and notes how deep below fp16's normal numbers the elements of each panel lie, and
  *                  how many. Panels in which something does not fit above them are split again when all is done once, the
- *                  rows in question with an e from their largest element; what does not fit then is Inf or NaN. The
- *                  depths in the end are the panels' marks, by which tiles of C are left to ieee
+ *                  rows in question with an e from their largest element. The depths in the end, infinite for Inf and NaN,
+ *                  are the panels' marks, by which tiles of C are left to ieee
  *
  * Where all fits the operand is read once.
  *
@@ -2827,15 +2828,17 @@ struct place {
     int operand, batch, row0, kb;
 };
 
+__device__ int places_in(const pack_args &o, int group_rows, bool with_k_blocks) {
+    return o.batch * divide_up(o.rows, group_rows) * (with_k_blocks ? o.k_blocks : 1);
+}
+
 /* The index-th place, counted through operand 0 and then 1. False past the last. */
 __device__ bool place_at(const pack_pair_args &pair, int index, int group_rows, bool with_k_blocks, place *at) {
-    const auto count = [&](const pack_args &o) {
-        return o.batch * divide_up(o.rows, group_rows) * (with_k_blocks ? o.k_blocks : 1);
-    };
-    at->operand = index >= count(pair.operand[0]);
-    if (at->operand) index -= count(pair.operand[0]);
+    const int in_first = places_in(pair.operand[0], group_rows, with_k_blocks);
+    at->operand = index >= in_first;
+    if (at->operand) index -= in_first;
     const pack_args &o = pair.operand[at->operand];
-    if (index >= count(o)) return false;
+    if (index >= places_in(o, group_rows, with_k_blocks)) return false;
     const int groups = divide_up(o.rows, group_rows), per_group = with_k_blocks ? o.k_blocks : 1;
     const bool across = o.row_stride == 1; /* neighbours in time are neighbours in memory */
     const int inner = across ? groups : per_group;
@@ -3136,7 +3139,7 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         if (has_further) fetch_elements(of_further, further, stages[free], policy);
         if (round == -1) {
             wait_for_previous_kernel();
-            if (pair.one_round) let_next_kernel_come();
+            if (!AGAIN && !has_further) let_next_kernel_come();
             if (has_ahead) fetch_exponents<AGAIN>(pair.operand[ahead.operand], ahead, stages[0]);
         }
         if (has_further && round > -2) fetch_exponents<AGAIN>(of_further, further, stages[free]);
@@ -3161,23 +3164,22 @@ __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
     return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
 }
 
-/* Every block asks when it has split its units: whether it is to take part in splitting again what did not fit; `found`:
- * this thread came upon something. The block that asks last knows if any did. Those that know before wait for it, though
- * not for ever: on a GPU that has other work as well, some blocks may begin only when others have left. */
-__device__ bool stays(pack_progress *progress, bool found) {
-    constexpr long long PATIENCE = 1 << 20; /* cycles */
+/* Every block asks when it has split its units, having begun at that time: whether it is to take part in splitting again
+ * what did not fit. The block that asks last knows if there is anything. Those that know before wait for it, but hardly
+ * longer than they worked: on a GPU that has other work as well, some blocks may begin only when others have left. */
+__device__ bool stays(pack_progress *progress, long long begun) {
     __shared__ bool answer;
-    found = __syncthreads_or(found);
+    __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence(); /* what this block wrote, and then that it has */
-        const uint32_t mine = PACK_FINISHED + (found ? PACK_FOUND : 0), all = gridDim.x * PACK_FINISHED;
-        uint32_t sum = atomicAdd(&progress->blocks, mine) + mine;
-        answer = sum >= PACK_FOUND;
+        uint32_t blocks = atomicAdd(&progress->blocks, 1) + 1;
+        answer = blocks & PACK_MISFITS;
         if (answer) {
-            const long long begin = clock64();
-            while (sum % PACK_FOUND < all && clock64() - begin < PATIENCE) sum = __ldcg(&progress->blocks);
+            const uint32_t all = gridDim.x | PACK_MISFITS;
+            const long long now = clock64(), patience = max(1ll << 16, now - begun); /* cycles */
+            while (blocks != all && clock64() - now < patience) blocks = *(volatile uint32_t *)&progress->blocks;
             __threadfence();
-            answer = sum % PACK_FOUND == all;
+            answer = blocks == all;
         }
     }
     __syncthreads();
@@ -3186,8 +3188,8 @@ __device__ bool stays(pack_progress *progress, bool found) {
 
 } // namespace
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; what the next kernels count
- * and raise is set to its least. */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; what the next kernel counts
+ * and raises is set to its least. */
 extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
@@ -3250,10 +3252,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
 }
 
 /* Grid: any; all units are shared out. 4 blocks per SM fill the memory. The kernel after this one comes early only where
- * all is over soon: its blocks take places as they become free, and then those that share panels are not neighbours on
- * the chip (docs/tuning.md). */
+ * no block has more than one: its blocks take places as they become free, and then those that share panels are not
+ * neighbours on the chip (docs/tuning.md). */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    const long long begun = clock64();
     int index = blockIdx.x;
     auto next = [&](place *u) {
         const bool there = place_at(pair, index, UNIT_ROWS, true, u);
@@ -3263,30 +3266,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
     bool found = false;
     split_units<false>(pair, stages, next, [&](const place &u, float depth) {
         const pack_args &o = pair.operand[u.operand];
-        if (depth < INFINITY)
+        if (depth < INFINITY) {
             raise(&o.marks[panel_of(pair, u)], depth);
-        else
-            o.misfits[panel_of(pair, u)] = found = true;
-    });
-    if (!stays(pair.progress, found)) return;
-
-    constexpr int AT_ONCE = 16; /* units a block takes; those of panels in which all fitted are passed over */
-    __shared__ int first;
-    int end = index = 0;
-    auto next_misfit = [&](place *u) {
-        for (;; index++) {
-            if (index == end) {
-                __syncthreads();
-                if (threadIdx.x == 0) first = (int)atomicAdd(&pair.progress->again, AT_ONCE);
-                __syncthreads();
-                index = first, end = first + AT_ONCE;
-            }
-            if (!place_at(pair, index, UNIT_ROWS, true, u)) return false;
-            if (__ldcg(&pair.operand[u->operand].misfits[panel_of(pair, *u)])) {
-                index++;
-                return true;
-            }
+            return;
         }
+        o.misfits[panel_of(pair, u)] = 1;
+        if (!found) atomicOr(&pair.progress->blocks, (uint32_t)PACK_MISFITS);
+        found = true;
+    });
+    if (!stays(pair.progress, begun)) return;
+
+    /* A ticket is 32 units far from each other, so that those of a panel come to many blocks; each lane looks at one. */
+    const int units = places_in(pair.operand[0], UNIT_ROWS, true) + places_in(pair.operand[1], UNIT_ROWS, true);
+    const int tickets = divide_up(units, 32), lane = threadIdx.x % 32;
+    __shared__ int ticket;
+    unsigned left = 0; /* of this ticket, a bit for each unit to split again */
+    auto next_misfit = [&](place *u) {
+        while (!left) {
+            __syncthreads();
+            if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->again, 1);
+            __syncthreads();
+            if (ticket >= tickets) return false;
+            left = __ballot_sync(0xffffffffu, place_at(pair, ticket + lane * tickets, UNIT_ROWS, true, u) &&
+                                                  __ldcg(&pair.operand[u->operand].misfits[panel_of(pair, *u)]));
+        }
+        const int first = __ffs((int)left) - 1;
+        left &= left - 1;
+        return place_at(pair, ticket + first * tickets, UNIT_ROWS, true, u);
     };
     split_units<true>(pair, stages, next_misfit, [&](const place &u, float depth) {
         const float before = raise(&pair.operand[u.operand].marks[panel_of(pair, u)], depth);
@@ -3410,6 +3416,26 @@ __device__ inline void prefetch_to_l2(const void *from, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
+/* ---- What is the same in a warp ---------------------------------------------------------------------------------- */
+
+/* The number of this thread's warp in its block. The compiler knows it to be the same in all lanes, as it does not of
+ * threadIdx.x / 32, and with it what follows from it: descriptors and loop counters stay in uniform registers, which is
+ * where matrix instructions want them, as long as no branch around them depends on anything but such values. */
+__device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
+
+/* True in one thread of a converged warp. The compiler knows it to be one, as it does not of a comparison of
+ * threadIdx, and issues a copy there without a loop over threads. */
+__device__ inline bool elected() {
+    uint32_t yes;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}\n"
+                 : "=r"(yes));
+    return yes;
+}
+
 /* ---- Warpgroup matrix products ----------------------------------------------------------------------------------- */
 
 /* Where a tile of rows of 128 bytes, swizzled, lies in shared memory: the low word of its descriptor. The tile begins at a
@@ -3504,7 +3530,7 @@ namespace split_wgmma_sm90 {
  *
  * Names: d sum of the current part, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM. With blocks of 128 threads 240 registers, 2 stages of 48 KB.
+ * per SM. With blocks of 128 threads 216 registers, 2 stages of 48 KB.
  */
 
 namespace {

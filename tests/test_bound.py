@@ -61,6 +61,13 @@ def test_tf32_error(tf32, family, shape):
     assert_tf32(tf32.product(a, b), a, b)
 
 
+def test_tf32_error_with_some_large_elements(tf32, rng):
+    a, b = normal(rng, 300, 260, 2000)
+    a[::5, 700] *= np.float32(2.0**20)
+    b[1300, ::7] *= np.float32(2.0**12)
+    assert_tf32(tf32.product(a, b), a, b)
+
+
 @pytest.mark.parametrize("alpha, beta", [(1, 1), (-1, 1), (1, -1), (0.3, 0), (-2.7, 0.7), (1e-3, 1e3), (1, 1e6)])
 @pytest.mark.parametrize("k", [3, 100, 2000])
 def test_scaled_and_added(accurate, rng, alpha, beta, k):

@@ -374,10 +374,14 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
 # ---- Bits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("m, n, k", [(1024, 1024, 1024), (300, 400, 5000), (128, 128, 30000)])
-def test_same_bits_under_load(cuda, driver, rng, m, n, k):
-    """Again and again while other streams keep the GPU busy: no sum may depend on which block came first."""
+@pytest.mark.parametrize("m, n, k, fits", [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True), (1500, 1400, 2000, False)])
+def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
+    """Again and again while other streams keep the GPU busy: no sum may depend on which block came first, nor on how many stay
+    where something does not fit by a row's sample."""
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    if not fits:
+        a[::5, k // 3] *= np.float32(2.0**20)
+        b[k // 3, ::3] *= np.float32(2.0**15)
     first = cuda.product(a, b)
     streams = [driver.stream() for _ in range(4)]
     outputs = [Buffer(driver, first.nbytes) for _ in streams]

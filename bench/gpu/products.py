@@ -39,7 +39,7 @@ class Rounds:
     after a pause the first product is slower by some percent. What has a stream of its own (`synchronize`) is timed by the host's clock."""
 
     def __init__(self, functions, flops):
-        self.repeats = max(1, min(50, round(1e10 / flops)))  # products to a pair of events
+        self.repeats = max(1, min(50, round(5e10 / flops)))  # products to a pair of events
         self.functions, self.state = functions, {}
         for function in functions:
             function()

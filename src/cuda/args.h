@@ -159,23 +159,22 @@ typedef struct pack_args {
     int32_t *exponents;
     float *overflows; /* [rows]: 0 where all fits; pack_sample sets these and what follows */
     uint32_t *deep;   /* [rows], counted each time a row is split */
-    int32_t *misfits; /* [panels]: 1 where something did not fit, else 0 */
+    int32_t *misfits; /* [panels]: 1 where a depth was infinite at first, else 0 */
     float *marks;     /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;
 
 /* How far pack_split has come, for its blocks to know of each other. */
 typedef struct pack_progress {
-    uint32_t blocks; /* PACK_FINISHED for each that has split its share, and PACK_FOUND if something did not fit */
-    uint32_t again;  /* units that blocks have taken to split again */
+    uint32_t blocks; /* how many have split their share; and the bit PACK_MISFITS, if something did not fit */
+    uint32_t again;  /* tickets that blocks have taken, for units to split again */
 } pack_progress;
-enum { PACK_FINISHED = 1, PACK_FOUND = 1 << 16 };
+enum { PACK_MISFITS = 1 << 30 };
 
 /* Both operands in one launch; an operand with no rows is passed over. */
 typedef struct pack_pair_args {
     pack_args operand[2];
     pack_progress *progress;
-    int32_t one_round;                 /* not 0: pack_split has a block for each unit */
     unsigned long long *marked_panels; /* counts, for tsr_stats */
 } pack_pair_args;
 

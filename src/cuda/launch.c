@@ -235,9 +235,11 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
         samples += o->batch * divide_up(o->rows, sample->tile_m);
         splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
     }
-    const int64_t places = (int64_t)q->cuda->device.multiprocessors * split->blocks;
-    pair.one_round = splits <= places;
-    splits = least(splits, places); /* which stay, and share the work */
+    /* They stay, share the work, and may wait for each other: no more than there is room for. A multiprocessor has the
+     * shared memory of its largest block and 1 KB for each. */
+    const cuda_device *device = &q->cuda->device;
+    const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
+    splits = least(splits, device->multiprocessors * least(split->blocks, room));
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     return status ? status : launch(q, split, (grid){splits, 1, 1}, &pair);
 }

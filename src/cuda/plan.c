@@ -30,7 +30,7 @@ static manners manners_of(const cuda_kernel *kernel) {
 }
 
 enum { SMALL_WORKSPACE = 32 << 20 }; /* bytes of partial sums that need no reason; more is little beside the operands */
-enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (four kernels) cost a small product, in launches */
+enum { SPLIT_LAUNCHES = 5 };         /* what packing and recomputing (three kernels) cost a small product, in launches */
 enum { LEAST_SLICE_STEPS = 4 };      /* of a kernel's tile_k, below which another slice costs more than it brings */
 enum { LEAST_THIN_SLICE = 512 };     /* the same for thin kernels */
 enum { THIN = 8 };                   /* C with as few columns or rows is for the thin kernels */

@@ -27,7 +27,7 @@
  *
  * Names: d sum of the current part, q corr, v main; kb block of k; wg warpgroup.
  * Limits: fp32 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in 0; 3 stages of 64 KB, one block
- * per SM. With blocks of 128 threads 240 registers, 2 stages of 48 KB.
+ * per SM. With blocks of 128 threads 216 registers, 2 stages of 48 KB.
  */
 #include "args.h"
 #include "split.cuh"

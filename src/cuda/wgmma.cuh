@@ -85,6 +85,8 @@ __device__ inline void copy_to_blocks(void *to, const void *from, uint32_t bytes
                  : "memory");
 }
 
+/* ---- What is the same in a warp ---------------------------------------------------------------------------------- */
+
 /* The number of this thread's warp in its block. The compiler knows it to be the same in all lanes, as it does not of
  * threadIdx.x / 32, and with it what follows from it: descriptors and loop counters stay in uniform registers, which is
  * where matrix instructions want them, as long as no branch around them depends on anything but such values. */
