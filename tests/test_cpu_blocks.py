@@ -12,8 +12,7 @@ from reference import assert_exact, integers
 SHAPES = [(259, 580, 650), (40, 1110, 90), (301, 200, 650)]
 
 
-@pytest.mark.sanitizer
-@pytest.mark.parametrize("threads, room", [(1, 400_000), (2, 0)])
+@pytest.mark.parametrize("threads, room", [(1, 400_000), pytest.param(2, 0, marks=pytest.mark.sanitizer)])
 @pytest.mark.parametrize("layout_b", [row_major, column_major])
 @pytest.mark.parametrize("layout_a", [row_major, column_major, stepped])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -40,8 +39,7 @@ def test_rows_far_apart(cpu, rng, layout_c):
         assert_guards(c)
 
 
-@pytest.mark.sanitizer
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(3, marks=pytest.mark.sanitizer)])
 @pytest.mark.parametrize("layout_c", [row_major, column_major])
 @pytest.mark.parametrize("layout_b", [row_major, column_major])
 @pytest.mark.parametrize("layout_a", [row_major, column_major])
