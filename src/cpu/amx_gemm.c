@@ -228,8 +228,7 @@ static void pack_panel(float *panel, const struct panel *s, const struct member 
 /* Where an operand's floats are, from a lane on. */
 static struct amx_source source_of(const struct panel *s, bool left, int64_t lane) {
     const tsr_operand *o = left ? &s->p->a : &s->p->b;
-    if (tsr_is_only_packed(o))
-        return (struct amx_source){.packed = o->packed, .lane = lane, .depth = s->first};
+    if (tsr_is_only_packed(o)) return (struct amx_source){.packed = o->packed, .lane = lane, .depth = s->first};
     const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
     return (struct amx_source){o->data + lane * lane_stride + s->first * k_stride, lane_stride, k_stride, NULL, 0, 0};
 }
