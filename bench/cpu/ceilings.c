@@ -7,32 +7,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
-typedef float vector __attribute__((vector_size(64))); /* what AVX2 and older do in two or four steps */
+#include "chains.h"
 
-enum { CHAINS = 12, ROUNDS = 2000000, TRIES = 5, MAX_THREADS = 1024 };
+enum { ROUNDS = 2000000, TRIES = 5, MAX_THREADS = 1024 };
 static const size_t read_bytes = 256u << 20; /* beyond any cache, for each thread */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Chains of multiply-adds, enough of them to hide their latency. */
-__attribute__((target_clones("avx512f", "arch=haswell", "default"))) static float multiply_add(float start) {
-    vector sums[CHAINS], factor = {0}, addend = {0};
-    factor += 0.5f;
-    addend += start;
-    for (int i = 0; i < CHAINS; i++) sums[i] = addend * (float)i;
-    for (int round = 0; round < ROUNDS; round++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) sums[i] = sums[i] * factor + addend;
-    }
-    for (int i = 1; i < CHAINS; i++) sums[0] += sums[i];
-    return sums[0][0];
-}
 
 /* Several streams side by side, and what comes next asked for: one alone leaves memory waiting between its pages. */
 __attribute__((target_clones("avx512f", "arch=haswell", "default"))) static float read_all(const vector *data) {
@@ -65,7 +44,7 @@ static void *work(void *argument) {
         const int reading = i % 2;
         pthread_barrier_wait(&barrier);
         worker->begin[reading][i / 2] = now();
-        worker->result += reading ? read_all(worker->data) : multiply_add(1);
+        worker->result += reading ? read_all(worker->data) : multiply_add(1, ROUNDS);
         worker->end[reading][i / 2] = now();
     }
     return NULL;
@@ -97,7 +76,7 @@ int main(int argc, char **argv) {
             return fputs("ceilings: no memory or no thread\n", stderr), 1;
     }
     for (int i = 0; i < threads; i++) pthread_join(ids[i], NULL);
-    const double flops = 2.0 * CHAINS * ROUNDS * (double)(sizeof(vector) / sizeof(float)) * threads;
+    const double flops = 2.0 * CHAINS * LANES * ROUNDS * threads;
     printf("%.1f %.2f\n", 1e-9 * flops / best_seconds(workers, threads, 0),
            1e-9 * (double)read_bytes * threads / best_seconds(workers, threads, 1));
     return 0;

@@ -13,34 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+#include "chains.h"
 
 /* ---- The work ---------------------------------------------------------------------------------------------------- */
 
-typedef float vector __attribute__((vector_size(64)));
-
-enum { CHAINS = 12, ROUNDS = 50000, LANES = sizeof(vector) / sizeof(float) };
-
-/* As in ceilings.c; its result is there so that the work is not left out. */
-__attribute__((target_clones("avx512f", "arch=haswell", "default"))) static float multiply_vectors(float start) {
-    vector sums[CHAINS], factor = {0}, addend = {0};
-    factor += 0.5f;
-    addend += start;
-    for (int i = 0; i < CHAINS; i++) sums[i] = addend * (float)i;
-    for (int round = 0; round < ROUNDS; round++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) sums[i] = sums[i] * factor + addend;
-    }
-    for (int i = 1; i < CHAINS; i++) sums[0] += sums[i];
-    return sums[0][0];
-}
+enum { ROUNDS = 50000 };
 
 #ifdef __x86_64__
 #include "amx_tile.h"
@@ -111,7 +90,7 @@ static void *work(void *argument) {
     if (tiles) {
         worker->rate = rate_of_tiles();
     } else {
-        worker->result = multiply_vectors((float)worker->core);
+        worker->result = multiply_add((float)worker->core, ROUNDS);
         worker->rate = 1e-9 * CHAINS * ROUNDS * LANES / (now() - begin);
     }
     if (!here) worker->rate = 0;
