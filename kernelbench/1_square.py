@@ -304,7 +304,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 #endif
 #endif
 #if TESSERA_SPLIT
-    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 32, 0, 0, 128, 0, 0, 1, 0, true, 0},
+    {"pack_sample", (const void *)pack_sample, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 8, 0, 0, 128, 0, 0, 1, 0, true, 0},
     {"pack_split", (const void *)pack_split, FAMILY_SUPPORT, MODULE_PACK, AMPERE, ANY_NEWER, 64, 0, 64, 128, PACK_SHARED, 4, 1, 0, true, 0},
     {"split_reduce", (const void *)split_reduce, FAMILY_SUPPORT, MODULE_SPLIT_REDUCE, AMPERE, ANY_NEWER, 0, 0, 0, 128, 0, 0, 1, 0, true, 0},
 #endif
@@ -1153,7 +1153,8 @@ typedef struct pack_args {
 /* How far pack_split has come, for its blocks to know of each other. */
 typedef struct pack_progress {
     uint32_t blocks; /* how many have split their share; and the bit PACK_MISFITS, if something did not fit */
-    uint32_t again;  /* tickets that blocks have taken, for units to split again */
+    uint32_t units;  /* tickets that blocks have taken, for units beyond their first */
+    uint32_t again;  /* and for units to split again */
 } pack_progress;
 enum { PACK_MISFITS = 1 << 30 };
 
@@ -2791,11 +2792,11 @@ namespace pack {
  * Where all fits the operand is read once.
  *
  * Tile map: a unit is UNIT_ROWS rows x SPLIT_K of an operand, half a block of a panel; operand 0's units come first,
- * then operand 1's. A block of 128 threads copies units to shared memory asynchronously, two ahead of the one it
- * splits, so that memory is always busy. In shared memory a unit lies as it does in the matrix, lines of 64 floats
- * along whichever of k and rows is contiguous; threads take four neighbours along k each ("quads"), which is what makes
- * 8 bytes of a tile's row. Copies are 16 bytes wide for any contiguous matrix, however its lines are aligned, and 4
- * bytes for general strides.
+ * then operand 1's, and blocks take them one by one. A block of 128 threads copies units to shared memory
+ * asynchronously, two ahead of the one it splits, so that memory is always busy. In shared memory a unit lies as it does
+ * in the matrix, lines of 64 floats along whichever of k and rows is contiguous; threads take four neighbours along k
+ * each ("quads"), which is what makes 8 bytes of a tile's row. Copies are 16 bytes wide for any contiguous matrix,
+ * however its lines are aligned, and 4 bytes for general strides.
  *
  * Limits: 53 KB of shared memory, 128 registers, 4 blocks per SM.
  */
@@ -2806,21 +2807,22 @@ constexpr int THREADS = 128;
 constexpr int UNIT_ROWS = 64;
 constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
-constexpr int QUADS = UNIT_ROWS * QUADS_PER_ROW / THREADS; /* of one thread */
+constexpr int ROWS_AT_ONCE = THREADS / QUADS_PER_ROW;
 constexpr int QUADS_AT_ONCE = 2; /* more would overlap more, but take longer to come to the instruction cache */
 constexpr int LINE = 64,
               LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
 constexpr int VECTORS = LINE / 4;    /* of a line; one more where it is not aligned */
 constexpr int STAGES = 3;
-constexpr int SAMPLES = 128, SAMPLE_ROWS = 32;
+constexpr int SAMPLES = 128, SAMPLE_ROWS = 8;
 constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
 constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
 
 static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
-static_assert(SAMPLES / 32 == THREADS / 32, "a warp samples one run, where rows are neighbours in memory");
+static_assert(SAMPLES == THREADS, "a warp samples one run, where rows are neighbours in memory");
 static_assert(UNIT_ROWS == LINE && SPLIT_K == LINE, "a unit is 64 lines of 64, whichever way they run");
+static_assert(ROWS_AT_ONCE % 8 == 0, "the rows of a thread are swizzled alike");
 static_assert(SPLIT_K * 2 == SPLIT_ROW_BYTES, "a row of a tile is SPLIT_K fp16 values");
 
 /* A place in an operand: a row group of one product and, where the kernel counts them, a block of k. */
@@ -2856,8 +2858,9 @@ __device__ int exponent_for(float largest, int target) {
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, e));
 }
 
-__device__ float warp_max(float x) {
-    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+/* The largest x of a warp's lanes that are a multiple of LEAST_STEP away. */
+template <int LEAST_STEP> __device__ float lanes_max(float x) {
+    for (int step = 16; step >= LEAST_STEP; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
     return x;
 }
 
@@ -2895,6 +2898,22 @@ template <int PIECES> __device__ bool split_pair(float x0, float x1, const row_s
     return ((fabsf(scaled0) >= scale.least && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
            ((fabsf(scaled1) >= scale.least && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
 }
+
+/* One k of some rows of a unit. tf32 promises a norm, not each element: what lost bits below fp16's least normal number
+ * does no harm beside a larger element of the same k. 64 errors of up to 2^-25 (scaled) together stay below 2^-11 of the
+ * largest element, if sqrt(64) 2^-25 coarsest <= 2^-11 largest; and they do, if they do in some of a unit's rows by
+ * themselves, and in the others. */
+struct column {
+    float largest = 0, coarsest = 0; /* coarsest: the largest 2^-e among rows whose element lost bits */
+    bool fits = true;
+
+    __device__ void see(float x, int e) {
+        largest = fmaxf(largest, fabsf(x));
+        if (x != 0 && fabsf(x * power_of_two(e)) < HALF_LEAST_NORMAL) coarsest = fmaxf(coarsest, power_of_two(-e));
+        fits &= !does_not_fit(x, e);
+    }
+    __device__ bool carried() const { return fits && coarsest <= 2048 * largest; }
+};
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
 
@@ -3026,37 +3045,13 @@ template <bool AGAIN> __device__ void fetch_exponents(const pack_args &o, const 
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* Splits this thread's quads of a unit, read(row, quad, x) being how they lie in shared memory, and returns their depth.
- * Without branches where they are not deep, so that the quads' loads and arithmetic overlap. */
-template <int PIECES, typename READ>
-__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
-    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+/* How deep this thread's quads of a unit are, read(row, quad, x) being how they lie in shared memory, now that one has
+ * turned out to be. fp32: notes which rows have deep elements, and what did not fit. */
+template <typename READ> __device__ float depth_fp32(const pack_args &o, const place &u, const stage &from, READ read) {
     const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
-    uint8_t *hi_rows = o.panels + u.batch * o.panels_batch_stride +
-                       (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
-                       ((int64_t)u.kb * PIECES * stored + skip) * SPLIT_ROW_BYTES;
-    const int lo_offset = stored * SPLIT_ROW_BYTES;
-    bool shallow = true;
-#pragma unroll QUADS_AT_ONCE
-    for (int i = 0; i < QUADS; i++) {
-        const int row = i * (THREADS / QUADS_PER_ROW) + row0;
-        const row_scale scale(from.exponents[row]);
-        float x[QUAD];
-        __half2 hi[QUAD / 2], lo[QUAD / 2];
-        read(row, quad, x);
-#pragma unroll
-        for (int j = 0; j < QUAD / 2; j++) shallow &= split_pair<PIECES>(x[2 * j], x[2 * j + 1], scale, &hi[j], &lo[j]);
-        uint8_t *to = hi_rows + row * SPLIT_ROW_BYTES + (quad / 2 ^ row % 8) * 16 + quad % 2 * 8;
-        if (row < stored - skip) {
-            *(uint2 *)to = *(uint2 *)hi;
-            if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
-        }
-    }
-    if (shallow) return 1;
     float depth = 1;
 #pragma unroll 1
-    for (int row = row0; row < UNIT_ROWS; row += THREADS / QUADS_PER_ROW) {
+    for (int row = row0; row < UNIT_ROWS; row += ROWS_AT_ONCE) {
         const int e = from.exponents[row];
         const int64_t at = u.batch * o.exponents_batch_stride + u.row0 + row;
         float x[QUAD];
@@ -3073,9 +3068,61 @@ __device__ float split_quads(const pack_args &o, const place &u, const stage &fr
     return depth;
 }
 
+/* tf32: 1 where its rows are carried by themselves, as they are but for odd data; else column_depth is to be asked. */
+template <typename READ> __device__ float depth_tf32(const stage &from, READ read) {
+    const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
+    column columns[QUAD];
+#pragma unroll 1
+    for (int row = row0; row < UNIT_ROWS; row += ROWS_AT_ONCE) {
+        float x[QUAD];
+        read(row, quad, x);
+#pragma unroll
+        for (int k = 0; k < QUAD; k++) columns[k].see(x[k], from.exponents[row]);
+    }
+    bool carried = true;
+    for (int k = 0; k < QUAD; k++) carried &= columns[k].carried();
+    return carried ? 1 : INFINITY;
+}
+
+/* Splits this thread's quads of a unit, and returns their depth. Without branches where they are not deep, so that the
+ * quads' loads and arithmetic overlap. */
+template <int PIECES, typename READ>
+__device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
+    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
+    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
+    uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
+                  (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
+                  ((int64_t)u.kb * PIECES * stored + skip + row0) * SPLIT_ROW_BYTES + (quad / 2 ^ row0 % 8) * 16 +
+                  quad % 2 * 8;
+    const int lo_offset = stored * SPLIT_ROW_BYTES;
+    bool shallow = true;
+#pragma unroll QUADS_AT_ONCE
+    for (int i = 0; i < UNIT_ROWS / ROWS_AT_ONCE; i++, to += ROWS_AT_ONCE * SPLIT_ROW_BYTES) {
+        const int row = i * ROWS_AT_ONCE + row0;
+        const row_scale scale(from.exponents[row]);
+        float x[QUAD];
+        __half2 hi[QUAD / 2], lo[QUAD / 2];
+        read(row, quad, x);
+#pragma unroll
+        for (int j = 0; j < QUAD / 2; j++) shallow &= split_pair<PIECES>(x[2 * j], x[2 * j + 1], scale, &hi[j], &lo[j]);
+        if (row < stored - skip) {
+            *(uint2 *)to = *(uint2 *)hi;
+            if (PIECES == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
+        }
+    }
+    if (shallow) return 1;
+    return PIECES == 2 ? depth_fp32(o, u, from, read) : depth_tf32(from, read);
+}
+
 /* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
 template <int PIECES> __device__ float split(const pack_args &o, const place &u, const stage &from) {
     const unit_view view(o, u);
+    if (o.row_stride == 1 && view.aligned())
+        return split_quads<PIECES>(o, u, from, [&](int row, int quad, float(&x)[QUAD]) {
+#pragma unroll
+            for (int k = 0; k < QUAD; k++) x[k] = from.lines[quad * QUAD + k][(row / 4 ^ quad % 8) * 4 + row % 4];
+        });
     if (o.row_stride == 1) {
         int shifts[QUAD]; /* of the four lines that hold this thread's quads */
 #pragma unroll
@@ -3097,30 +3144,32 @@ template <int PIECES> __device__ float split(const pack_args &o, const place &u,
     });
 }
 
-/* tf32 promises a norm, not each element: what lost bits below fp16's least normal number does no harm beside a larger
- * element of the same k. A thread looks at one k of a unit and returns 1 where the hi pieces carry it, else infinity:
- * there the 64 errors of up to 2^-25 (scaled) might together exceed 2^-11 of the largest element. */
+/* tf32: the depth of one k of a unit, for each thread that has one: 1 where the hi pieces carry it, else infinite. Each
+ * thread of the block calls it where one did not find its own part of the rows to be carried by itself. */
 __device__ float column_depth(const pack_args &o, const place &u, const stage &from) {
     if (threadIdx.x >= SPLIT_K) return 1;
     const unit_view view(o, u);
     const bool across = o.row_stride == 1;
-    float largest = 0, depth = 1, coarsest = 0; /* coarsest: the largest 2^-e among rows whose element lost bits */
+    const int64_t at = u.batch * o.exponents_batch_stride + u.row0;
+    column all;
+#pragma unroll 1
     for (int row = 0; row < UNIT_ROWS; row++) {
         const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
         const float x = from.one(line, view.shift(line) + i);
-        largest = fmaxf(largest, fabsf(x));
-        if (depth_of(x, e) > 1) coarsest = fmaxf(coarsest, power_of_two(-e));
-        if (does_not_fit(x, e)) depth = INFINITY;
+        all.see(x, e);
+        if (does_not_fit(x, e)) raise(&o.overflows[at + row], fabsf(x));
     }
-    return coarsest > 2048 * largest ? INFINITY : depth; /* sqrt(64) 2^-25 coarsest > 2^-11 largest */
+    return all.carried() ? 1 : INFINITY;
 }
 
-/* Splits the units that next() names, one after the other, until it returns false; note(unit, depth) is called by each
- * thread that found a depth above 1. Copies run two units ahead; of the first two before the kernel in front of this one
- * has found their exponents. Two rounds that only copy come first, in the same loop: instructions that are there once
- * come to a multiprocessor once. */
-template <bool AGAIN, typename NEXT, typename NOTE>
-__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], NEXT next, NOTE note) {
+/* Splits the units that source.next() names, one after the other, until it returns false; source.found(unit, depth) is
+ * called by each thread that found a depth above 1. Between ask() and hear() there is time to find out what comes next
+ * but two. Copies run two units ahead; of the first two before the kernel in
+ * front of this one has found their exponents. Two rounds that only copy come first, in the same loop: instructions that
+ * are there once come to a multiprocessor once. */
+template <typename SOURCE>
+__device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], SOURCE source) {
+    constexpr bool AGAIN = SOURCE::AGAIN;
     const uint64_t policy = policy_for(pair);
     place now = {}, ahead = {}, further = {};
     bool has_now = false, has_ahead = false, has_further = true;
@@ -3134,7 +3183,7 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
                 wait_copies<1>();
             __syncthreads(); /* this unit has landed for all, and all have left the one before it */
         }
-        has_further = has_further && next(&further);
+        has_further = has_further && source.next(&further);
         const pack_args &of_further = pair.operand[further.operand];
         if (has_further) fetch_elements(of_further, further, stages[free], policy);
         if (round == -1) {
@@ -3143,14 +3192,16 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
             if (has_ahead) fetch_exponents<AGAIN>(pair.operand[ahead.operand], ahead, stages[0]);
         }
         if (has_further && round > -2) fetch_exponents<AGAIN>(of_further, further, stages[free]);
+        if (has_further && round >= 0) source.ask();
         close_copies();
         free = (free + 1) % STAGES; /* now the stage of unit `round` */
         if (has_now) {
             const pack_args &o = pair.operand[now.operand];
             float depth = o.pieces == 2 ? split<2>(o, now, stages[free]) : split<1>(o, now, stages[free]);
             if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[free]);
-            if (depth > 1) note(now, depth);
+            if (depth > 1) source.found(now, depth);
         }
+        if (has_further) source.hear();
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -3191,46 +3242,46 @@ __device__ bool stays(pack_progress *progress, long long begun) {
 /* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Exponents from a sample; what the next kernel counts
  * and raises is set to its least. */
 extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
-    constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32;
+    constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32, READS = SAMPLE_ROWS * SAMPLES / THREADS;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
     wait_for_previous_kernel();
     let_next_kernel_come();
     place at;
     if (!place_at(pair, blockIdx.x, SAMPLE_ROWS, false, &at)) return;
     const pack_args &o = pair.operand[at.operand];
-    const int row0 = at.row0, rows = min(SAMPLE_ROWS, o.rows - row0);
+    const int row0 = at.row0, rows = min(SAMPLE_ROWS, o.rows - row0), last = o.k - 1;
     const float *source = o.data + at.batch * o.batch_stride + row0 * o.row_stride;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    /* The sample: RUNS runs of 32 along k, spread evenly over it (over each other where k is short). A thread reads 32
-     * floats, all independent: of one row, where rows are neighbours in memory; else one k of each run of each of its
-     * warp's rows. */
-    const int64_t room = max(0, o.k - 32);
+    /* The sample: RUNS runs of 32 along k, spread evenly over it (over each other where k is short). A warp reads a run of
+     * all rows, where rows are neighbours in memory, else all runs of its rows; a thread READS floats, all before it looks
+     * at one. What is not there is read as the last that is. */
+    auto run_begin = [&](int run) { return (int)((int64_t)max(0, o.k - 32) * run / (RUNS - 1)); };
+    float x[READS];
     if (o.row_stride == 1) {
-        float most = 0;
-        if (lane < rows) {
+        const int row = lane % SAMPLE_ROWS, k = run_begin(warp) + lane / SAMPLE_ROWS;
 #pragma unroll
-            for (int i = 0; i < 32; i++) {
-                int64_t k = min((int64_t)o.k - 1, room * warp / (RUNS - 1) + i);
-                most = fmaxf(most, fabsf(source[lane + k * o.k_stride]));
-            }
-        }
-        largest[warp][lane] = most;
+        for (int i = 0; i < READS; i++)
+            x[i] = source[min(row, rows - 1) + min(k + i * (32 / SAMPLE_ROWS), last) * o.k_stride];
+        float most = 0;
+#pragma unroll
+        for (int i = 0; i < READS; i++) most = fmaxf(most, fabsf(x[i]));
+        most = lanes_max<SAMPLE_ROWS>(most);
+        if (lane < SAMPLE_ROWS) largest[warp][lane] = most;
     } else {
         constexpr int ROWS_PER_WARP = SAMPLE_ROWS / WARPS;
-        float most[ROWS_PER_WARP] = {};
 #pragma unroll
-        for (int r = 0; r < ROWS_PER_WARP; r++)
-#pragma unroll
-            for (int run = 0; run < RUNS; run++) {
-                int64_t k = min((int64_t)o.k - 1, room * run / (RUNS - 1) + lane);
-                int row = warp * ROWS_PER_WARP + r;
-                if (row < rows) most[r] = fmaxf(most[r], fabsf(source[row * o.row_stride + k * o.k_stride]));
-            }
+        for (int i = 0; i < READS; i++) {
+            const int row = min(warp * ROWS_PER_WARP + i / RUNS, rows - 1), k = min(run_begin(i % RUNS) + lane, last);
+            x[i] = source[row * o.row_stride + k * o.k_stride];
+        }
 #pragma unroll
         for (int r = 0; r < ROWS_PER_WARP; r++) {
-            float of_row = warp_max(most[r]);
-            if (lane < WARPS) largest[lane][warp * ROWS_PER_WARP + r] = of_row;
+            float most = 0;
+#pragma unroll
+            for (int run = 0; run < RUNS; run++) most = fmaxf(most, fabsf(x[r * RUNS + run]));
+            most = lanes_max<1>(most);
+            if (lane < WARPS) largest[lane][warp * ROWS_PER_WARP + r] = most;
         }
     }
     __syncthreads();
@@ -3251,37 +3302,50 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
 }
 
-/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. The kernel after this one comes early only where
- * no block has more than one: its blocks take places as they become free, and then those that share panels are not
- * neighbours on the chip (docs/tuning.md). */
-extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
-    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
-    const long long begun = clock64();
-    int index = blockIdx.x;
-    auto next = [&](place *u) {
-        const bool there = place_at(pair, index, UNIT_ROWS, true, u);
-        index += gridDim.x;
-        return there;
-    };
-    bool found = false;
-    split_units<false>(pair, stages, next, [&](const place &u, float depth) {
+/* All units, handed out one by one: memory serves some multiprocessors twice as fast as others. A block's first are known
+ * beforehand; which one comes after those in flight it asks a round before it needs to know. */
+struct all_units {
+    static constexpr bool AGAIN = false;
+    static constexpr int KNOWN = 3;
+    const pack_pair_args &pair;
+    int (&tickets)[2]; /* shared */
+    int count = 0, answer = 0;
+    bool misfits = false; /* this thread has found some */
+
+    __device__ bool next(place *u) {
+        const int index = count < KNOWN ? blockIdx.x + count * gridDim.x : tickets[count % 2];
+        count++;
+        return place_at(pair, index, UNIT_ROWS, true, u);
+    }
+    __device__ void ask() {
+        if (threadIdx.x == 0) answer = KNOWN * gridDim.x + atomicAdd(&pair.progress->units, 1);
+    }
+    __device__ void hear() {
+        if (threadIdx.x == 0) tickets[count % 2] = answer;
+    }
+    __device__ void found(const place &u, float depth) {
         const pack_args &o = pair.operand[u.operand];
         if (depth < INFINITY) {
             raise(&o.marks[panel_of(pair, u)], depth);
             return;
         }
         o.misfits[panel_of(pair, u)] = 1;
-        if (!found) atomicOr(&pair.progress->blocks, (uint32_t)PACK_MISFITS);
-        found = true;
-    });
-    if (!stays(pair.progress, begun)) return;
+        if (!misfits) atomicOr(&pair.progress->blocks, (uint32_t)PACK_MISFITS);
+        misfits = true;
+    }
+};
 
-    /* A ticket is 32 units far from each other, so that those of a panel come to many blocks; each lane looks at one. */
-    const int units = places_in(pair.operand[0], UNIT_ROWS, true) + places_in(pair.operand[1], UNIT_ROWS, true);
-    const int tickets = divide_up(units, 32), lane = threadIdx.x % 32;
-    __shared__ int ticket;
+/* Those of panels with misfits. A ticket is 32 units far from each other, so that those of a panel come to many blocks;
+ * each lane looks at one. */
+struct misfit_units {
+    static constexpr bool AGAIN = true;
+    const pack_pair_args &pair;
+    int &ticket;       /* shared */
     unsigned left = 0; /* of this ticket, a bit for each unit to split again */
-    auto next_misfit = [&](place *u) {
+
+    __device__ bool next(place *u) {
+        const int units = places_in(pair.operand[0], UNIT_ROWS, true) + places_in(pair.operand[1], UNIT_ROWS, true);
+        const int tickets = divide_up(units, 32), lane = threadIdx.x % 32;
         while (!left) {
             __syncthreads();
             if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->again, 1);
@@ -3293,11 +3357,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid
         const int first = __ffs((int)left) - 1;
         left &= left - 1;
         return place_at(pair, ticket + first * tickets, UNIT_ROWS, true, u);
-    };
-    split_units<true>(pair, stages, next_misfit, [&](const place &u, float depth) {
+    }
+    __device__ void ask() {}
+    __device__ void hear() {}
+    __device__ void found(const place &u, float depth) {
         const float before = raise(&pair.operand[u.operand].marks[panel_of(pair, u)], depth);
         if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
-    });
+    }
+};
+
+/* Grid: any; all units are shared out. 4 blocks per SM fill the memory. The kernel after this one comes early only where
+ * no block has more than one: its blocks take places as they become free, and then those that share panels are not
+ * neighbours on the chip (docs/tuning.md). */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
+    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    __shared__ int tickets[2];
+    const long long begun = clock64();
+    split_units(pair, stages, all_units{pair, tickets});
+    if (stays(pair.progress, begun)) split_units(pair, stages, misfit_units{pair, tickets[0]});
 }
 } // namespace pack
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import binding
-from binding import CUDA, FP32, IEEE, LEFT, RIGHT, Launch, Operand, Packed, Result
+from binding import CUDA, FP32, IEEE, LEFT, RIGHT, TF32, Launch, Operand, Packed, Result
 from cuda_driver import Buffer
 from engine import Engine, kernel_names
 from layouts import assert_guards, filled, padded, poisoned, row_major, stepped
-from reference import (FAMILIES, UNIT, assert_componentwise, assert_exact, assert_special_values, frobenius_error, integers, normal,
-                       powers_of_two, product64, signed, uniform)
+from reference import (FAMILIES, UNIT, assert_componentwise, assert_exact, assert_special_values, assert_tf32, frobenius_error, integers,
+                       normal, powers_of_two, product64, signed, uniform)
 
 LARGEST = np.finfo(np.float32).max
 
@@ -248,6 +248,29 @@ def test_deep_elements_in_parts_of_the_product(fp32_cuda, rng, limit):
         assert_componentwise(fp32_cuda.product(a, b, context=fp32_cuda.new_context(max_workspace=limit)), a, b)
     except binding.TesseraError as error:
         assert error.status == binding.OUT_OF_MEMORY and "max_workspace" in error.message and fp32_cuda.kernel
+
+
+TINY_IN_A_COLUMN = {
+    "one": ([35], False),
+    "all rows that one thread packs": (range(3, 64, 8), False),
+    "all but one that are packed together": (range(1, 64), False),
+    "all that are packed together": (range(64), True),
+}
+
+
+@pytest.mark.parametrize("rows, marked", TINY_IN_A_COLUMN.values(), ids=TINY_IN_A_COLUMN)
+@pytest.mark.parametrize("kernel", [name for name in kernel_names(CUDA) if name.startswith("split_tf32")])
+def test_tf32_takes_tiny_elements_beside_others_of_their_k(driver, rng, kernel, rows, marked):
+    """tf32 promises a norm: a tiny element of A does no harm beside others that meet the same row of B."""
+    engine = Engine(CUDA, TF32, kernel)
+    a, b = normal(rng, 256, 130, 300)
+    a[list(rows), 77] = 2.0**-40
+    for order in "CF":
+        for x, y in ((a, b), (b.T, a.T)):
+            context = engine.new_context()
+            x, y = np.array(x, order=order), np.array(y, order=order)
+            assert_tf32(engine.product(x, y, context=context), x, y)
+            assert context.stats().marked_panels == marked and (context.stats().fallback_tiles > 0) == marked
 
 
 def test_uniform_data_take_the_split_path(driver):

@@ -167,7 +167,8 @@ typedef struct pack_args {
 /* How far pack_split has come, for its blocks to know of each other. */
 typedef struct pack_progress {
     uint32_t blocks; /* how many have split their share; and the bit PACK_MISFITS, if something did not fit */
-    uint32_t again;  /* tickets that blocks have taken, for units to split again */
+    uint32_t units;  /* tickets that blocks have taken, for units beyond their first */
+    uint32_t again;  /* and for units to split again */
 } pack_progress;
 enum { PACK_MISFITS = 1 << 30 };
 

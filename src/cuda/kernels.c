@@ -35,7 +35,7 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 [IEEE_SCALE] =
   {"ieee_scale",            FAMILY_SUPPORT,   MODULE_IEEE_SCALE,        TURING, ANY_NEWER,   0,   0,   0, 128,  0,                           0,  1,  0,  false,    0},
 [PACK_SAMPLE] =
-  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  32,   0,   0, 128,  0,                           0,  1,  0,  true,     0},
+  {"pack_sample",           FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,   8,   0,   0, 128,  0,                           0,  1,  0,  true,     0},
 [PACK_SPLIT] =
   {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  1,  0,  true,     0},
 [SPLIT_FP32_SM90] =

@@ -235,7 +235,7 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
     int64_t blocks = 0;
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair->operand[i];
-        blocks += (int64_t)o->batch * divide_up(o->rows, sample ? 32 : 64) * (sample ? 1 : o->k_blocks);
+        blocks += (int64_t)o->batch * divide_up(o->rows, sample ? 8 : 64) * (sample ? 1 : o->k_blocks);
         for (int64_t batch = 0; batch < o->batch; batch++)
             for (int row = 0; row < o->rows; row++) {
                 const int64_t panel = batch * o->marks_batch_stride + row / PANEL_ROWS;
