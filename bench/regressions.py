@@ -54,6 +54,8 @@ class Measured:
                 theirs = r["peer_error"] if kind == "product" else r.get("torch_error")
                 if r["error"] and theirs:
                     self.ratios[("accuracy", *key)] = theirs / r["error"], 1
+            elif kind == "packing":
+                self.ratios["speed", "packing", r["problem"], r["operand"]] = r["of_copy"], 1
             elif kind == "host time":
                 key = tuple(str(r.get(name)) for name in (*PROBLEM, "precision", "peer"))
                 self.ratios[("host time", *key)] = r["peer_host_us"] / r["tessera_host_us"], HOST_TIMES

@@ -119,6 +119,19 @@ def modules():
     return "\n".join(lines)
 
 
+def packing():
+    records = [r for r in load("h200.json") if r["what"] == "packing"]
+    if not records:
+        return "No results yet: `make bench-gpu`."
+    lines = ["| problem | operand | rows x k | contiguous along | packing | a copy | of the copy's rate |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for r in records:
+        along = "k" if (r["operand"] == "a") == (r["layout"] == "n") else "rows"
+        lines.append(f"| {r['problem']} | {r['operand'].upper()} | {r['rows']} x {r['k']} | {along} | {r['pack_us']:.1f} us | {r['copy_us']:.1f} us | "
+                     f"**{r['of_copy']:.2f}** |")
+    about = records[0]
+    return "\n".join([*lines, "", f"{about['gpu']}, {about['date'][:10]}, commit {about['commit']}."])
+
+
 def offload():
     records = [r for r in load("blas-h200.json") if r["what"] == "offload"]
     if not records:
@@ -232,7 +245,7 @@ def programs():
 def main():
     for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "certificates": certificates, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
                          ("docs/blas.md", {"offload": offload, "blas": blas, "programs": programs}),
-                         ("docs/pytorch.md", {"pytorch": pytorch}), ("docs/tuning.md", {"amx": amx})):
+                         ("docs/pytorch.md", {"pytorch": pytorch}), ("docs/tuning.md", {"packing": packing, "amx": amx})):
         path = ROOT / name
         text = made = path.read_text()
         for marker, table in tables.items():

@@ -4,7 +4,7 @@ For each problem, layout and precision both libraries multiply the same matrices
 event pairs, everything included (packing, scales, marking, unscaling; torch's own overheads). Matrices are fresh for each
 problem, and problems are larger than the L2 cache except where they cannot be. Short products are timed several to a pair of
 events, from a CUDA graph, so that the GPU and not the host is measured, in both libraries; host time per call has records of its
-own. Errors are against float64.
+own. Errors are against float64. Packing by itself is timed in turns with a copy of a matrix of that size, which reads and writes as much.
 
 The records are written as a JSON list, one record a measurement; see --help. An interrupted run goes on where it was.
 """
@@ -14,7 +14,7 @@ import statistics
 
 import torch
 
-from peers import PRECISIONS, Tessera, binding, context, torch_float32, torch_tf32
+from peers import PRECISIONS, Packing, Tessera, binding, context, torch_float32, torch_tf32
 from products import about as machine, host_microseconds, interleaved, make
 from harness import errors, results
 from harness.data import REFERENCE
@@ -23,6 +23,7 @@ SQUARES = {"ieee": [*range(512, 8193, 512), 1000, 3000, 5000, 7001],
            "fp32": [256, 512, 1024, 2048, 4096, 8192, 16384, 1000, 3000, 5000, 7001],
            "tf32": [2048, 4096, 8192, 16384, 3000, 5000, 7001]}
 HOST_SIZES = (64, 1024)
+SHORT = 5e9  # flop: timed ten to a pair of events
 
 
 def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
@@ -47,6 +48,18 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
         f"error {error:.2e} (torch {peer_error:.2e})")
 
 
+def measure_packing(seconds, problem, m, n, k, layout, side):
+    tensor = make(m, n, k, layout, "rand")[side]
+    source = torch.rand(tensor.numel(), device="cuda")
+    target = torch.empty_like(source)
+    (packing, copying), state = interleaved([Packing(context("fp32"), side, tensor), lambda: target.copy_(source)], seconds, SHORT)
+    record = {"what": "packing", "problem": problem, "operand": "ab"[side], "layout": layout[side], "rows": m if side == 0 else n, "k": k,
+              "precision": "fp32", "pack_us": round(1e6 * packing.median, 2), "copy_us": round(1e6 * copying.median, 2),
+              "of_copy": round(copying.median / packing.median, 3), "samples": len(packing.samples), "spread": round(packing.spread, 4),
+              "copy_spread": round(copying.spread, 4), **state}
+    return [record], f"packing {problem}'s {record['operand']}: {record['pack_us']:.1f} us, a copy {record['copy_us']:.1f} us: {record['of_copy']:.2f} of its rate"
+
+
 def measure_host_time(size, precision):
     a, b = make(size, size, size, "nn", "rand")
     tessera = Tessera(context(precision), a, b, torch.empty(size, size, device="cuda"))
@@ -64,8 +77,11 @@ def summary(records):
             mean = statistics.geometric_mean(ratios)
             print(f"{precision}{', one operand packed' if packed else ''}: geometric mean {mean:.2f} x over the reference "
                   f"problems, least {min(ratios):.2f} x")
+    packing = [r for r in records if r["what"] == "packing"]
+    if packing:
+        print("packing, of a copy's rate: " + "  ".join(f"{r['problem']} {r['operand']}: {r['of_copy']:.2f}" for r in packing))
     for precision in PRECISIONS:
-        squares = [r for r in records if r["problem"] == "squares" and r["precision"] == precision]
+        squares = [r for r in records if r.get("problem") == "squares" and r["precision"] == precision]
         if squares:
             print(f"{precision} squares: " + "  ".join(f"{r['m']}: {r['speedup']:.2f}" for r in sorted(squares, key=lambda r: r["m"])))
     worse = [r for r in records if "error" in r and r["error"] > r["peer_error"]]
@@ -80,6 +96,7 @@ def jobs_of(options):
             jobs += [["product", *problem, data, precision, False] for data in ("rand", "randn") for problem in REFERENCE]
             if precision == "fp32":
                 jobs += [["product", *problem, "rand", precision, True] for problem in REFERENCE]
+                jobs += [["packing", *problem, side] for problem in REFERENCE for side in (binding.LEFT, binding.RIGHT)]
         if options.only != "reference":
             jobs += [["product", "squares", size, size, size, "nn", "rand", precision, False] for size in SQUARES[precision]]
     if options.host:
@@ -99,10 +116,13 @@ def main():
     save = results.default_path("", here["gpu"]) if options.save == "" else options.save
 
     def measure(job):
-        return measure_product(options.seconds, *job[1:]) if job[0] == "product" else measure_host_time(*job[1:])
+        kind, *of = job
+        if kind == "host time":
+            return measure_host_time(*of)
+        return (measure_product if kind == "product" else measure_packing)(options.seconds, *of)
 
     jobs, run = jobs_of(options), results.Run(save, here, options.seconds)
-    records = run.measure(jobs, lambda job: options.seconds if job[0] == "product" else 0.1, measure)
+    records = run.measure(jobs, lambda job: 0.1 if job[0] == "host time" else options.seconds, measure)
     summary(records)
     run.finish(records)
 

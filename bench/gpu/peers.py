@@ -60,6 +60,19 @@ class Tessera:
         binding.gemm(self.context, self.a, self.b, self.c, launch=self.launch)
 
 
+class Packing:
+    """The packing of one operand of a product, as that does it, into memory from torch's allocator."""
+
+    def __init__(self, context, side, tensor):
+        self.context, self.side, self.tensor, self.operand = context, side, tensor, operand(binding.Operand, tensor)
+        self.memory = torch.empty(binding.lib.tsr_pack_size(context.handle, side, *tensor.shape), dtype=torch.uint8, device="cuda")
+        self.launch = binding.Launch(None, self.memory.data_ptr(), self.memory.numel())
+
+    def __call__(self):
+        self.launch.stream = torch.cuda.current_stream().cuda_stream
+        binding.Packed(self.context, self.side, self.operand, self.launch)
+
+
 contexts = {}
 
 

@@ -54,6 +54,9 @@ FIELDS = {
     "gpu_ms_best": (NUMBER, "milliseconds of a product from and to host memory"), "copies_alone_ms": (NUMBER, "of its copies by themselves"),
     "ratio_to_copies": (NUMBER, "the one over the other"), "cpu_ms_best": (NUMBER, "milliseconds of the CPU engine"),
     "speedup_over_cpu": (NUMBER, "its time over the GPU's"), "nanoseconds_best": (NUMBER, "of one call"),
+    "operand": (TEXT, "a or b"), "rows": (COUNT, "of A, or columns of B, that are packed"),
+    "pack_us": (NUMBER, "microseconds of packing an operand by itself"), "copy_us": (NUMBER, "of copying a matrix of its size"),
+    "of_copy": (NUMBER, "the latter over the former"),
     "program": (TEXT, "the program that calls a BLAS"), "own_blas": (TEXT, "the BLAS it has by itself"),
     "seconds_own": (NUMBER, "of a product with that"), "seconds_tessera": (NUMBER, "with Tessera's"),
     "gpu": (TEXT, "the GPU"), "driver": (TEXT, "its driver"), "torch": (TEXT, "version"),
@@ -65,6 +68,7 @@ PRODUCT = ("m", "n", "k")
 KINDS = {
     "product": (*PRODUCT, "problem", "layout", "data", "precision", "packed", "peer", "tessera_ms", "peer_ms", "speedup", "tflops", "error",
                 "peer_error", "gpu", "driver", "torch", "commit", "date"),
+    "packing": ("problem", "operand", "layout", "rows", "k", "precision", "pack_us", "copy_us", "of_copy", "gpu", "commit", "date"),
     "host time": (*PRODUCT, "precision", "peer", "tessera_host_us", "peer_host_us", "gpu", "commit", "date"),
     "library": (*PRODUCT, "library", "layout", "gflops_best", "gflops_median", "samples", "commit", "date"),
     "accuracy": (*PRODUCT, "library", "data", "error", "worst_units", "commit", "date"),
@@ -82,6 +86,7 @@ KINDS = {
 
 MEANINGS = {
     "product": "Tessera beside one peer on a GPU (`bench/gpu/compare.py`)",
+    "packing": "packing one operand of a reference problem, in turns with a copy on the device",
     "host time": "host time of a call, Tessera beside one peer",
     "library": "one library's rate on one problem, measured in turns with the others",
     "accuracy": "one library's error on one family of data",

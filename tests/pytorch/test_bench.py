@@ -25,7 +25,9 @@ def test_beside_torch(tmp_path):
     assert "geometric mean" in said and "left]" in said
     records = results.load(tmp_path / "r.json")
     products = [r for r in records if r["what"] == "product"]
-    assert len(products) == 41 and len(records) == 45, "35 of the reference problems, 6 squares, 4 host times"
+    packing = [r for r in records if r["what"] == "packing"]
+    assert len(products) == 41 and len(packing) == 10 and len(records) == 55, "35 of the reference problems, 6 squares, 4 host times"
+    assert {(r["operand"], r["layout"]) for r in packing} == {("a", "n"), ("a", "t"), ("b", "n"), ("b", "t")}
     assert {r["layout"] for r in products} == {"nn", "tn", "tt"}
     assert all(0 < r["error"] < 1e-6 and r["worst_units"] < r["k"] + 2 for r in products if r["m"] > 48), "all of it was multiplied, and rightly"
 
