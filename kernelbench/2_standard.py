@@ -1087,7 +1087,7 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
  * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
- * counts the elements below, in each row. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * counts the elements below, in each row, where there are two pieces. Where the marks of A and B multiply to at most mark_limit, which depends on k
  * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
  * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
  * tiles with an infinite mark, are ieee's.
@@ -1144,7 +1144,7 @@ typedef struct pack_args {
     uint8_t *panels;
     int32_t *exponents;
     float *overflows; /* [rows]: 0 where all fits; pack_sample sets these and what follows */
-    uint32_t *deep;   /* [rows], counted each time a row is split */
+    uint32_t *deep;   /* [rows], counted each time a row is split in two */
     int32_t *misfits; /* [panels]: 1 where a depth was infinite at first, else 0 */
     float *marks;     /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
@@ -1152,8 +1152,8 @@ typedef struct pack_args {
 
 /* How far pack_split has come, for its blocks to know of each other. */
 typedef struct pack_progress {
-    uint32_t blocks; /* how many have split their share; and the bit PACK_MISFITS, if something did not fit */
-    uint32_t units;  /* tickets that blocks have taken, for units beyond their first */
+    uint32_t blocks; /* how many have nothing left to split; and the bit PACK_MISFITS, if something did not fit */
+    uint32_t units;  /* tickets that blocks have taken, for units beyond their first few */
     uint32_t again;  /* and for units to split again */
 } pack_progress;
 enum { PACK_MISFITS = 1 << 30 };
@@ -2807,7 +2807,7 @@ constexpr int THREADS = 128;
 constexpr int UNIT_ROWS = 64;
 constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
-constexpr int ROWS_AT_ONCE = THREADS / QUADS_PER_ROW;
+constexpr int ROWS_AT_ONCE = THREADS / QUADS_PER_ROW; /* a thread has a quad of every so manyth row */
 constexpr int QUADS_AT_ONCE = 2; /* more would overlap more, but take longer to come to the instruction cache */
 constexpr int LINE = 64,
               LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */
@@ -2820,7 +2820,7 @@ constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
 
 static_assert(PANEL_ROWS % UNIT_ROWS == 0 && PANEL_ROWS % SAMPLE_ROWS == 0, "a unit belongs to one panel");
-static_assert(SAMPLES == THREADS, "a warp samples one run, where rows are neighbours in memory");
+static_assert(SAMPLES == THREADS, "a warp samples one run of all rows, or all runs of its rows");
 static_assert(UNIT_ROWS == LINE && SPLIT_K == LINE, "a unit is 64 lines of 64, whichever way they run");
 static_assert(ROWS_AT_ONCE % 8 == 0, "the rows of a thread are swizzled alike");
 static_assert(SPLIT_K * 2 == SPLIT_ROW_BYTES, "a row of a tile is SPLIT_K fp16 values");
@@ -2899,27 +2899,29 @@ template <int PIECES> __device__ bool split_pair(float x0, float x1, const row_s
            ((fabsf(scaled1) >= scale.least && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
 }
 
-/* One k of some rows of a unit. tf32 promises a norm, not each element: what lost bits below fp16's least normal number
- * does no harm beside a larger element of the same k. 64 errors of up to 2^-25 (scaled) together stay below 2^-11 of the
- * largest element, if sqrt(64) 2^-25 coarsest <= 2^-11 largest; and they do, if they do in some of a unit's rows by
- * themselves, and in the others. */
+/* One k of a unit, or of a part of its rows. tf32 promises a norm, not each element: what lost bits below fp16's least
+ * normal number does no harm beside a larger element of the same k. 64 errors of up to 2^-25 (scaled) together stay below
+ * 2^-11 of the largest element, if sqrt(64) 2^-25 coarsest <= 2^-11 largest. Where that holds in each part, it does in
+ * the whole. */
 struct column {
     float largest = 0, coarsest = 0; /* coarsest: the largest 2^-e among rows whose element lost bits */
-    bool fits = true;
+    bool all_fit = true;
 
-    __device__ void see(float x, int e) {
+    __device__ bool see(float x, int e) { /* and say if it fits */
+        const bool fits = !does_not_fit(x, e);
         largest = fmaxf(largest, fabsf(x));
         if (x != 0 && fabsf(x * power_of_two(e)) < HALF_LEAST_NORMAL) coarsest = fmaxf(coarsest, power_of_two(-e));
-        fits &= !does_not_fit(x, e);
+        all_fit &= fits;
+        return fits;
     }
-    __device__ bool carried() const { return fits && coarsest <= 2048 * largest; }
+    __device__ bool carried() const { return all_fit && coarsest <= 2048 * largest; }
 };
 
 /* ---- Copying units to shared memory ------------------------------------------------------------------------------ */
 
-/* A unit on its way. A line's vectors of four floats lie exchanged, vector v of line i at v ^ (i/4 % 8), so that both
- * reading along a line and reading across four times sixteen lines (a quad of each of 16) finds its floats in different
- * banks. */
+/* A unit on its way. A line's vectors of four floats lie exchanged, vector v of line i at v ^ (i/4 % 8), so that reading
+ * along a line finds its floats in different banks, and reading two floats of each of sixteen lines, four apart, in
+ * sixteen banks at least. */
 struct __align__(16) stage {
     float lines[LINE][LINE_PITCH];
     int32_t exponents[UNIT_ROWS];
@@ -3045,18 +3047,21 @@ template <bool AGAIN> __device__ void fetch_exponents(const pack_args &o, const 
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
 
-/* How deep this thread's quads of a unit are, read(row, quad, x) being how they lie in shared memory, now that one has
- * turned out to be. fp32: notes which rows have deep elements, and what did not fit. */
+/* A thread's quads of a unit: this one, of rows first_row(), first_row() + ROWS_AT_ONCE and so on. */
+__device__ int my_quad() { return threadIdx.x % QUADS_PER_ROW; }
+__device__ int first_row() { return threadIdx.x / QUADS_PER_ROW; }
+
+/* How deep they are, read(row, quad, x) being how they lie in shared memory; fp32, where one has turned out to be deep.
+ * Counts the deep ones of each row, and notes what did not fit. */
 template <typename READ> __device__ float depth_fp32(const pack_args &o, const place &u, const stage &from, READ read) {
-    const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
     float depth = 1;
 #pragma unroll 1
-    for (int row = row0; row < UNIT_ROWS; row += ROWS_AT_ONCE) {
+    for (int row = first_row(); row < UNIT_ROWS; row += ROWS_AT_ONCE) {
         const int e = from.exponents[row];
         const int64_t at = u.batch * o.exponents_batch_stride + u.row0 + row;
         float x[QUAD];
         int deep = 0;
-        read(row, quad, x);
+        read(row, my_quad(), x);
         for (int k = 0; k < QUAD; k++) {
             const float of_x = depth_of(x[k], e);
             depth = fmaxf(depth, of_x);
@@ -3068,29 +3073,29 @@ template <typename READ> __device__ float depth_fp32(const pack_args &o, const p
     return depth;
 }
 
-/* tf32: 1 where its rows are carried by themselves, as they are but for odd data; else column_depth is to be asked. */
-template <typename READ> __device__ float depth_tf32(const stage &from, READ read) {
-    const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
+/* Whether they are carried by themselves; tf32, where one has turned out to be deep. But for odd data they are. */
+template <typename READ> __device__ bool carried_tf32(const stage &from, READ read) {
     column columns[QUAD];
 #pragma unroll 1
-    for (int row = row0; row < UNIT_ROWS; row += ROWS_AT_ONCE) {
+    for (int row = first_row(); row < UNIT_ROWS; row += ROWS_AT_ONCE) {
         float x[QUAD];
-        read(row, quad, x);
+        read(row, my_quad(), x);
 #pragma unroll
         for (int k = 0; k < QUAD; k++) columns[k].see(x[k], from.exponents[row]);
     }
     bool carried = true;
     for (int k = 0; k < QUAD; k++) carried &= columns[k].carried();
-    return carried ? 1 : INFINITY;
+    return carried;
 }
 
-/* Splits this thread's quads of a unit, and returns their depth. Without branches where they are not deep, so that the
- * quads' loads and arithmetic overlap. */
+/* Splits this thread's quads of a unit, and returns their depth; in tf32, where they are not carried by themselves,
+ * infinity, until column_depth has looked. Without branches where they are not deep, so that the quads' loads and
+ * arithmetic overlap. */
 template <int PIECES, typename READ>
 __device__ float split_quads(const pack_args &o, const place &u, const stage &from, READ read) {
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS;
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
-    const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
+    const int quad = my_quad(), row0 = first_row();
     uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
                   (int64_t)panel * o.k_blocks * PIECES * PANEL_ROWS * SPLIT_ROW_BYTES +
                   ((int64_t)u.kb * PIECES * stored + skip + row0) * SPLIT_ROW_BYTES + (quad / 2 ^ row0 % 8) * 16 +
@@ -3112,7 +3117,8 @@ __device__ float split_quads(const pack_args &o, const place &u, const stage &fr
         }
     }
     if (shallow) return 1;
-    return PIECES == 2 ? depth_fp32(o, u, from, read) : depth_tf32(from, read);
+    if (PIECES == 2) return depth_fp32(o, u, from, read);
+    return carried_tf32(from, read) ? 1 : INFINITY;
 }
 
 /* Splits a unit that has landed into its panel. Every thread of the block calls it and gets the depth of its part. */
@@ -3124,12 +3130,15 @@ template <int PIECES> __device__ float split(const pack_args &o, const place &u,
             for (int k = 0; k < QUAD; k++) x[k] = from.lines[quad * QUAD + k][(row / 4 ^ quad % 8) * 4 + row % 4];
         });
     if (o.row_stride == 1) {
-        int shifts[QUAD]; /* of the four lines that hold this thread's quads */
+        int begin[QUAD]; /* where first_row() is in the four lines that hold this thread's quads */
 #pragma unroll
-        for (int k = 0; k < QUAD; k++) shifts[k] = view.shift(threadIdx.x % QUADS_PER_ROW * QUAD + k);
+        for (int k = 0; k < QUAD; k++) begin[k] = view.shift(my_quad() * QUAD + k) + first_row();
         return split_quads<PIECES>(o, u, from, [&](int row, int quad, float(&x)[QUAD]) {
 #pragma unroll
-            for (int k = 0; k < QUAD; k++) x[k] = from.one(quad * QUAD + k, shifts[k] + row);
+            for (int k = 0; k < QUAD; k++) {
+                const int line = quad * QUAD + k, vector = begin[k] / 4 + (row - first_row()) / 4;
+                x[k] = from.lines[line][from.place_of(line, vector) + begin[k] % 4];
+            }
         });
     }
     if (view.aligned())
@@ -3139,13 +3148,14 @@ template <int PIECES> __device__ float split(const pack_args &o, const place &u,
         });
     return split_quads<PIECES>(o, u, from, [&](int row, int quad, float(&x)[QUAD]) {
         const int shift = view.shift(row);
+        const int in_first = from.place_of(row, quad) + shift, in_second = from.place_of(row, quad + 1) + shift - 4;
 #pragma unroll
-        for (int k = 0; k < QUAD; k++) x[k] = from.one(row, shift + quad * QUAD + k);
+        for (int k = 0; k < QUAD; k++) x[k] = from.lines[row][(shift + k < 4 ? in_first : in_second) + k];
     });
 }
 
-/* tf32: the depth of one k of a unit, for each thread that has one: 1 where the hi pieces carry it, else infinite. Each
- * thread of the block calls it where one did not find its own part of the rows to be carried by itself. */
+/* tf32: the depth of one k of a unit, for each thread that has one: 1 where the hi pieces carry it, else infinite. All
+ * threads of a block call it, where one's quads are not carried by themselves. Notes what did not fit. */
 __device__ float column_depth(const pack_args &o, const place &u, const stage &from) {
     if (threadIdx.x >= SPLIT_K) return 1;
     const unit_view view(o, u);
@@ -3156,17 +3166,16 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     for (int row = 0; row < UNIT_ROWS; row++) {
         const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
         const float x = from.one(line, view.shift(line) + i);
-        all.see(x, e);
-        if (does_not_fit(x, e)) raise(&o.overflows[at + row], fabsf(x));
+        if (!all.see(x, e)) raise(&o.overflows[at + row], fabsf(x));
     }
     return all.carried() ? 1 : INFINITY;
 }
 
 /* Splits the units that source.next() names, one after the other, until it returns false; source.found(unit, depth) is
- * called by each thread that found a depth above 1. Between ask() and hear() there is time to find out what comes next
- * but two. Copies run two units ahead; of the first two before the kernel in
+ * called by each thread that found a depth above 1. Copies run two units ahead; of the first two before the kernel in
  * front of this one has found their exponents. Two rounds that only copy come first, in the same loop: instructions that
- * are there once come to a multiprocessor once. */
+ * are there once come to a multiprocessor once. From then on, what next() will name in the round after this one is asked
+ * for, source.ask(), before a unit is split, and heard, source.hear(), when it has been. */
 template <typename SOURCE>
 __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES], SOURCE source) {
     constexpr bool AGAIN = SOURCE::AGAIN;
@@ -3192,7 +3201,8 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
             if (has_ahead) fetch_exponents<AGAIN>(pair.operand[ahead.operand], ahead, stages[0]);
         }
         if (has_further && round > -2) fetch_exponents<AGAIN>(of_further, further, stages[free]);
-        if (has_further && round >= 0) source.ask();
+        const bool asks = has_further && round >= 0;
+        if (asks) source.ask();
         close_copies();
         free = (free + 1) % STAGES; /* now the stage of unit `round` */
         if (has_now) {
@@ -3201,7 +3211,7 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
             if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[free]);
             if (depth > 1) source.found(now, depth);
         }
-        if (has_further) source.hear();
+        if (asks) source.hear();
         now = ahead, has_now = has_ahead;
         ahead = further, has_ahead = has_further;
     }
@@ -3302,11 +3312,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
 }
 
-/* All units, handed out one by one: memory serves some multiprocessors twice as fast as others. A block's first are known
- * beforehand; which one comes after those in flight it asks a round before it needs to know. */
+/* All units, handed out one by one: memory serves some multiprocessors twice as fast as others. A block's first, which
+ * it copies before it can have asked, are known beforehand. */
 struct all_units {
     static constexpr bool AGAIN = false;
-    static constexpr int KNOWN = 3;
+    static constexpr int KNOWN = STAGES; /* of the two rounds that only copy, and the first that asks */
     const pack_pair_args &pair;
     int (&tickets)[2]; /* shared */
     int count = 0, answer = 0;

@@ -1,5 +1,5 @@
 """fp32 on tensor cores keeps the contract for every input: hard data at large K, special values in every place, rows that
-the split cannot carry, packed operands that are shared."""
+the split cannot carry (tf32's rule for these, too), packed operands that are shared."""
 
 import threading
 

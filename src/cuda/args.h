@@ -101,7 +101,7 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
  * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
- * counts the elements below, in each row. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * counts the elements below, in each row, where there are two pieces. Where the marks of A and B multiply to at most mark_limit, which depends on k
  * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
  * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
  * tiles with an infinite mark, are ieee's.
@@ -158,7 +158,7 @@ typedef struct pack_args {
     uint8_t *panels;
     int32_t *exponents;
     float *overflows; /* [rows]: 0 where all fits; pack_sample sets these and what follows */
-    uint32_t *deep;   /* [rows], counted each time a row is split */
+    uint32_t *deep;   /* [rows], counted each time a row is split in two */
     int32_t *misfits; /* [panels]: 1 where a depth was infinite at first, else 0 */
     float *marks;     /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
@@ -166,8 +166,8 @@ typedef struct pack_args {
 
 /* How far pack_split has come, for its blocks to know of each other. */
 typedef struct pack_progress {
-    uint32_t blocks; /* how many have split their share; and the bit PACK_MISFITS, if something did not fit */
-    uint32_t units;  /* tickets that blocks have taken, for units beyond their first */
+    uint32_t blocks; /* how many have nothing left to split; and the bit PACK_MISFITS, if something did not fit */
+    uint32_t units;  /* tickets that blocks have taken, for units beyond their first few */
     uint32_t again;  /* and for units to split again */
 } pack_progress;
 enum { PACK_MISFITS = 1 << 30 };

@@ -208,8 +208,8 @@ static float depth_of(float x, float scaled) {
     return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits a row, counts its deep elements and returns the largest depth in it. tf32's rule looks at columns: here
- * whatever fits is taken to be carried. */
+/* Splits a row, counts its deep elements where there are two pieces, and returns the largest depth in it. tf32's rule
+ * looks at columns: here whatever fits is taken to be carried. */
 static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
     float depth = 1;
@@ -223,7 +223,7 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
                      1) = half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
         const float of_x = depth_of(x, scaled);
         depth = fmaxf(depth, of_x);
-        o->deep[batch * o->exponents_batch_stride + row] += of_x > 1 && of_x < INFINITY;
+        o->deep[batch * o->exponents_batch_stride + row] += o->pieces == 2 && of_x > 1 && of_x < INFINITY;
     }
     return o->pieces == 2 || depth == INFINITY ? depth : 1;
 }
