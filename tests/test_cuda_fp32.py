@@ -258,6 +258,7 @@ TINY_IN_A_COLUMN = {
 }
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("rows, marked", TINY_IN_A_COLUMN.values(), ids=TINY_IN_A_COLUMN)
 @pytest.mark.parametrize("kernel", [name for name in kernel_names(CUDA) if name.startswith("split_tf32")])
 def test_tf32_takes_tiny_elements_beside_others_of_their_k(driver, rng, kernel, rows, marked):
