@@ -50,7 +50,7 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
 
 def measure_packing(seconds, problem, m, n, k, layout, side):
     tensor = make(m, n, k, layout, "rand")[side]
-    source = torch.rand(tensor.numel(), device="cuda")
+    source = torch.rand(-(-tensor.numel() // 1024) * 1024, device="cuda")  # an odd number would be copied slowly
     target = torch.empty_like(source)
     (packing, copying), state = interleaved([Packing(context("fp32"), side, tensor), lambda: target.copy_(source)], seconds, SHORT)
     record = {"what": "packing", "problem": problem, "operand": "ab"[side], "layout": layout[side], "rows": m if side == 0 else n, "k": k,
