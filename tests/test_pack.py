@@ -1,0 +1,294 @@
+"""The packing kernels of the CUDA engine, run on the CPU: src/cuda/pack.cu itself, each thread of a block a fiber (emulator/), beside a model of what
+args.h and docs/numerics.md say of panels, exponents and marks, written here in NumPy. So scales, pieces, addresses and the second
+look at what did not fit are tested where there is no GPU."""
+
+import ctypes
+import mmap
+import os
+import signal
+import sys
+from ctypes import POINTER, c_int32, c_int64, c_uint32, c_void_p
+
+import numpy as np
+import pytest
+
+from toolchain import BUILD, ROOT, need, run
+
+# What args.h has.
+PANEL_ROWS, SPLIT_K, ROW_BYTES, LO_SHIFT, ALL_ZERO = 128, 64, 128, 11, 63
+UNIT_ROWS, SAMPLE_ROWS = 64, 8
+LEAST_NORMAL, OVERFLOW = np.float32(2.0**-14), np.float32(65520)
+
+
+class PackArgs(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("row_stride", c_int64), ("k_stride", c_int64), ("batch_stride", c_int64), ("rows", c_int32), ("k", c_int32),
+                ("batch", c_int32), ("k_blocks", c_int32), ("pieces", c_int32), ("panels", c_void_p), ("exponents", c_void_p),
+                ("overflows", c_void_p), ("deep", c_void_p), ("misfits", c_void_p), ("marks", c_void_p),
+                ("panels_batch_stride", c_int64), ("exponents_batch_stride", c_int64), ("marks_batch_stride", c_int64)]
+
+
+class PackPairArgs(ctypes.Structure):
+    _fields_ = [("operand", PackArgs * 2), ("progress", c_void_p), ("marked_panels", c_void_p)]
+
+
+@pytest.fixture(scope="module")
+def emulate():
+    """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample; in a process of its own, which may crash without the others."""
+    compiler, folder = need("g++"), BUILD / "emulator"
+    folder.mkdir(exist_ok=True)
+    run(sys.executable, ROOT / "tests/emulator/translate.py", ROOT / "src/cuda/pack.cu", folder / "pack.cpp")
+    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-I", ROOT / "tests/emulator", "-I", ROOT / "src/cuda",
+        "-o", folder / "pack.so", folder / "pack.cpp")
+    function = ctypes.CDLL(str(folder / "pack.so")).emulate
+    function.argtypes, function.restype = [ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32], None
+
+    def in_a_process(*arguments):
+        process = os.fork()
+        if not process:
+            signal.alarm(60)
+            function(*arguments)
+            os._exit(0)
+        assert os.waitpid(process, 0)[1] == 0, "the emulated kernel crashed, or did not end"
+
+    return in_a_process
+
+
+def shared(shape, kind, value):
+    """An array that another process may write."""
+    array = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * np.dtype(kind).itemsize), kind).reshape(shape)
+    array[...] = value
+    return array
+
+
+# ---- The model --------------------------------------------------------------------------------------------------------
+
+
+def bits(x):
+    return np.ascontiguousarray(x, np.float32).view(np.int32)
+
+
+def exponent_for(largest, target):
+    """What brings a number to [2^target, 2^(target + 1)), within +-62; 0 for 0."""
+    e = np.clip(target - (bits(largest) >> 23 & 0xff) + 127, -62, 62)
+    return np.where(largest == 0, 0, e)
+
+
+def by_sample(x):
+    """The exponents of the rows of x, from four runs of 32 elements each."""
+    k = x.shape[1]
+    columns = [min(k - 1, max(0, k - 32) * run // 3 + i) for run in range(4) for i in range(32)]
+    largest = np.nanmax(np.abs(np.column_stack([x[:, columns], np.zeros(len(x), np.float32)])), axis=1)
+    return np.where(largest == 0, ALL_ZERO, exponent_for(largest, 12))
+
+
+def scaled_by(x, e):
+    return x * np.ldexp(np.float32(1), e).astype(np.float32)[:, None]
+
+
+def fitting(x, e):
+    return (np.abs(scaled_by(x, e)) < OVERFLOW) & ~((e == ALL_ZERO)[:, None] & (x != 0))
+
+
+def depths(x, e):
+    depth = np.maximum(1, LEAST_NORMAL / np.abs(scaled_by(x, e)))
+    return np.where(x == 0, 1, np.where(fitting(x, e), depth, np.inf)).astype(np.float32)
+
+
+def carried_columns(x, e):
+    """tf32: whether each k of each unit of rows is carried; (units, k)."""
+    lost = (x != 0) & (np.abs(scaled_by(x, e)) < LEAST_NORMAL)
+    coarsest = np.where(lost, np.ldexp(np.float32(1), -e).astype(np.float32)[:, None], 0)
+    starts = range(0, len(x), UNIT_ROWS)
+    return np.array([fitting(x[i:i + 64], e[i:i + 64]).all(0) & (coarsest[i:i + 64].max(0) <= 2048 * np.fmax.reduce(np.abs(x[i:i + 64]), axis=0)) for i in starts])
+
+
+class Model:
+    """What packing one matrix comes to, and which of its panels were split twice."""
+
+    def __init__(self, x, pieces):
+        with np.errstate(all="ignore"):
+            self.pack(x, pieces)
+
+    def pack(self, x, pieces):
+        rows, self.pieces = len(x), pieces
+        panels = -(-rows // PANEL_ROWS)
+        panel_of = np.arange(rows) // PANEL_ROWS
+        e = by_sample(x)
+        first = self.marks_of(x, e, panels)
+        self.misfits = np.isinf(first)
+        wrong = np.where(fitting(x, e), 0, np.abs(x)).astype(np.float32)
+        self.overflows = bits(wrong).max(axis=1).view(np.float32)  # the bits' order, in which NaN is the largest
+        again = self.misfits[panel_of]
+        counted = ((depths(x, e) > 1) & np.isfinite(depths(x, e))).sum(axis=1)
+        e = np.where(again & (self.overflows > 0), exponent_for(self.overflows, 14), e)  # NaN is not
+        counted = counted + again * ((depths(x, e) > 1) & np.isfinite(depths(x, e))).sum(axis=1)
+        self.deep, self.exponents = counted * (pieces == 2), e
+        self.marks = np.where(self.misfits, self.marks_of(x, e, panels), first).astype(np.float32)
+        scaled = scaled_by(x, e)
+        self.hi = scaled.astype(np.float16)
+        rest = (x.astype(np.float64) - np.ldexp(self.hi.astype(np.float64), -e[:, None])).astype(np.float32)
+        self.lo = (rest * np.ldexp(np.float32(1), e + LO_SHIFT).astype(np.float32)[:, None]).astype(np.float16)
+
+    def marks_of(self, x, e, panels):
+        if self.pieces == 2:
+            of_rows = depths(x, e).max(axis=1)
+        else:
+            of_rows = np.repeat(np.where(carried_columns(x, e).all(axis=1), 1, np.inf), UNIT_ROWS)[:len(x)]
+        return np.array([of_rows[p * PANEL_ROWS:(p + 1) * PANEL_ROWS].max() for p in range(panels)])
+
+
+def piece_in(memory, rows, k_blocks, pieces, piece):
+    """A piece of all rows and k, the padding too, out of the panels."""
+    found, at = [], 0
+    for first in range(0, rows, PANEL_ROWS):
+        stored = min(PANEL_ROWS, -(-(rows - first) // 8) * 8)
+        panel = memory[at:at + k_blocks * pieces * stored * ROW_BYTES].reshape(k_blocks, pieces, stored, 8, 16)[:, piece]
+        chunks = np.arange(8)[None, :] ^ np.arange(stored)[:, None] % 8
+        panel = panel[:, np.arange(stored)[:, None], chunks]  # (k block, row, chunk, byte)
+        found.append(panel.transpose(1, 0, 2, 3).reshape(stored, -1).copy().view(np.uint16))
+        at += k_blocks * pieces * PANEL_ROWS * ROW_BYTES
+    return np.concatenate(found)
+
+
+# ---- Operands ---------------------------------------------------------------------------------------------------------
+
+
+def along(batch, rows, k, rng):
+    """k contiguous; lines aligned, or not."""
+    pitch = k + rng.integers(0, 5)
+    memory = np.full(batch * rows * pitch + 8, np.nan, np.float32)[rng.integers(0, 4):]
+    return memory, (rows * pitch, pitch, 1)
+
+
+def across(batch, rows, k, rng):
+    """Rows contiguous."""
+    pitch = rows + rng.integers(0, 5)
+    memory = np.full(batch * k * pitch + 8, np.nan, np.float32)[rng.integers(0, 4):]
+    return memory, (k * pitch, 1, pitch)
+
+
+def aligned(layout):
+    def chosen(batch, rows, k, rng):
+        pitch = -(-(rows if layout is across else k) // 4) * 4
+        memory = np.full(batch * pitch * (k if layout is across else rows) + 8, np.nan, np.float32)
+        memory = memory[-memory.ctypes.data % 16 // 4:]
+        return memory, (k * pitch, 1, pitch) if layout is across else (rows * pitch, pitch, 1)
+    chosen.__name__ = f"aligned_{layout.__name__}"
+    return chosen
+
+
+def stepped(batch, rows, k, rng):
+    """Nothing contiguous."""
+    return np.full(batch * rows * (2 * k + 1), np.nan, np.float32), (rows * (2 * k + 1), 2 * k + 1, 2)
+
+
+LAYOUTS = [along, across, aligned(along), aligned(across), stepped]
+
+
+def normal(rng, shape):
+    return rng.standard_normal(shape, np.float32)
+
+
+def graded(rng, shape):
+    return np.ldexp(normal(rng, shape), rng.integers(-149, 120, shape))
+
+
+def with_huge(rng, shape):
+    return normal(rng, shape) * np.where(rng.random(shape) < 0.003, np.float32(1e6), np.float32(1))
+
+
+def with_tiny(rng, shape):
+    return normal(rng, shape) * np.where(rng.random(shape) < 0.003, np.float32(1e-9), np.float32(1))
+
+
+def tiny_columns(rng, shape):
+    """Elements that tf32 takes beside others of their k, and one k whose elements are all tiny."""
+    x = normal(rng, shape)
+    x[..., rng.random(shape[-1]) < 0.1] *= np.float32(2.0**-40)
+    x[:, :, shape[-1] // 2] = np.where(rng.random(shape[:2]) < 0.9, np.float32(2.0**-40), x[:, :, shape[-1] // 2])
+    return x
+
+
+def at_the_limit(rng, shape):
+    """Rows whose exponent is 11, and a k that tf32 just takes, or just does not: all its elements are tiny but one of each unit."""
+    x = (2 * rng.random(shape, np.float32) - 1).astype(np.float32)
+    x[:, :, 0] = 3
+    x[:, :, shape[-1] // 2] = 2.0**-40
+    x[:, ::UNIT_ROWS, shape[-1] // 2] = 2.0**-rng.integers(22, 24)
+    return x
+
+
+def sparse(rng, shape):
+    return normal(rng, shape) * (rng.random(shape) < 0.02)
+
+
+def special(rng, shape):
+    x = normal(rng, shape)
+    for value in (np.nan, np.inf, -np.inf, 1e-42, np.finfo(np.float32).max):
+        x[rng.random(shape) < 1e-4] = value
+    x[:, ::17] = np.nan
+    x[:, ::13] = -0.0
+    return x
+
+
+DATA = [normal, graded, with_huge, with_tiny, tiny_columns, at_the_limit, sparse, special]
+SHAPES = [(1, 200, 300), (1, 64, 64), (2, 70, 129), (1, 7, 1), (1, 129, 31), (3, 9, 500), (1, 300, 65)]
+
+
+def operand(x, memory, strides, pieces, keep):
+    """PackArgs of a batch of matrices, which it puts into memory; what the kernels write is poisoned. keep: holds the arrays."""
+    batch, rows, k = x.shape
+    np.lib.stride_tricks.as_strided(memory, x.shape, [4 * s for s in strides])[...] = x
+    k_blocks, panels = -(-k // SPLIT_K), -(-rows // PANEL_ROWS)
+    made = {"panels": shared((batch, panels * k_blocks * pieces * PANEL_ROWS * ROW_BYTES), np.uint8, 0xa5),
+            "misfits": shared((batch, panels), np.int32, 77), "marks": shared((batch, panels), np.float32, np.nan),
+            **{name: shared((batch, rows), kind, 77) for name, kind in (("exponents", np.int32), ("overflows", np.float32), ("deep", np.uint32))}}
+    keep += [memory, *made.values()]
+    args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, pieces,
+                    *(made[name].ctypes.data for name in ("panels", "exponents", "overflows", "deep", "misfits", "marks")),
+                    made["panels"].shape[1], rows, panels)
+    return args, made
+
+
+def check(x, made, pieces):
+    """What was made of a batch of matrices is what the model says; returns how many panels are marked."""
+    marked = 0
+    for one in range(len(x)):
+        model = Model(x[one], pieces)
+        for name in ("exponents", "deep", "misfits"):
+            assert np.array_equal(made[name][one], getattr(model, name)), name
+        for name in ("overflows", "marks"):
+            assert np.array_equal(bits(made[name][one]), bits(getattr(model, name))), name
+        rows, k = x[one].shape
+        blocks = -(-k // SPLIT_K)
+        for number, piece in enumerate((model.hi, model.lo)[:pieces]):
+            found = piece_in(made["panels"][one], rows, blocks, pieces, number)
+            assert not found[rows:].any() and not found[:, k:].any(), "padding"
+            good = np.isfinite(model.hi)  # what else is there is nothing to anybody: the panel is marked
+            assert np.array_equal(found[:rows, :k][good], piece.view(np.uint16)[good]), ("hi", "lo")[number]
+        marked += np.isinf(model.marks).sum()
+    return marked
+
+
+@pytest.mark.parametrize("data", DATA, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("pieces", [2, 1], ids=["fp32", "tf32"])
+def test_packed_as_the_model_says(emulate, rng, pieces, layout, data):
+    turn = LAYOUTS.index(layout) + DATA.index(data) + pieces
+    for first in [(turn + 2 * i) % len(SHAPES) for i in range(4)]:  # each layout and each kind of data meets every shape
+        keep, made, matrices = [], [], []
+        pair = PackPairArgs()
+        progress, marked = shared(4, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
+        for i in range(rng.integers(1, 3)):  # one operand, or two with the same k
+            batch, rows, _ = SHAPES[(first + i) % len(SHAPES)]
+            shape = batch, rows, SHAPES[first][2]
+            matrices.append(data(rng, shape).astype(np.float32))
+            pair.operand[i], arrays = operand(matrices[-1], *layout(*shape, rng), pieces, keep)
+            made.append(arrays)
+        pair.progress, pair.marked_panels = progress.ctypes.data, marked.ctypes.data
+        units = sum(-(-x.shape[1] // UNIT_ROWS) * x.shape[0] for x in matrices) * -(-SHAPES[first][2] // SPLIT_K)
+        samples = sum(-(-x.shape[1] // SAMPLE_ROWS) * x.shape[0] for x in matrices)
+        emulate(0, samples, pair, int(rng.integers(2**31)))
+        emulate(1, min(units, int(rng.integers(1, 4))), pair, int(rng.integers(2**31)))
+        assert sum(check(x, arrays, pieces) for x, arrays in zip(matrices, made)) == marked[0]
+        assert progress[3] == 0xa5a5a5a5
