@@ -123,11 +123,12 @@ def packing():
     records = [r for r in load("h200.json") if r["what"] == "packing"]
     if not records:
         return "No results yet: `make bench-gpu`."
-    lines = ["| problem | operand | rows x k | contiguous along | packing | | a copy | of the copy's rate |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = ["| problem | operand | rows x k | contiguous along | packing | | a copy | | of the copy's rate |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
     for r in records:
         along = "k" if (r["operand"] == "a") == (r["layout"] == "n") else "rows"
+        moved = 8e-6 * r["rows"] * r["k"]
         lines.append(f"| {r['problem']} | {r['operand'].upper()} | {r['rows']} x {r['k']} | {along} | {r['pack_us']:.1f} us | "
-                     f"{8 * r['rows'] * r['k'] / r['pack_us'] / 1e6:.2f} TB/s | {r['copy_us']:.1f} us | **{r['of_copy']:.2f}** |")
+                     f"{moved / r['pack_us']:.2f} TB/s | {r['copy_us']:.1f} us | {moved / r['copy_us']:.2f} TB/s | **{r['of_copy']:.2f}** |")
     about = records[0]
     return "\n".join([*lines, "", f"{about['gpu']}, {about['date'][:10]}, commit {about['commit']}."])
 

@@ -1086,11 +1086,11 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *   its lo tile at     + stored_rows(p) * 128
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
- * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
- * counts the elements below, in each row, where there are two pieces. Where the marks of A and B multiply to at most mark_limit, which depends on k
- * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
- * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
- * tiles with an infinite mark, are ieee's.
+ * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). With two
+ * pieces `deep` counts the elements below, in each row. Where the marks of A and B multiply to at most mark_limit, which
+ * depends on k (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are.
+ * Where to more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not,
+ * and tiles with an infinite mark, are ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
@@ -2807,7 +2807,7 @@ constexpr int THREADS = 128;
 constexpr int UNIT_ROWS = 64;
 constexpr int QUAD = 4; /* neighbours along k that a thread reads, splits and writes together */
 constexpr int QUADS_PER_ROW = SPLIT_K / QUAD;
-constexpr int ROWS_AT_ONCE = THREADS / QUADS_PER_ROW; /* a thread has a quad of every so manyth row */
+constexpr int ROWS_AT_ONCE = THREADS / QUADS_PER_ROW; /* a thread's quads are so many rows apart */
 constexpr int QUADS_AT_ONCE = 2; /* more would overlap more, but take longer to come to the instruction cache */
 constexpr int LINE = 64,
               LINE_PITCH = LINE + 4; /* a unit is 64 lines of 64 floats; a pitch of 68 has room for a shift */

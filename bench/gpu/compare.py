@@ -81,7 +81,7 @@ def summary(records):
     if packing:
         print("packing, of a copy's rate: " + "  ".join(f"{r['problem']} {r['operand']}: {r['of_copy']:.2f}" for r in packing))
     for precision in PRECISIONS:
-        squares = [r for r in records if r.get("problem") == "squares" and r["precision"] == precision]
+        squares = [r for r in records if r["problem"] == "squares" and r["precision"] == precision]
         if squares:
             print(f"{precision} squares: " + "  ".join(f"{r['m']}: {r['speedup']:.2f}" for r in sorted(squares, key=lambda r: r["m"])))
     worse = [r for r in records if "error" in r and r["error"] > r["peer_error"]]

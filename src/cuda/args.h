@@ -100,11 +100,11 @@ static inline int64_t ieee_pieces(int64_t k, int64_t tail_tiles, int64_t tail_un
  *   its lo tile at     + stored_rows(p) * 128
  *
  * Marks. A panel's mark is its depth: how far its smallest nonzero element, scaled, lies below fp16's least normal
- * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). `deep`
- * counts the elements below, in each row, where there are two pieces. Where the marks of A and B multiply to at most mark_limit, which depends on k
- * (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are. Where to
- * more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not, and
- * tiles with an infinite mark, are ieee's.
+ * number 2^-14, as a factor; 1 where none does, infinite where one does not fit at all (Inf, NaN, overflow). With two
+ * pieces `deep` counts the elements below, in each row. Where the marks of A and B multiply to at most mark_limit, which
+ * depends on k (docs/numerics.md), the pieces carry every product to the last bit that matters, whatever the sums are.
+ * Where to more, a sum is good if it is large beside what the deep elements can have lost; blocks with one that is not,
+ * and tiles with an infinite mark, are ieee's.
  */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 

@@ -16,6 +16,8 @@
 #include <ucontext.h>
 #include <vector>
 
+#include "../half.h"
+
 #define __device__
 #define __global__
 #define __grid_constant__
@@ -231,21 +233,6 @@ struct alignas(4) __half2 {
     uint16_t x, y;
 };
 
-static uint16_t half_of(float x) { /* rounded to the nearest, ties to even */
-    const uint32_t bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-    if (rest > 0x7f800000) return sign | 0x7e00;
-    if (rest >= 0x477ff000) return sign | 0x7c00;
-    if (rest < 0x38800000) /* subnormal: a multiple of 2^-24, which adding 1/2 leaves in float's last bits */
-        return sign | (__float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3f000000);
-    return sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13);
-}
-static float float_of(uint16_t half) {
-    const int exponent = half >> 10 & 31, significand = half & 0x3ff;
-    const float size = exponent == 31 ? (significand ? NAN : INFINITY)
-                       : exponent     ? ldexpf((float)(significand | 0x400), exponent - 25)
-                                      : ldexpf((float)significand, -24);
-    return half & 0x8000 ? -size : size;
-}
 static __half2 __floats2half2_rn(float x, float y) { return {half_of(x), half_of(y)}; }
 static float2 __half22float2(__half2 h) { return {float_of(h.x), float_of(h.y)}; }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../half.h"
 #include "cuda/args.h"
 
 static int divide_up(int a, int b) { return (a + b - 1) / b; }
@@ -160,28 +161,6 @@ static void ieee_scale(const fake_launch *l, const ieee_args *g) {
         for (int row = 0; row < g->m; row++)
             for (int col = 0; col < g->n; col++)
                 *element(&g->c, batch, row, col) = g->beta == 0 ? 0 : g->beta * addend(&g->source, batch, row, col);
-}
-
-/* ---- fp16 -------------------------------------------------------------------------------------------------------- */
-
-/* Rounds to nearest even, subnormals kept, overflow to Inf. */
-static uint16_t half_of(float x) {
-    const uint16_t sign = signbit(x) ? 0x8000 : 0;
-    const float magnitude = fabsf(x);
-    if (isnan(x)) return 0x7e00;
-    if (magnitude >= 65520) return sign | 0x7c00;
-    int e = -14;
-    if (magnitude >= 0x1p-14f) e = ilogbf(magnitude);
-    const int steps = (int)rintf(ldexpf(magnitude, 10 - e)); /* of 2^(e-10); 1024 and more for normal numbers */
-    return (uint16_t)(sign + ((e + 14) << 10) + steps);
-}
-
-static float float_of(uint16_t h) {
-    const int e = h >> 10 & 31, fraction = h & 1023;
-    const float magnitude = e == 31 ? (fraction ? NAN : INFINITY)
-                            : e     ? ldexpf((float)(1024 + fraction), e - 25)
-                                    : ldexpf((float)fraction, -24);
-    return h & 0x8000 ? -magnitude : magnitude;
 }
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
