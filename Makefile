@@ -56,7 +56,7 @@ bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FIL
 	python3 bench/regressions.py "$(BASE)" $(NEW)
 
 # It calls plain make: what has $(MAKE) in it would measure even under -n.
-report: ## docs/results.md and a page for each machine in bench/results; measures this one first where it has none
+report: ## docs/results/results.md and a page for each machine in bench/results; measures this one first where it has none
 	python3 bench/report --needs-this-machine || { make build && bench/run $(BUILD); }
 	python3 bench/report
 	python3 bench/table.py

@@ -40,7 +40,7 @@ def gpu():
     def mean(precision, packed=False):
         return statistics.geometric_mean(speed(p, precision, packed)["speedup"] for p in REFERENCE)
 
-    lines = ["![Speed and error of each library on an H200](docs/results-h200.svg)", "",
+    lines = ["![Speed and error of each library on an H200](docs/results/results-h200.svg)", "",
              "| problem (M, N, K) | torch float32 | Tessera `fp32` | error, torch / Tessera | `ieee` | `tf32` beside torch's TF32 |",
              "| --- | --- | --- | --- | --- | --- |"]
     for problem in REFERENCE:
@@ -53,7 +53,7 @@ def gpu():
               f"{mean('ieee'):.2f} x | {mean('tf32'):.2f} x |", "",
               f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit {commit}; "
               "uniform [0, 1) data, packing and everything else included, both libraries interleaved in one process. Errors are "
-              "relative Frobenius errors against float64. [docs/results.md](docs/results.md) has everything that was measured, and where Tessera loses; "
+              "relative Frobenius errors against float64. [docs/results/results.md](docs/results/results.md) has everything that was measured, and where Tessera loses; "
               "`make report` makes the same for your machine."]
     return "\n".join(lines)
 
@@ -80,7 +80,7 @@ def cpu():
 
 
 def amx():
-    """docs/tuning.md: fp32 on AMX, the best of the samples and their median."""
+    """docs/internals/tuning.md: fp32 on AMX, the best of the samples and their median."""
     records = load("amx-xeon.json")
     libraries = sorted({r["library"] for r in records} - {"tessera"}, reverse=True)
     lines = ["| m, n, k | threads | Tessera | " + " | ".join(map(shown, libraries)) + " | samples | on quiet cores | of the best |",
@@ -184,7 +184,7 @@ def gpt2():
 
 
 def pytorch():
-    """docs/pytorch.md: the training run, host time, the reference problems and nn.Linear through the package."""
+    """docs/guide/pytorch.md: the training run, host time, the reference problems and nn.Linear through the package."""
     gpt2, records = load_training("gpt2-h200.json"), load("torch-h200.json")
     if not gpt2 or not records:
         return "No results yet: `make bench-pytorch`."
@@ -223,11 +223,11 @@ def pytorch():
 def certificates():
     """README.md: what `tessera check --report` came to, from the certificates in docs/."""
     lines = ["| certificate | engine | held to | grade | products | most of the bound used | commit |", "| --- | --- | --- | --- | --- | --- | --- |"]
-    for path in sorted((ROOT / "docs").glob("certificate-*.md")):
+    for path in sorted((ROOT / "docs/results").glob("certificate-*.md")):
         text = path.read_text()
         commit = re.search(r"^\| Tessera \| [^|]*commit (\S+) \|$", text, re.M)[1]
         for engine, precision, grade, _, products, used in re.findall(r"^\| (.+?) \| `?(\w+)`? \| (\*\*\w\*\*) \| (.+?) \| (\d+) \| (\S+) \|$", text, re.M):
-            lines.append(f"| [{path.stem.removeprefix('certificate-')}](docs/{path.name}) | {engine} | `{precision}` | {grade} | {products} | {used} | {commit} |")
+            lines.append(f"| [{path.stem.removeprefix('certificate-')}](docs/results/{path.name}) | {engine} | `{precision}` | {grade} | {products} | {used} | {commit} |")
     return "\n".join(lines) if len(lines) > 2 else "No certificates yet: `tessera check --report docs/certificate-MACHINE.md`."
 
 
@@ -244,9 +244,9 @@ def programs():
 
 
 def main():
-    for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "certificates": certificates, "cpu": cpu}), ("docs/modules.md", {"modules": modules}),
-                         ("docs/blas.md", {"offload": offload, "blas": blas, "programs": programs}),
-                         ("docs/pytorch.md", {"pytorch": pytorch}), ("docs/tuning.md", {"packing": packing, "amx": amx})):
+    for name, tables in (("README.md", {"gpu": gpu, "gpt2": gpt2, "certificates": certificates, "cpu": cpu}), ("docs/guide/modules.md", {"modules": modules}),
+                         ("docs/guide/blas.md", {"offload": offload, "blas": blas, "programs": programs}),
+                         ("docs/guide/pytorch.md", {"pytorch": pytorch}), ("docs/internals/tuning.md", {"packing": packing, "amx": amx})):
         path = ROOT / name
         text = made = path.read_text()
         for marker, table in tables.items():

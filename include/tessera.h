@@ -17,7 +17,7 @@
  * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more,
  * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|).
  * With beta = 0 C (or S) is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision, same
- * number of threads: the same bits, every time. docs/numerics.md derives the bounds.
+ * number of threads: the same bits, every time. docs/internals/numerics.md derives the bounds.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -71,6 +71,9 @@ typedef enum tsr_precision {
     TSR_IEEE = 1,
     TSR_TF32 = 2
 } tsr_precision;
+
+/* "fp32", "ieee" or "tf32"; "unknown precision" for a number that is none. Never NULL. */
+const char *tsr_precision_name(tsr_precision precision);
 
 /* What a context is made of. Start from TSR_OPTIONS_DEFAULT and set what differs. */
 typedef struct tsr_options {
@@ -157,6 +160,11 @@ void tsr_plan_destroy(tsr_plan *plan);
 
 /* Bytes of workspace an execution takes; 0 where it needs none. */
 size_t tsr_plan_workspace(const tsr_plan *plan);
+
+/* Seconds an execution is estimated to take: on CUDA on an otherwise idle GPU, on the CPU with the plan's threads on
+ * idle cores, memory warm. One cost model is behind it and behind every choice the library makes, so estimates of two
+ * plans, on different devices too, can be compared. */
+double tsr_plan_seconds(const tsr_plan *plan);
 
 /* 1 where it takes a split (matrix engine) path, as tsr_stats counts them; else 0. */
 int tsr_plan_is_split(const tsr_plan *plan);

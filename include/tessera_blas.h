@@ -3,7 +3,7 @@
  *
  * sgemm_ and cblas_sgemm are those of the BLAS standard; batches and packed products are those of oneMKL. Names that end
  * in 64_ or _64 take 64-bit integers. Whatever a function finds wrong it reports through xerbla_ or cblas_xerbla, as the
- * reference implementation does, and returns. docs/blas.md says what the environment chooses.
+ * reference implementation does, and returns. docs/guide/blas.md says what the environment chooses.
  */
 #ifndef TESSERA_BLAS_H
 #define TESSERA_BLAS_H

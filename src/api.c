@@ -37,6 +37,15 @@ const char *tsr_status_name(tsr_status status) {
     return "unknown status";
 }
 
+const char *tsr_precision_name(tsr_precision precision) {
+    switch (precision) {
+    case TSR_FP32: return "fp32";
+    case TSR_IEEE: return "ieee";
+    case TSR_TF32: return "tf32";
+    }
+    return "unknown precision";
+}
+
 #define STRING_OF(x) #x
 #define VERSION_STRING(major, minor, patch) STRING_OF(major) "." STRING_OF(minor) "." STRING_OF(patch)
 
@@ -131,89 +140,6 @@ tsr_status tsr_trim(tsr_context *context) {
     return TSR_OK;
 }
 
-/* ---- What a matrix covers in memory ------------------------------------------------------------------------------ */
-
-/* A matrix of the batch as three strides, and the range of addresses it covers. */
-typedef struct span {
-    const char *name; /* the argument, for messages */
-    const float *data;
-    int64_t count[3], stride[3]; /* rows, columns, batch */
-    int64_t lowest, highest;     /* offsets from data, in floats */
-} span;
-
-static bool is_empty(const span *s) { return !s->count[0] || !s->count[1] || !s->count[2]; }
-
-static tsr_status span_make(span *s, const char *name, const float *data, int64_t rows, int64_t cols, int64_t batch,
-                            int64_t row_stride, int64_t col_stride, int64_t batch_stride) {
-    *s = (span){name, data, {rows, cols, batch}, {row_stride, col_stride, batch_stride}, 0, 0};
-    static const char *const size_name[2] = {"rows", "cols"};
-    static const char *const stride_name[3] = {"row_stride", "col_stride", "batch_stride"};
-    const int64_t limit = INT64_MAX / (int64_t)(2 * sizeof(float));
-    for (int d = 0; d < 2; d++) {
-        if (s->count[d] < 0)
-            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not be negative", name, size_name[d],
-                            (long long)s->count[d]);
-        if (s->count[d] > limit) /* an empty or broadcast matrix may be as large; engines count past its end */
-            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not exceed %lld", name, size_name[d],
-                            (long long)s->count[d], (long long)limit);
-    }
-    if (is_empty(s)) return TSR_OK;
-    for (int d = 0; d < 3; d++) {
-        int64_t reach;
-        if (__builtin_mul_overflow(s->count[d] - 1, s->stride[d], &reach) || reach > limit || reach < -limit ||
-            (reach > 0 && s->highest > limit - reach) || (reach < 0 && s->lowest < -limit - reach))
-            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: over %lld steps it leaves the address space", name,
-                            stride_name[d], (long long)s->stride[d], (long long)s->count[d]);
-        if (reach > 0) s->highest += reach;
-        if (reach < 0) s->lowest += reach;
-    }
-    return TSR_OK;
-}
-
-static uintptr_t span_begin(const span *s) {
-    return (uintptr_t)s->data + (uintptr_t)(s->lowest * (int64_t)sizeof(float));
-}
-static uintptr_t span_end(const span *s) {
-    return (uintptr_t)s->data + (uintptr_t)((s->highest + 1) * (int64_t)sizeof(float));
-}
-
-static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
-
-/* True where the strides nest: sorted by size, each passes over all that the smaller ones cover. Then no two elements
- * share an address. *pitch becomes the largest stride in use and *width what one step of it covers, in floats. */
-static bool strides_nest(const span *s, int64_t *pitch, int64_t *width) {
-    bool used[3] = {false, false, false};
-    int64_t covered = 1;
-    *pitch = *width = 1;
-    for (int round = 0; round < 3; round++) {
-        int next = -1;
-        for (int d = 0; d < 3; d++)
-            if (!used[d] && s->count[d] > 1 && (next < 0 || magnitude(s->stride[d]) < magnitude(s->stride[next])))
-                next = d;
-        if (next < 0) return true;
-        used[next] = true;
-        int64_t stride = magnitude(s->stride[next]);
-        if (stride < covered) return false;
-        *pitch = stride;
-        *width = covered;
-        covered += (s->count[next] - 1) * stride;
-    }
-    return true;
-}
-
-/* True where the two may share an address. Ranges that do not meet share none; nor do two slices of one wider matrix,
- * which have the same pitch and lie side by side within it. Everything else that meets is taken to overlap. */
-static bool may_overlap(const span *c, const span *in) {
-    if (is_empty(c) || is_empty(in)) return false;
-    if (span_end(c) <= span_begin(in) || span_end(in) <= span_begin(c)) return false;
-    int64_t pitch_c, width_c, pitch_in, width_in;
-    if (!strides_nest(c, &pitch_c, &width_c) || !strides_nest(in, &pitch_in, &width_in) || pitch_c != pitch_in)
-        return true;
-    uintptr_t pitch = (uintptr_t)pitch_c * sizeof(float);
-    uintptr_t c_to_in = (span_begin(in) % pitch + pitch - span_begin(c) % pitch) % pitch;
-    return c_to_in < (uintptr_t)width_c * sizeof(float) || pitch - c_to_in < (uintptr_t)width_in * sizeof(float);
-}
-
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr_context *context, tsr_side side,
@@ -229,7 +155,7 @@ static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr
         (o->data && s->data != o->data))
         return tsr_fail(TSR_INVALID_ARGUMENT, "%s.packed was packed from another matrix: data, shape or strides differ",
                         name);
-    if (tsr_is_only_packed(o) && batch > 1 && o->batch_stride)
+    if (operand_is_only_packed(o) && batch > 1 && o->batch_stride)
         return tsr_fail(TSR_INVALID_ARGUMENT,
                         "%s.batch_stride is %lld: tsr_pack_at packed one matrix, which a batch can only share (0)",
                         name, (long long)o->batch_stride);
@@ -237,30 +163,28 @@ static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr
 }
 
 /* Of what is only packed, the memory that is read is the panels'. */
-static void cover_panels(span *s, const tsr_operand *o) {
-    if (!tsr_is_only_packed(o) || is_empty(s)) return;
+static void cover_panels(matrix_span *s, const tsr_operand *o) {
+    if (!operand_is_only_packed(o) || span_is_empty(s)) return;
     const int64_t floats = (int64_t)(o->packed->bytes / sizeof(float));
-    *s = (span){s->name, s->data, {1, floats, 1}, {floats, 1, 0}, 0, floats - 1};
+    *s = (matrix_span){s->name, s->data, {1, floats, 1}, {floats, 1, 0}, 0, floats - 1};
 }
 
 /* The matrices of a product, as their spans are numbered. */
 enum { SPAN_A, SPAN_B, SPAN_C, SPAN_ADDEND, SPANS };
 
 /* Everything about shapes and strides of A, B and C; pointers come in check_pointers, when there are any. */
-static tsr_status check_shapes(tsr_problem *p, span spans[SPANS], const tsr_context *context, int64_t batch,
+static tsr_status check_shapes(tsr_problem *p, matrix_span spans[SPANS], const tsr_context *context, int64_t batch,
                                const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {
     if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
     if (!a) return tsr_fail(TSR_INVALID_ARGUMENT, "a is NULL");
     if (!b) return tsr_fail(TSR_INVALID_ARGUMENT, "b is NULL");
     if (!c) return tsr_fail(TSR_INVALID_ARGUMENT, "c is NULL");
     if (batch < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "batch is %lld: it must not be negative", (long long)batch);
+    const tsr_operand c_matrix = result_as_addend(c);
     tsr_status status;
-    if ((status = span_make(&spans[0], "a", a->data, a->rows, a->cols, batch, a->row_stride, a->col_stride,
-                            a->batch_stride)) ||
-        (status = span_make(&spans[1], "b", b->data, b->rows, b->cols, batch, b->row_stride, b->col_stride,
-                            b->batch_stride)) ||
-        (status = span_make(&spans[2], "c", c->data, c->rows, c->cols, batch, c->row_stride, c->col_stride,
-                            c->batch_stride)))
+    if ((status = span_make(&spans[SPAN_A], "a", a, batch)) ||
+        (status = span_make(&spans[SPAN_B], "b", b, batch)) ||
+        (status = span_make(&spans[SPAN_C], "c", &c_matrix, batch)))
         return status;
     if (a->cols != b->rows)
         return tsr_fail(TSR_INVALID_ARGUMENT, "a.cols (%lld) must equal b.rows (%lld)", (long long)a->cols,
@@ -271,8 +195,7 @@ static tsr_status check_shapes(tsr_problem *p, span spans[SPANS], const tsr_cont
     if (c->cols != b->cols)
         return tsr_fail(TSR_INVALID_ARGUMENT, "c.cols (%lld) must equal b.cols (%lld)", (long long)c->cols,
                         (long long)b->cols);
-    int64_t pitch, width;
-    if (!is_empty(&spans[2]) && !strides_nest(&spans[2], &pitch, &width))
+    if (!span_is_injective(&spans[SPAN_C]))
         return tsr_fail(TSR_INVALID_ARGUMENT, "c's strides (%lld, %lld, batch %lld) let elements of c share an address",
                         (long long)c->row_stride, (long long)c->col_stride, (long long)c->batch_stride);
     if ((status = check_packed(a, "a", context, TSR_LEFT, batch)) ||
@@ -286,14 +209,13 @@ static tsr_status check_shapes(tsr_problem *p, span spans[SPANS], const tsr_cont
 
 /* Sets the factors and the addend of a product whose shapes are checked. Without terms it reads neither A nor B, with
  * beta = 0 no addend. */
-static tsr_status check_sum(tsr_problem *p, span spans[SPANS], float alpha, float beta, const tsr_operand *addend) {
+static tsr_status check_sum(tsr_problem *p, matrix_span spans[SPANS], float alpha, float beta, const tsr_operand *addend) {
     p->alpha = alpha;
     p->beta = beta;
-    if (alpha == 0) p->k = 0;
-    if (beta == 0) return TSR_OK;
+    if (is_zero(alpha)) p->k = 0;
+    if (is_zero(beta)) return TSR_OK;
     if (!addend) return tsr_fail(TSR_INVALID_ARGUMENT, "addend is NULL; that is allowed where beta is 0");
-    tsr_status status = span_make(&spans[SPAN_ADDEND], "addend", addend->data, addend->rows, addend->cols, p->batch,
-                                  addend->row_stride, addend->col_stride, addend->batch_stride);
+    tsr_status status = span_make(&spans[SPAN_ADDEND], "addend", addend, p->batch);
     if (status) return status;
     if (addend->rows != p->c.rows || addend->cols != p->c.cols)
         return tsr_fail(TSR_INVALID_ARGUMENT,
@@ -301,18 +223,6 @@ static tsr_status check_sum(tsr_problem *p, span spans[SPANS], float alpha, floa
                         (long long)addend->rows, (long long)addend->cols, (long long)p->c.rows, (long long)p->c.cols);
     p->addend = *addend;
     return TSR_OK;
-}
-
-/* C as the addend of its own product. */
-static tsr_operand as_addend(const tsr_result *c) {
-    return (tsr_operand){c->data, c->rows, c->cols, c->row_stride, c->col_stride, c->batch_stride, NULL};
-}
-
-/* Strides along which there is one element only do not count. */
-static bool are_same_matrix(const span *x, const span *y) {
-    for (int d = 0; d < 3; d++)
-        if (x->count[d] > 1 && x->stride[d] != y->stride[d]) return false;
-    return x->data == y->data;
 }
 
 static tsr_status check_workspace(const tsr_launch *launch, const char *what, size_t needed) {
@@ -325,20 +235,20 @@ static tsr_status check_workspace(const tsr_launch *launch, const char *what, si
     return TSR_OK;
 }
 
-static tsr_status check_pointers(const tsr_problem *p, const span spans[SPANS], const tsr_launch *launch,
+static tsr_status check_pointers(const tsr_problem *p, const matrix_span spans[SPANS], const tsr_launch *launch,
                                  size_t workspace) {
     if (!p->m || !p->n || !p->batch) return TSR_OK;
-    const bool adds = p->beta != 0;
+    const bool adds = !is_zero(p->beta);
     for (int i = p->k ? SPAN_A : SPAN_C; i <= (adds ? SPAN_ADDEND : SPAN_C); i++) {
         if (!spans[i].data) return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is NULL", spans[i].name);
         if ((uintptr_t)spans[i].data % sizeof(float))
             return tsr_fail(TSR_INVALID_ARGUMENT, "%s.data is not aligned to a float (4 bytes)", spans[i].name);
     }
     for (int i = SPAN_A; p->k && i <= SPAN_B; i++)
-        if (may_overlap(&spans[SPAN_C], &spans[i]))
+        if (span_may_overlap(&spans[SPAN_C], &spans[i]))
             return tsr_fail(TSR_INVALID_ARGUMENT, "c overlaps %s: the result needs memory of its own", spans[i].name);
-    if (adds && !are_same_matrix(&spans[SPAN_C], &spans[SPAN_ADDEND]) &&
-        may_overlap(&spans[SPAN_C], &spans[SPAN_ADDEND]))
+    if (adds && !span_is_same(&spans[SPAN_C], &spans[SPAN_ADDEND]) &&
+        span_may_overlap(&spans[SPAN_C], &spans[SPAN_ADDEND]))
         return tsr_fail(TSR_INVALID_ARGUMENT,
                         "c overlaps addend: the result needs memory of its own, or that of the whole addend");
     return check_workspace(launch, "product", workspace);
@@ -347,7 +257,7 @@ static tsr_status check_pointers(const tsr_problem *p, const span spans[SPANS], 
 tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                         float beta, const tsr_operand *addend, const tsr_result *c, const tsr_launch *launch) {
     tsr_plan plan;
-    span spans[SPANS];
+    matrix_span spans[SPANS];
     tsr_status status;
     if ((status = check_shapes(&plan.problem, spans, context, batch, a, b, c)) ||
         (status = check_sum(&plan.problem, spans, alpha, beta, addend)))
@@ -361,7 +271,7 @@ tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const 
 tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                           float beta, const tsr_result *c, const tsr_launch *launch) {
     if (!c) return tsr_fail(TSR_INVALID_ARGUMENT, "c is NULL");
-    const tsr_operand addend = as_addend(c);
+    const tsr_operand addend = result_as_addend(c);
     return tsr_gemm_add(context, batch, alpha, a, b, beta, &addend, c, launch);
 }
 
@@ -371,10 +281,10 @@ tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const
     if (!share) share = &unwanted;
     *share = 0;
     tsr_problem p;
-    span spans[SPANS];
+    matrix_span spans[SPANS];
     tsr_status status = check_shapes(&p, spans, context, batch, a, b, c);
     if (status) return status;
-    const tsr_operand addend = as_addend(c);
+    const tsr_operand addend = result_as_addend(c);
     if ((status = check_sum(&p, spans, alpha, beta, &addend)) || (status = check_pointers(&p, spans, NULL, 0)))
         return status;
     if (context->cuda) return cuda_offload(context, &p, share);
@@ -411,7 +321,7 @@ tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch,
     if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
     *plan = NULL;
     tsr_plan draft;
-    span spans[SPANS];
+    matrix_span spans[SPANS];
     tsr_status status = check_shapes(&draft.problem, spans, context, batch, a, b, c);
     if (status) return status;
     draft.context = context;
@@ -426,6 +336,8 @@ tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch,
 void tsr_plan_destroy(tsr_plan *plan) { free(plan); }
 
 size_t tsr_plan_workspace(const tsr_plan *plan) { return plan ? plan_workspace(plan) : 0; }
+
+double tsr_plan_seconds(const tsr_plan *plan) { return plan ? plan_seconds(plan) : 0; }
 
 int tsr_plan_is_split(const tsr_plan *plan) { return plan && plan_is_split(plan); }
 
@@ -443,7 +355,7 @@ tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *
     given.a.data = a;
     given.b.data = b;
     given.c.data = c;
-    span spans[SPANS];
+    matrix_span spans[SPANS];
     tsr_status status;
     if ((status = check_shapes(&p, spans, plan->context, given.batch, &given.a, &given.b, &given.c)) ||
         (status = check_sum(&p, spans, alpha, beta, addend)) ||
@@ -455,7 +367,7 @@ tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch) {
     if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
-    tsr_operand addend = as_addend(&plan->problem.c);
+    tsr_operand addend = result_as_addend(&plan->problem.c);
     addend.data = c;
     return tsr_plan_execute_add(plan, alpha, a, b, beta, &addend, c, launch);
 }
@@ -471,11 +383,10 @@ static tsr_status check_pack(tsr_packed **packed, const tsr_context *context, ts
     if (!operand) return tsr_fail(TSR_INVALID_ARGUMENT, "operand is NULL");
     if (side != TSR_LEFT && side != TSR_RIGHT)
         return tsr_fail(TSR_INVALID_ARGUMENT, "side is %d: it must be TSR_LEFT or TSR_RIGHT", (int)side);
-    span s;
-    tsr_status status = span_make(&s, "operand", operand->data, operand->rows, operand->cols, 1, operand->row_stride,
-                                  operand->col_stride, 0);
+    matrix_span s;
+    tsr_status status = span_make(&s, "operand", operand, 1);
     if (status) return status;
-    if (reads && !is_empty(&s) && !operand->data) return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is NULL");
+    if (reads && !span_is_empty(&s) && !operand->data) return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is NULL");
     if ((uintptr_t)operand->data % sizeof(float))
         return tsr_fail(TSR_INVALID_ARGUMENT, "operand.data is not aligned to a float (4 bytes)");
     return TSR_OK;
@@ -538,7 +449,7 @@ size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, in
 
 tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side, float factor,
                        const tsr_operand *operand) {
-    tsr_status status = check_pack(packed, context, side, operand, factor != 0);
+    tsr_status status = check_pack(packed, context, side, operand, !is_zero(factor));
     if (status) return status;
     if (context->cuda)
         return tsr_fail(TSR_UNSUPPORTED,

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "problem.h"
 #include "tessera.h"
 
 /* Sets this thread's tsr_last_error and returns `status`, so that a failing line reads `return tsr_fail(...)`. */
@@ -18,16 +19,6 @@ typedef struct tsr_text {
 } tsr_text;
 
 void tsr_text_add(tsr_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* A validated product, C = alpha*A*B + beta*S. k = 0 stands for every product without terms (alpha = 0 too): C = beta*S,
- * A and B unread. The addend S is C itself where their data are the same; with beta = 0 it is all zero. */
-typedef struct tsr_problem {
-    int64_t m, n, k, batch;
-    float alpha, beta;
-    tsr_operand a, b; /* m x k, k x n */
-    tsr_result c;     /* m x n */
-    tsr_operand addend;
-} tsr_problem;
 
 struct cpu_kernel;   /* src/cpu/kernel.h */
 struct cuda_context; /* src/cuda/cuda.h */
@@ -50,10 +41,5 @@ struct tsr_packed {
     size_t bytes;
     bool borrowed; /* CUDA: panels are memory of the caller's, who frees it */
 };
-
-/* Packed by tsr_pack_at: the panels are all there is, and the strides those of a matrix that need not be there any more. */
-static inline bool tsr_is_only_packed(const tsr_operand *o) {
-    return o->packed && o->packed->source.data == o->packed->panels;
-}
 
 #endif

@@ -10,14 +10,15 @@ tsr_status plan_make(tsr_plan *plan) {
 
 size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace : plan->cpu.workspace; }
 
+double plan_seconds(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.seconds : plan->cpu.seconds; }
+
 bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.split : plan->cpu.pieces > 0; }
 
 void plan_print(const tsr_plan *plan, tsr_text *text) {
-    static const char *const precision_name[] = {[TSR_FP32] = "fp32", [TSR_IEEE] = "ieee", [TSR_TF32] = "tf32"};
     const tsr_problem *p = &plan->problem;
     tsr_text_add(text, "problem: %lld x %lld x %lld (m, n, k)", (long long)p->m, (long long)p->n, (long long)p->k);
     if (p->batch != 1) tsr_text_add(text, ", batch of %lld", (long long)p->batch);
-    tsr_text_add(text, "\nprecision: %s\n", precision_name[plan->context->options.precision]);
+    tsr_text_add(text, "\nprecision: %s\n", tsr_precision_name(plan->context->options.precision));
     if (on_cuda(plan))
         cuda_plan_print(&plan->cuda, p, text);
     else

@@ -16,6 +16,7 @@ struct tsr_plan {
 
 tsr_status plan_make(tsr_plan *plan); /* from context and problem */
 size_t plan_workspace(const tsr_plan *plan);
+double plan_seconds(const tsr_plan *plan);
 bool plan_is_split(const tsr_plan *plan);
 void plan_print(const tsr_plan *plan, tsr_text *text);
 tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch);

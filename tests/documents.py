@@ -6,7 +6,7 @@ from collections import namedtuple
 
 from toolchain import ROOT
 
-DOCUMENTS = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
+DOCUMENTS = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]
 
 # line: of the opening fence, from 1. file: the name under which the block is to be saved, or None. needs: words of a comment
 # `<!-- needs: ... -->` right before it. tested: `file::test` of a comment `<!-- tested: ... -->`, or None.

@@ -2,7 +2,7 @@
  *
  * What pack.cu and the split kernels do to a row of A and a column of B: scales from a sample or from the largest
  * element, fp16 pieces, sums in tensor cores that align and truncate, promotion into float32, the correction sum,
- * scaling back. docs/numerics.md derives what must hold; here it is checked, over all significands where that is
+ * scaling back. docs/internals/numerics.md derives what must hold; here it is checked, over all significands where that is
  * possible, and on the families of the contract elsewhere, against sums in long double:
  *
  *   representation   x*2^e = hi + lo*2^-11 + r, and how large lo and r may be
@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/cuda/args.h"
+#include "../src/cuda/kernels/args.h"
 
 static const double U = 0x1p-24;
 

@@ -40,7 +40,7 @@ def test_files_are_what_the_generator_writes():
 def test_the_generator_notices_a_difference(tmp_path):
     for folder in ("kernelbench", "src", "include"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    source = tmp_path / "src/cuda/split_reduce.cu"
+    source = tmp_path / "src/cuda/kernels/split/split_reduce.cu"
     source.write_text(source.read_text() + "/* another line */\n")
     said = run(sys.executable, tmp_path / "kernelbench/generate.py", "--check", expect=1)
     assert all(path.name in said for path in MODULES), said

@@ -1,5 +1,5 @@
-"""The packing kernels of the CUDA engine, run on the CPU: src/cuda/pack.cu itself, each thread of a block a fiber (emulator/), beside a model of what
-args.h and docs/numerics.md say of panels, exponents and marks, written here in NumPy. So scales, pieces, addresses and the second
+"""The packing kernels of the CUDA engine, run on the CPU: src/cuda/kernels/pack/pack.cu itself, each thread of a block a fiber (emulator/), beside a model of what
+args.h and docs/internals/numerics.md say of panels, exponents and marks, written here in NumPy. So scales, pieces, addresses and the second
 look at what did not fit are tested where there is no GPU."""
 
 import ctypes
@@ -36,8 +36,8 @@ def emulate():
     """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample; in a process of its own, which may crash without the others."""
     compiler, folder = need("g++"), BUILD / "emulator"
     folder.mkdir(exist_ok=True)
-    run(sys.executable, ROOT / "tests/emulator/translate.py", ROOT / "src/cuda/pack.cu", folder / "pack.cpp")
-    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-I", ROOT / "tests/emulator", "-I", ROOT / "src/cuda",
+    run(sys.executable, ROOT / "tests/emulator/translate.py", ROOT / "src/cuda/kernels/pack/pack.cu", folder / "pack.cpp")
+    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-I", ROOT / "tests/emulator", "-I", ROOT / "src",
         "-o", folder / "pack.so", folder / "pack.cpp")
     function = ctypes.CDLL(str(folder / "pack.so")).emulate
     function.argtypes, function.restype = [ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32], None

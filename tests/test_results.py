@@ -19,7 +19,7 @@ from toolchain import BUILD, ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import data, errors, machine, results, timing  # noqa: E402
 
-RESULTS, PAGES = ROOT / "bench/results", sorted((ROOT / "docs").glob("results-*.html"))
+RESULTS, PAGES = ROOT / "bench/results", sorted((ROOT / "docs/results").glob("results-*.html"))
 ABOUT = {"gpu": "NVIDIA Test", "driver": "1", "torch": "2", "commit": "abc", "date": "2026-01-02"}
 
 
@@ -339,7 +339,7 @@ def test_the_browser_sees_what_is_broken(chromium, tmp_path, breaks, words):
 
 
 def test_the_picture_of_the_readme(chromium):
-    for picture in (ROOT / "docs").glob("results-*.svg"):
+    for picture in (ROOT / "docs/results").glob("results-*.svg"):
         chromium.open(picture, 1280)
         assert chromium.evaluate("document.querySelectorAll('rect').length") > 3 and not chromium.said
         assert picture.name in (ROOT / "README.md").read_text() or picture.name != "results-h200.svg"

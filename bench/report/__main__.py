@@ -1,4 +1,4 @@
-"""From the saved results to what people read: docs/results.md, a page for each machine, and the picture and tables of the other documents.
+"""From the saved results to what people read: docs/results/results.md, a page for each machine, and the picture and tables of the other documents.
 
     python3 bench/report [--check] [--results FOLDER] [--docs FOLDER] [--needs-this-machine]
 
@@ -137,14 +137,14 @@ Made from `bench/harness/results.py`, which checks every file it reads against t
 
 A file is a JSON list of records, one for each thing measured; `what` names the kind of a record. `MACHINE.json` has the products measured
 beside torch on a GPU, `peers-`, `accuracy-`, `overhead-`, `ceilings-`, `threads-` and `kernelbench-MACHINE.json` the rest of that machine's page, and
-`cpu-MACHINE.json` all of a CPU's; `torch-`, `blas-` and `amx-` have what is shown in docs/pytorch.md, docs/blas.md and docs/tuning.md. `make report` makes the pages of docs/ from them. A record may have more fields than these.
+`cpu-MACHINE.json` all of a CPU's; `torch-`, `blas-` and `amx-` have what is shown in docs/guide/pytorch.md, docs/guide/blas.md and docs/internals/tuning.md. `make report` makes the pages of docs/ from them. A record may have more fields than these.
 
 {kinds}
 
 {fields}
 
 `gpt2-MACHINE.json` is written by
-`examples/train_gpt2.py` and has one object. `tessera bench --json` prints one of its own: docs/command.md.
+`examples/train_gpt2.py` and has one object. `tessera bench --json` prints one of its own: docs/guide/command.md.
 """
 
 
@@ -170,11 +170,11 @@ def has_this_machine(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="docs/results.md and the pages of the results, from bench/results")
+    parser = argparse.ArgumentParser(description="docs/results/results.md and the pages of the results, from bench/results")
     parser.add_argument("--check", action="store_true", help="only say whether they are what the results make")
     parser.add_argument("--needs-this-machine", action="store_true", help="only say whether there are results of this machine: exit code 3 where not")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench/results", metavar="FOLDER")
-    parser.add_argument("--docs", type=pathlib.Path, default=ROOT / "docs", metavar="FOLDER")
+    parser.add_argument("--docs", type=pathlib.Path, default=ROOT / "docs/results", metavar="FOLDER")
     options = parser.parse_args()
     if options.needs_this_machine:
         sys.exit(0 if has_this_machine(options.results) else 3)

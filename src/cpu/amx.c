@@ -19,7 +19,7 @@
  *
  * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound, and
  * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this tile's
- * sums for this block of k. docs/numerics.md has the bounds.
+ * sums for this block of k. docs/internals/numerics.md has the bounds.
  *
  * tf32 does without l and what is made of it: three products, hm, mh and hh.
  */

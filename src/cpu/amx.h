@@ -1,6 +1,6 @@
 /* amx.h: float32 products from bf16 tiles. amx_gemm.c has the plan and the loops, amx_pack.c the packing, amx.c the tiles.
  *
- * Each float x becomes three bf16 pieces, x = h + m + l exactly (docs/numerics.md says when not quite):
+ * Each float x becomes three bf16 pieces, x = h + m + l exactly (docs/internals/numerics.md says when not quite):
  *
  *     h = bf16(x)        m = bf16(x - h)        l = x - h - m
  *

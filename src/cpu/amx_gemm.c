@@ -222,13 +222,13 @@ static void pack_lanes(float *panels, const struct panel *s, bool left, int64_t 
 
 static void pack_panel(float *panel, const struct panel *s, const struct member *self) {
     for (int64_t j; (j = cpu_take(&self->team->next_pack) * PIECE_COLUMNS) < s->columns;)
-        pack_lanes(panel + j / AMX_LANES * s->floats, s, false, s->j + j, least(PIECE_COLUMNS, s->columns - j));
+        pack_lanes(panel + j / AMX_LANES * s->floats, s, false, s->j + j, min64(PIECE_COLUMNS, s->columns - j));
 }
 
 /* Where an operand's floats are, from a lane on. */
 static struct amx_source source_of(const struct panel *s, bool left, int64_t lane) {
     const tsr_operand *o = left ? &s->p->a : &s->p->b;
-    if (tsr_is_only_packed(o)) return (struct amx_source){.packed = o->packed, .lane = lane, .depth = s->first};
+    if (operand_is_only_packed(o)) return (struct amx_source){.packed = o->packed, .lane = lane, .depth = s->first};
     const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
     return (struct amx_source){o->data + lane * lane_stride + s->first * k_stride, lane_stride, k_stride, NULL, 0, 0};
 }
@@ -250,7 +250,7 @@ static void multiply_piece(const struct panel *s, const float *a, int64_t i, int
     const tsr_operand *addend = s->first ? &sums : &p->addend;
     const int64_t column = s->j + j;
     struct amx_block block = {.rows = rows,
-                              .columns = least(PIECE_COLUMNS, s->columns - j),
+                              .columns = min64(PIECE_COLUMNS, s->columns - j),
                               .depth = s->depth,
                               .pieces = s->plan->pieces,
                               .a = a,
@@ -280,7 +280,7 @@ static void multiply_panel(const struct panel *s, struct member *self) {
     const int64_t blocks = ceil_div(m, mc), pieces = ceil_div(s->columns, PIECE_COLUMNS);
     int64_t in_block = -1; /* which block of rows block_a holds */
     for (int64_t piece; (piece = take_piece(self, blocks, pieces)) >= 0;) {
-        const int64_t block = piece / ONE_BLOCK, i = block * mc, rows = least(mc, m - i);
+        const int64_t block = piece / ONE_BLOCK, i = block * mc, rows = min64(mc, m - i);
         if (!s->a && block != in_block) pack_lanes(self->block_a, s, true, i, rows);
         in_block = block;
         multiply_piece(s, s->a ? s->a + i / AMX_LANES * s->floats : self->block_a, i, rows,
@@ -303,9 +303,9 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
             struct panel s = {.plan = plan,
                               .p = p,
                               .j = j,
-                              .columns = least(plan->nc, p->n - j),
+                              .columns = min64(plan->nc, p->n - j),
                               .first = first,
-                              .depth = least(plan->kc, p->k - first),
+                              .depth = min64(plan->kc, p->k - first),
                               .b = self->panel_b[number % 2]};
             s.floats = amx_panel_floats(s.depth, plan->pieces);
             if (packed_a) s.a = packed_panels(packed_a, &s, p->m, 0);
@@ -348,7 +348,7 @@ static void work_with_tiles(void *argument) {
         self.panel_b[0] = job->panels_b;
         self.panel_b[1] = job->panels_b + (panels_b(plan) - 1) * panel_floats_b(plan);
         for (int64_t item = 0; item < batch; item++) {
-            const tsr_problem one = cpu_product_of_batch(job->problem, item);
+            const tsr_problem one = problem_item(job->problem, item);
             multiply_product(plan, &one, &self);
         }
     } else {
@@ -360,7 +360,7 @@ static void work_with_tiles(void *argument) {
         self.index = 0;
         self.panel_b[0] = self.panel_b[1] = job->panels_b + index * panel_floats_b(plan);
         for (int64_t item; (item = cpu_take(&job->next_product)) < batch;) {
-            const tsr_problem one = cpu_product_of_batch(job->problem, item);
+            const tsr_problem one = problem_item(job->problem, item);
             multiply_product(plan, &one, &self);
         }
     }
@@ -416,10 +416,10 @@ void amx_pack(float *panels, const tsr_packed *packed) {
     const int64_t kc = even_block(k, AMX_KC, AMX_STEP);
     const int pieces = pieces_of(packed->context);
     for (int64_t first = 0; first < k; first += kc) {
-        const int64_t depth = least(kc, k - first);
+        const int64_t depth = min64(kc, k - first);
         for (int64_t lane = 0; lane < lanes; lane += AMX_LANES, panels += amx_panel_floats(depth, pieces)) {
             float copy[AMX_KC * AMX_LANES];
-            const int64_t count = least(AMX_LANES, lanes - lane);
+            const int64_t count = min64(AMX_LANES, lanes - lane);
             cpu_packed_lanes(copy, packed, lane, count, first, depth, AMX_LANES);
             amx_pack_panels(panels, copy, count, depth, 1, AMX_LANES, left, pieces);
         }

@@ -19,6 +19,7 @@ typedef struct cpu_plan {
     int64_t slice;         /* where it is not 0, so many columns of one, or */
     bool slices_rows;      /* rows */
     size_t workspace;      /* bytes for packed panels */
+    double seconds;        /* estimated */
 
     /* On AMX: `kernel` makes what the bf16 pieces cannot carry. */
     int pieces;                  /* of each float; 0: the product is not one for AMX */
@@ -39,9 +40,6 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
  * is not, or not plainly, is left to the calls above: nothing has been done, and false is returned. */
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c);
-
-/* One product of a batch. */
-tsr_problem cpu_product_of_batch(const tsr_problem *p, int64_t item);
 
 /* Sets the context's cpu_kernel and cpu_amx by options->kernel or, where that names none, TESSERA_CPU_KERNEL in the
  * environment; else the best that this machine can run, and AMX where it is quicker and options->precision allows it. */

@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void multiply_few_by_rows(const str
     for (int j = 0; j < t->n; j += PART) {
         const int columns = t->n - j < PART ? t->n - j : PART;
         for (int64_t first = 0; first < t->k; first += kc) {
-            const int64_t end = least(first + kc, t->k);
+            const int64_t end = min64(first + kc, t->k);
             for (int v = 0; v < m * PART; v += LANES) store(sums + v, zeros());
             for (int64_t p = first, rows; p < end; p += rows) {
                 const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
@@ -108,7 +108,7 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
     for (int i = 0; i < m; i++) sum[i] = zeros();
     for (int64_t p = 0; p < depth;) {
         /* Up to where a vector is aligned, if columns begin alike: two lines for each would be too many. */
-        const int steps = (int)least(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), depth - p);
+        const int steps = (int)min64(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), depth - p);
         vector x[LANES];
         CPU_UNROLL
         for (int q = 0; q < LANES; q++) {
@@ -135,7 +135,7 @@ static inline __attribute__((always_inline)) void multiply_few_by_columns(const 
     _Alignas(64) float sums[CPU_FEW_ROWS * LANES];
     const int64_t most = t->a_step == 1 ? t->k : FEW_DEPTH / kc * kc;
     for (int64_t begin = 0; begin < t->k; begin += most) {
-        const int64_t end = least(begin + most, t->k);
+        const int64_t end = min64(begin + most, t->k);
         const float *a = t->a + begin * t->a_step;
         int64_t a_row = t->a_row;
         if (t->a_step != 1) {
@@ -148,7 +148,7 @@ static inline __attribute__((always_inline)) void multiply_few_by_columns(const 
             const int columns = t->n - j < LANES ? t->n - j : LANES;
             for (int64_t first = begin; first < end; first += kc) {
                 const float *b = t->b + j * b_col + first;
-                const int64_t depth = least(kc, end - first);
+                const int64_t depth = min64(kc, end - first);
                 if (columns == LANES)
                     sum_columns_of_few(sums, a + first - begin, a_row, b, b_col, depth, LANES, m);
                 else

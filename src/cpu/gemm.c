@@ -59,26 +59,9 @@ enum { MOST_BLOCKS = 512 };
 
 /* ---- Which way round --------------------------------------------------------------------------------------------- */
 
-/* The packed form of an operand, where the call can use it: it holds one matrix, not a batch of them. */
-static const float *packed_form(const tsr_operand *o, int64_t batch) {
-    return o->packed && (batch == 1 || o->batch_stride == 0) ? o->packed->panels : NULL;
-}
-
-static tsr_operand transposed_operand(const tsr_operand *o) {
-    return (tsr_operand){o->data, o->cols, o->rows, o->col_stride, o->row_stride, o->batch_stride, o->packed};
-}
-
 /* The product to compute. Strides over a single row or column, which may be any number, are 1. */
 static tsr_problem oriented(const tsr_problem *p, bool swapped) {
-    tsr_problem q = *p;
-    if (swapped) {
-        q.m = p->n;
-        q.n = p->m;
-        q.a = transposed_operand(&p->b);
-        q.b = transposed_operand(&p->a);
-        q.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
-        q.addend = transposed_operand(&p->addend);
-    }
+    tsr_problem q = swapped ? problem_transpose(p) : *p;
     if (q.m == 1) q.a.row_stride = q.c.row_stride = q.addend.row_stride = 1;
     if (q.n == 1) q.b.col_stride = q.c.col_stride = q.addend.col_stride = 1;
     if (q.k == 1) q.a.col_stride = q.b.row_stride = 1;
@@ -89,14 +72,14 @@ static tsr_problem oriented(const tsr_problem *p, bool swapped) {
  * used where there is B itself. small.c's is_row must agree, or bits would depend on the way a product takes. */
 static bool is_row(const struct cpu_kernel *kernel, tsr_problem p) {
     return p.m == 1 && kernel->multiply_row && (p.b.row_stride == 1 || p.b.col_stride == 1) &&
-           !tsr_is_only_packed(&p.a) && !tsr_is_only_packed(&p.b);
+           !operand_is_only_packed(&p.a) && !operand_is_only_packed(&p.b);
 }
 
 /* Whether C is a few rows that the kernel's multiply_few makes, for B is too large to be near, and memory the limit. */
 static bool is_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
     enum { LONG = 256 };
-    return kernel->multiply_few && cpu_is_few_rows(p->m, p->n, p->k) && !packed_form(&p->a, p->batch) &&
-           !packed_form(&p->b, p->batch) &&
+    return kernel->multiply_few && cpu_is_few_rows(p->m, p->n, p->k) && !operand_panels(&p->a, p->batch) &&
+           !operand_panels(&p->b, p->batch) &&
            (p->b.col_stride == 1 ? p->n >= LONG : p->b.row_stride == 1 && p->k >= LONG);
 }
 
@@ -108,7 +91,7 @@ static bool is_better_swapped(const struct cpu_kernel *kernel, const tsr_problem
     enum { FEW = 64, MANY = 256 };
     if (p->m == 1) return false;
     if (p->n == 1 && is_row(kernel, oriented(p, true))) return true;
-    if (packed_form(&p->a, p->batch) || packed_form(&p->b, p->batch)) return false;
+    if (operand_panels(&p->a, p->batch) || operand_panels(&p->b, p->batch)) return false;
     const tsr_problem transposed = oriented(p, true);
     if (is_few_rows(kernel, p) || is_few_rows(kernel, &transposed)) return !is_few_rows(kernel, p);
     if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
@@ -150,21 +133,21 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     if (plan->by_row) {
         plan->mc = plan->piece = kernel->mr;
         const int64_t wanted = shared == 1 || p->b.row_stride != 1 ? shared : BLOCKS_OF_A_ROW * shared;
-        plan->blocks = greatest(1, least(least(wanted, MOST_BLOCKS), p->n / LINE));
-        plan->nc = round_up(greatest(1, ceil_div(p->n, plan->blocks)), LINE);
+        plan->blocks = max64(1, min64(min64(wanted, MOST_BLOCKS), p->n / LINE));
+        plan->nc = round_up(max64(1, ceil_div(p->n, plan->blocks)), LINE);
         return;
     }
     plan->mc = even_block(p->m, plan->packs_a ? kernel->mc : INT64_MAX / 2, kernel->mr);
-    plan->blocks = greatest(1, least(least(shared, MOST_BLOCKS), ceil_div(p->n, kernel->nr)));
+    plan->blocks = max64(1, min64(min64(shared, MOST_BLOCKS), ceil_div(p->n, kernel->nr)));
     /* Shallow blocks are wider: as much of the cache, and longer rows of C. */
     const int64_t most = has_narrow_blocks(kernel, p) ? kernel->nr
-                                                      : kernel->nc * greatest(1, kernel->kc / greatest(1, plan->kc));
-    const int64_t panels = greatest(1, ceil_div(p->n, plan->blocks * most));
-    plan->nc = round_up(greatest(1, ceil_div(p->n, panels * plan->blocks)), kernel->nr);
+                                                      : kernel->nc * max64(1, kernel->kc / max64(1, plan->kc));
+    const int64_t panels = max64(1, ceil_div(p->n, plan->blocks * most));
+    plan->nc = round_up(max64(1, ceil_div(p->n, panels * plan->blocks)), kernel->nr);
     const int64_t tiles = plan->blocks * ceil_div(plan->mc, kernel->mr);
     plan->piece = plan->threads == 1 || !plan->shares_products
                       ? plan->mc
-                      : kernel->mr * greatest(1, least(PANELS_PER_PIECE, tiles / (PIECES_OF_ROWS * shared)));
+                      : kernel->mr * max64(1, min64(PANELS_PER_PIECE, tiles / (PIECES_OF_ROWS * shared)));
 }
 
 /* Some rows or columns of a product, as one of their own. */
@@ -192,7 +175,7 @@ static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
     plan->slice = 0;
     if (!plan->shares_products || plan->threads == 1 || plan->by_row) return;
     const int64_t columns = ceil_div(p->n, PIECES_PER_THREAD * plan->threads), rows = ceil_div(p->m, plan->threads);
-    if (has_few_rows(kernel, p) && columns >= 2 * kernel->nr && !packed_form(&p->b, p->batch) &&
+    if (has_few_rows(kernel, p) && columns >= 2 * kernel->nr && !operand_panels(&p->b, p->batch) &&
         (!plan->packs_a || p->k <= plan->kc)) {
         plan->slice = round_up(columns, kernel->nr);
     } else if (plan->packs_b && kernel->multiply_and_pack &&
@@ -205,7 +188,7 @@ static void cut_slices(cpu_plan *plan, const tsr_problem *p) {
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
     const double product = (double)p->m * (double)p->n * (double)p->k;
     plan->threads = cpu_useful_threads(product * (double)p->batch, most);
-    if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)least(plan->threads, greatest(1, p->batch));
+    if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)min64(plan->threads, max64(1, p->batch));
     plan->shares_products = p->batch < plan->threads || (p->batch < PIECES_PER_THREAD * plan->threads &&
                                                          product >= (double)CPU_WORK_PER_THREAD * plan->threads);
     cut_slices(plan, p);
@@ -245,7 +228,7 @@ static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
  * depths are left where they are, so that threads can take slices of columns. */
 static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
     enum { FLOATS_FAR_AWAY = 1 << 20 };
-    if (!p->k || packed_form(&p->a, p->batch) || p->n <= 8 * kernel->nr) return false;
+    if (!p->k || operand_panels(&p->a, p->batch) || p->n <= 8 * kernel->nr) return false;
     if (has_few_rows(kernel, p) && p->k > kernel->kc) return false;
     return p->a.col_stride != 1 ||
            (kernel->multiply_and_pack && p->n > 24 * kernel->nr && p->m > FLOATS_FAR_AWAY / p->k);
@@ -266,7 +249,7 @@ tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem
     plan->kc = even_block(p.k, kernel->kc, 1);
     plan->by_row = is_row(kernel, p) || is_few_rows(kernel, &p);
     plan->packs_a = !plan->by_row && packs_left(kernel, &p); /* a row is as deep as k, a packed block only kc */
-    plan->packs_b = p.k && !packed_form(&p.b, p.batch) && !plan->by_row &&
+    plan->packs_b = p.k && !operand_panels(&p.b, p.batch) && !plan->by_row &&
                     ((p.m > REUSE_WORTH_PACKING * kernel->mr && p.n > FLOATS_WORTH_PACKING / p.k) ||
                      p.b.col_stride != 1);
     share_among_threads(plan, &p, context->options.threads);
@@ -396,7 +379,7 @@ static void multiply_tile(const struct panel *s, const struct cpu_tile *tile, in
 }
 
 /* Where a block's columns end, counted from the panel's first. */
-static int64_t block_end(const struct panel *s, int64_t block) { return least((block + 1) * s->plan->nc, s->columns); }
+static int64_t block_end(const struct panel *s, int64_t block) { return min64((block + 1) * s->plan->nc, s->columns); }
 
 /* The addend of this depth: those before it are in C, the problem's own with them. */
 static tsr_operand addend_of(const struct panel *s) {
@@ -411,8 +394,8 @@ static struct cpu_tile tile_at(const struct panel *s, const tsr_operand *addend,
     const float beta = s->depth_first ? 1 : s->p->beta;
     const int64_t row = s->i + i, column = s->j + j;
     return (struct cpu_tile){
-        .m = (int)least(s->plan->kernel->mr, s->rows - i),
-        .n = (int)least(s->plan->kernel->nr, s->columns - j),
+        .m = (int)min64(s->plan->kernel->mr, s->rows - i),
+        .n = (int)min64(s->plan->kernel->nr, s->columns - j),
         .k = s->depth,
         .a = s->a + i / s->plan->kernel->mr * s->a_panel,
         .a_row = s->a_row,
@@ -503,14 +486,14 @@ static void multiply_piece(const struct panel *s, int64_t block, int64_t i, int6
     const int64_t j_first = block * s->plan->nc, j_end = block_end(s, block);
     for (; i < i_end; i += kernel->mr) {
         struct cpu_tile tile = tile_at(s, &addend, i, j_first);
-        tile.n = (int)least(kernel->nr, j_end - j_first);
+        tile.n = (int)min64(kernel->nr, j_end - j_first);
         float *panel = rows_to_pack(s, &tile, i);
         if (panel) read_in_place(s, &tile, i);
         fetch_next_rows(s, &tile, i);
         fetch_next_columns(s, &tile, i, j_first);
         tile.b = s->b + block * s->b_block;
         for (int64_t j = j_first; j < j_end; j += kernel->nr) {
-            tile.n = (int)least(kernel->nr, j_end - j);
+            tile.n = (int)min64(kernel->nr, j_end - j);
             multiply_tile(s, &tile, s_col, c_col, panel, NULL);
             if (panel) {
                 tile.a = panel;
@@ -534,7 +517,7 @@ static void multiply_row_piece(const struct panel *s, int64_t block) {
     const int64_t most = contiguous ? INT32_MAX / 2 : BUFFER_FLOATS / CPU_FEW_ROWS;
     for (int64_t j = block * s->plan->nc; j < j_end; j += most) {
         struct cpu_tile tile = tile_at(s, &addend, 0, j);
-        tile.n = (int)least(most, j_end - j);
+        tile.n = (int)min64(most, j_end - j);
         tile.b = s->b + j * s->p->b.col_stride;
         multiply_tile(s, &tile, s_col, c_col, NULL, NULL);
     }
@@ -554,7 +537,7 @@ static void multiply_panel(const struct panel *s, const struct member *self) {
             if (s->plan->by_row)
                 multiply_row_piece(s, block);
             else
-                multiply_piece(s, block, i, least(i + rows, s->rows));
+                multiply_piece(s, block, i, min64(i + rows, s->rows));
     }
 }
 
@@ -562,7 +545,7 @@ static void multiply_panel(const struct panel *s, const struct member *self) {
 static void pack_shared_rows(const struct panel *s, float *panels, const struct member *self) {
     const int64_t rows = PANELS_PER_PACK * s->plan->kernel->mr;
     for (int64_t i; (i = cpu_take(&self->team->next_pack) * rows) < s->rows;)
-        pack_rows(s, panels, i, least(rows, s->rows - i));
+        pack_rows(s, panels, i, min64(rows, s->rows - i));
 }
 
 /* Packs nr columns of B from j, and multiplies the panel's first rows by them, where those are to be done with it: A is
@@ -575,7 +558,7 @@ static void pack_strip(const struct panel *s, float *strip, int64_t j, int colum
     struct cpu_tile tile = tile_at(s, &addend, 0, j);
     tile.n = columns;
     float *const panel = s->rows_done && j == 0 ? rows_to_pack(s, &tile, 0) : NULL;
-    if (!packed_form(&s->p->a, s->p->batch)) read_in_place(s, &tile, 0);
+    if (!operand_panels(&s->p->a, s->p->batch)) read_in_place(s, &tile, 0);
     const bool at_once = s->rows_done && columns == kernel->nr;
     if (at_once) {
         tile.b = from;
@@ -593,7 +576,7 @@ static void pack_columns(const struct panel *s, float *panels, const struct memb
     for (int64_t helped = 0; helped < blocks; helped++) {
         const int64_t block = block_after(self, blocks, helped), first = block * s->plan->nc, end = block_end(s, block);
         for (int64_t j; (j = first + cpu_take(&self->team->of_block[block].next_pack) * nr) < end;)
-            pack_strip(s, panels + j * s->depth, j, (int)least(nr, end - j));
+            pack_strip(s, panels + j * s->depth, j, (int)min64(nr, end - j));
     }
 }
 
@@ -608,8 +591,8 @@ static void prepare_panel(struct panel *s, const struct member *self, bool packs
     const cpu_plan *plan = s->plan;
     const tsr_problem *p = s->p;
     const int mr = plan->kernel->mr, nr = plan->kernel->nr;
-    const float *packed_a = plan->by_row ? NULL : packed_form(&p->a, p->batch);
-    const float *packed_b = plan->by_row ? NULL : packed_form(&p->b, p->batch);
+    const float *packed_a = plan->by_row ? NULL : operand_panels(&p->a, p->batch);
+    const float *packed_b = plan->by_row ? NULL : operand_panels(&p->b, p->batch);
     s->a_row = 1;
     s->a_step = mr;
     s->a_panel = mr * s->depth;
@@ -659,11 +642,11 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
                     struct panel s = {.plan = plan,
                                       .p = p,
                                       .i = i,
-                                      .rows = least(plan->mc, p->m - i),
+                                      .rows = min64(plan->mc, p->m - i),
                                       .j = j,
-                                      .columns = least(across, p->n - j),
+                                      .columns = min64(across, p->n - j),
                                       .depth_first = first,
-                                      .depth = least(depth, p->k - first)};
+                                      .depth = min64(depth, p->k - first)};
                     prepare_panel(&s, self, packs, ceil_div(p->n, across));
                     if (packs) meet(self->team);
                     multiply_panel(&s, self);
@@ -682,15 +665,6 @@ struct job {
     _Atomic int64_t next_product;
 };
 
-tsr_problem cpu_product_of_batch(const tsr_problem *p, int64_t item) {
-    tsr_problem one = *p;
-    one.a.data += item * p->a.batch_stride;
-    one.b.data += item * p->b.batch_stride;
-    one.c.data += item * p->c.batch_stride;
-    if (p->beta != 0) one.addend.data += item * p->addend.batch_stride;
-    return one;
-}
-
 static void work_on_batch(int index, unsigned met, void *argument) {
     struct job *job = argument;
     const cpu_plan *plan = job->plan;
@@ -703,7 +677,7 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         self.panels[0] = job->panels;
         self.panels[1] = job->panels + (panels_in_use(plan) - 1) * panel_floats(plan);
         for (int64_t item = 0; item < batch; item++) {
-            const tsr_problem one = cpu_product_of_batch(job->problem, item);
+            const tsr_problem one = problem_item(job->problem, item);
             multiply_product(plan, &one, &self);
         }
     } else {
@@ -716,18 +690,18 @@ static void work_on_batch(int index, unsigned met, void *argument) {
         const bool direct = !plan->slice && cpu_is_direct(plan->kernel, job->problem);
         const int64_t length = plan->slices_rows ? job->problem->m : job->problem->n;
         const int64_t slices = plan->slice ? ceil_div(length, plan->slice) : 1, items = batch * slices;
-        const int64_t share = greatest(1, items / (plan->threads * PIECES_PER_THREAD));
+        const int64_t share = max64(1, items / (plan->threads * PIECES_PER_THREAD));
         const bool is_one_panel = !plan->slices_rows && job->problem->m <= plan->mc && job->problem->k <= plan->kc;
         int64_t before = -1; /* the product last worked on */
         for (int64_t item; (item = cpu_take(&job->next_product) * share) < items;) {
-            const int64_t end = least(item + share, items);
+            const int64_t end = min64(item + share, items);
             if (direct) cpu_multiply_directly(plan->kernel, job->problem, item, end);
             for (; !direct && item < end; item++) {
-                tsr_problem one = cpu_product_of_batch(job->problem, item / slices);
+                tsr_problem one = problem_item(job->problem, item / slices);
                 self.has_rows = is_one_panel && item / slices == before;
                 before = item / slices;
                 const int64_t first = item % slices * plan->slice;
-                if (plan->slice) one = slice_of(&one, plan->slices_rows, first, least(plan->slice, length - first));
+                if (plan->slice) one = slice_of(&one, plan->slices_rows, first, min64(plan->slice, length - first));
                 if (plan->slices_rows) self.first = first;
                 multiply_product(plan, &one, &self);
             }
@@ -831,7 +805,7 @@ void cpu_pack(const tsr_packed *packed, float factor) {
     }
     for (int64_t first = 0; first < k; first += kc)
         cpu_pack_panels(panels + first * round_up(lanes, width), o->data + first * k_stride, lanes,
-                        least(kc, k - first), lane_stride, k_stride, width);
+                        min64(kc, k - first), lane_stride, k_stride, width);
     const uint64_t mode = cpu_rounding_begin();
     for (int64_t i = 0; factor != 1 && i < k * round_up(lanes, width); i++) panels[i] *= factor;
     cpu_rounding_end(mode);
@@ -847,7 +821,7 @@ void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t
     const int width = left ? kernel->mr : kernel->nr;
     const int64_t kc = even_block(k, kernel->kc, 1);
     for (int64_t p = first; p < first + depth; p++, to += step) {
-        const int64_t block = p / kc * kc, block_depth = least(kc, k - block);
+        const int64_t block = p / kc * kc, block_depth = min64(kc, k - block);
         const float *panels = (const float *)packed->panels + block * round_up(all_lanes, width) + (p - block) * width;
         for (int64_t i = 0; i < lanes; i++)
             to[i] = panels[(lane + i) / width * width * block_depth + (lane + i) % width];

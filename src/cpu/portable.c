@@ -3,7 +3,7 @@
  * Tile 4 x 8, small enough that a compiler keeps the sums in sixteen registers of four lanes. Where the target has no
  * fused multiply-add, a term is a product rounded and a sum rounded: one rounding more for each term than the
  * contract's chain, which its bound of K + 2 still covers (a term passes one product and at most K sums;
- * docs/numerics.md).
+ * docs/internals/numerics.md).
  */
 #include <assert.h>
 #include <math.h>

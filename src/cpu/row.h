@@ -62,7 +62,7 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
     }
     CPU_UNROLL
     for (int h = 0; h < ROW_CHAINS; h++, p += LANES) {
-        const int left = (int)least(LANES, depth - p);
+        const int left = (int)min64(LANES, depth - p);
         if (left <= 0) break;
         const vector x = load_first(a + p, left);
         CPU_UNROLL
@@ -76,7 +76,7 @@ static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
     const bool far = is_far(t);
     float copy[ROW_DEPTH], sums[ROW_COLUMNS];
     for (int64_t first = 0; first < t->k; first += ROW_DEPTH) {
-        const int64_t depth = least(ROW_DEPTH, t->k - first);
+        const int64_t depth = min64(ROW_DEPTH, t->k - first);
         const float *a = t->a + first * t->a_step;
         if (t->a_step != 1) {
             for (int64_t p = 0; p < depth; p++) copy[p] = a[p * t->a_step];
@@ -141,7 +141,7 @@ static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
     for (int j = 0; j < t->n; j += ROW_SUMS) {
         const int columns = t->n - j < ROW_SUMS ? t->n - j : ROW_SUMS;
         for (int64_t first = 0; first < t->k; first += kc) {
-            const int64_t end = least(first + kc, t->k);
+            const int64_t end = min64(first + kc, t->k);
             for (int v = 0; v < columns; v += LANES) store(sums + v, zeros());
             for (int64_t p = first, rows; p < end; p += rows) {
                 const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;

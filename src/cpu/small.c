@@ -19,8 +19,6 @@
  * without being packed. */
 enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256 };
 
-static int least(int x, int y) { return x < y ? x : y; }
-
 /* Where a matrix ends: behind its last element. In unsigned numbers, which may be nonsense where it is not plain. */
 static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
     const uint64_t last = ((uint64_t)rows - 1) * (uint64_t)row_stride + ((uint64_t)cols - 1) * (uint64_t)col_stride;
@@ -72,10 +70,10 @@ static void multiply_tiles(const struct cpu_kernel *kernel, struct cpu_tile *til
     const float *const a = tile->a, *const b = tile->b;
     float *const c = tile->c;
     for (int i = 0; i < m; i += kernel->mr) {
-        tile->m = least(kernel->mr, m - i);
+        tile->m = (int)min64(kernel->mr, m - i);
         tile->a = a + i * tile->a_row;
         for (int j = 0; j < n; j += kernel->nr) {
-            tile->n = least(kernel->nr, n - j);
+            tile->n = (int)min64(kernel->nr, n - j);
             tile->b = b + j;
             tile->s = tile->c = c + i * tile->c_row + j;
             kernel->multiply(tile);
@@ -90,7 +88,7 @@ static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile
     float *const c = tile->c;
     const int64_t b_step = tile->b_step;
     for (int j = 0; j < n; j += kernel->nr) {
-        const int columns = least(kernel->nr, n - j);
+        const int columns = (int)min64(kernel->nr, n - j);
         cpu_pack_panels(copy, b + j * b_col, columns, tile->k, b_col, b_step, columns);
         tile->m = m;
         tile->n = columns;
@@ -159,7 +157,7 @@ static int take_piece(struct shared_product *s, int *first) {
     int at = atomic_load_explicit(&s->next, memory_order_relaxed), count;
     do {
         const int share = (all - at + parts - 1) / parts;
-        count = least((share + s->unit - 1) / s->unit * s->unit, all - at);
+        count = (int)min64((share + s->unit - 1) / s->unit * s->unit, all - at);
     } while (count > 0 && !atomic_compare_exchange_weak_explicit(&s->next, &at, at + count, memory_order_relaxed,
                                                                  memory_order_relaxed));
     *first = at;

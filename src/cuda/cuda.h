@@ -20,6 +20,7 @@ typedef struct cuda_plan {
     int64_t chunk_m, chunk_n;     /* rows and columns computed at a time: all of them, unless max_workspace or */
     int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
     size_t workspace;
+    double seconds;     /* estimated */
     const char *reason; /* one clause: why this kernel */
 } cuda_plan;
 

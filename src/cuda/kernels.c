@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "cuda/args.h"
+#include "cuda/kernels/args.h"
 
 enum { TURING = 75, AMPERE = 80, HOPPER = 90, ANY_NEWER = 9999 };
 

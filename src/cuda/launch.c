@@ -9,7 +9,6 @@
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 
@@ -120,8 +119,8 @@ static ieee_args ieee_args_of(const tsr_problem *p, const cuda_kernel *kernel) {
     if (kernel->tile_m) {
         args.tile_m = kernel->tile_m;
         args.tile_n = kernel->tile_n;
-        args.tiles_m = (int32_t)divide_up(p->m, kernel->tile_m);
-        args.tiles_n = (int32_t)divide_up(p->n, kernel->tile_n);
+        args.tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m);
+        args.tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n);
         args.full_tiles = args.tiles_m * args.tiles_n;
     }
     return args;
@@ -131,7 +130,7 @@ static tsr_status scale(queue *q, const tsr_problem *p) {
     const cuda_kernel *kernel = &cuda_kernels[IEEE_SCALE];
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t most = 1 << 20; /* blocks: beyond, each takes several elements */
-    return launch(q, kernel, (grid){least(divide_up(p->m * p->n, kernel->threads), most), 1, p->batch}, &args);
+    return launch(q, kernel, (grid){min64(ceil_div(p->m * p->n, kernel->threads), most), 1, p->batch}, &args);
 }
 
 static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
@@ -148,13 +147,13 @@ static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_p
     const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles + args.tail_units);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
     if (status || args.pieces <= 1) return status;
-    const int64_t parts = divide_up(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
+    const int64_t parts = ceil_div(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
     return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
 }
 
 /* ---- split ------------------------------------------------------------------------------------------------------- */
 
-/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/numerics.md). fp32: what the
+/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md). fp32: what the
  * bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it
  * is for short k, every tile is recomputed. tf32: a panel is carried or it is not. */
 static float mark_limit(int64_t k, int pieces) {
@@ -164,7 +163,7 @@ static float mark_limit(int64_t k, int pieces) {
 }
 
 /* How large a sum, before it is scaled back, must be for each deep element behind it, to be good although its tile's
- * marks exceed mark_limit (docs/numerics.md); infinite where no sum is. */
+ * marks exceed mark_limit (docs/internals/numerics.md); infinite where no sum is. */
 static float least_per_deep(int64_t k) {
     const float terms = (float)k, lost = 94 + terms / 24;
     return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
@@ -232,14 +231,14 @@ static tsr_status pack(queue *q, const split_source *first, const split_source *
     int64_t samples = 0, splits = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
-        samples += o->batch * divide_up(o->rows, sample->tile_m);
-        splits += o->batch * divide_up(o->rows, split->tile_m) * o->k_blocks;
+        samples += o->batch * ceil_div(o->rows, sample->tile_m);
+        splits += o->batch * ceil_div(o->rows, split->tile_m) * o->k_blocks;
     }
     /* They stay, share the work, and may wait for each other: no more than there is room for. A multiprocessor has the
      * shared memory of its largest block and 1 KB for each. */
     const cuda_device *device = &q->cuda->device;
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
-    splits = least(splits, device->multiprocessors * least(split->blocks, room));
+    splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
     tsr_status status = launch(q, sample, (grid){samples, 1, 1}, &pair);
     return status ? status : launch(q, split, (grid){splits, 1, 1}, &pair);
 }
@@ -256,7 +255,7 @@ static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_pr
     args.doubts = split->doubts;
     args.doubts_batch_stride = split->doubts_batch_stride;
     args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
-    const int64_t blocks = least(args.full_tiles, (int64_t)plan->device->multiprocessors * kernel->blocks);
+    const int64_t blocks = min64(args.full_tiles, (int64_t)plan->device->multiprocessors * kernel->blocks);
     return launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
 }
 
@@ -271,20 +270,20 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .m = (int32_t)p->m,
         .n = (int32_t)p->n,
         .batch = (int32_t)p->batch,
-        .k_blocks = (int32_t)divide_up(p->k, SPLIT_K),
+        .k_blocks = (int32_t)ceil_div(p->k, SPLIT_K),
         .alpha = p->alpha,
         .beta = p->beta,
         .mark_limit = mark_limit(p->k, kernel->pieces),
         .least_per_deep = least_per_deep(p->k),
-        .tiles_m = (int32_t)divide_up(p->m, kernel->tile_m),
-        .tiles_n = (int32_t)divide_up(p->n, kernel->tile_n),
+        .tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m),
+        .tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n),
         .slices = 1,
-        .k_blocks_per_slice = (int32_t)divide_up(p->k, SPLIT_K),
+        .k_blocks_per_slice = (int32_t)ceil_div(p->k, SPLIT_K),
         .short_end = (p->k - 1) % SPLIT_K < SPLIT_SUM_K,
     };
     if (plan->slices > 1) {
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
-        args.slices = (int32_t)divide_up(args.k_blocks, args.k_blocks_per_slice);
+        args.slices = (int32_t)ceil_div(args.k_blocks, args.k_blocks_per_slice);
         args.partial = (float *)workspace;
         workspace += p->batch * args.slices * p->m * p->n * (int64_t)sizeof(float);
     }
@@ -294,7 +293,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
-        status = launch(q, reduce, (grid){divide_up(doubts_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
+        status = launch(q, reduce, (grid){ceil_div(doubts_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
     return status ? status : recompute_marked(q, plan, p, &args);
 }
 
@@ -349,7 +348,7 @@ static tsr_status execute_split(queue *q, const cuda_plan *plan, const tsr_probl
                                 char *workspace) {
     const int pieces = plan->multiply->pieces;
     const tsr_problem part = part_of(p, at);
-    const tsr_operand b_rows = cuda_transposed(&p->b);
+    const tsr_operand b_rows = operand_transpose(&p->b);
     const bool a_packed = cuda_packed_panels(&p->a, p->batch), b_packed = cuda_packed_panels(&p->b, p->batch);
     const split_source a = source_of(p, &p->a, part.a.data, at->m, at->m0, at, pieces, workspace);
     if (!a_packed) workspace += panels_layout_of(plan->chunk_m, plan->chunk_k, a.batch, pieces).bytes;
@@ -375,14 +374,14 @@ static tsr_status execute_chunks(queue *q, const cuda_plan *plan, const tsr_prob
     tsr_status status = TSR_OK;
     chunk at = {0};
     for (at.batch0 = 0; at.batch0 < p->batch && !status; at.batch0 += plan->chunk_batch) {
-        at.batch = least(plan->chunk_batch, p->batch - at.batch0);
+        at.batch = min64(plan->chunk_batch, p->batch - at.batch0);
         at.k0 = 0;
         do { /* once at least: a product without terms has k = 0 */
-            at.k = least(plan->chunk_k, p->k - at.k0);
+            at.k = min64(plan->chunk_k, p->k - at.k0);
             for (at.n0 = 0; at.n0 < p->n && !status; at.n0 += plan->chunk_n) {
-                at.n = least(plan->chunk_n, p->n - at.n0);
+                at.n = min64(plan->chunk_n, p->n - at.n0);
                 for (at.m0 = 0; at.m0 < p->m && !status; at.m0 += plan->chunk_m) {
-                    at.m = least(plan->chunk_m, p->m - at.m0);
+                    at.m = min64(plan->chunk_m, p->m - at.m0);
                     status = execute_chunk(q, plan, p, &at, workspace);
                 }
             }
@@ -442,7 +441,7 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
 
 /* An operand seen with k along its rows. */
 static tsr_operand with_k_along_rows(tsr_side side, const tsr_operand *operand) {
-    return side == TSR_LEFT ? *operand : cuda_transposed(operand);
+    return side == TSR_LEFT ? *operand : operand_transpose(operand);
 }
 
 size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand) {

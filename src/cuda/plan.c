@@ -44,27 +44,11 @@ enum { LARGEST_EXTENT = 1 << 30, LARGEST_BATCH = 65535 };
 /* Parts of C that max_workspace forces are whole tiles of every split kernel. */
 enum { CHUNK_STEP = 2 * PANEL_ROWS };
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
 
 /* ---- Shapes and layouts ------------------------------------------------------------------------------------------ */
 
-tsr_operand cuda_transposed(const tsr_operand *o) {
-    tsr_operand t = *o;
-    t.rows = o->cols, t.cols = o->rows;
-    t.row_stride = o->col_stride, t.col_stride = o->row_stride;
-    return t;
-}
-
 tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed) {
-    tsr_problem p = *problem;
-    if (!transposed) return p;
-    p.m = problem->n, p.n = problem->m;
-    p.a = cuda_transposed(&problem->b), p.b = cuda_transposed(&problem->a);
-    p.c.rows = problem->c.cols, p.c.cols = problem->c.rows;
-    p.c.row_stride = problem->c.col_stride, p.c.col_stride = problem->c.row_stride;
-    p.addend = cuda_transposed(&problem->addend);
-    return p;
+    return transposed ? problem_transpose(problem) : *problem;
 }
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
@@ -74,8 +58,8 @@ static bool should_transpose(const tsr_problem *p) {
 }
 
 panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int pieces) {
-    const int64_t align = 256, panels = divide_up(rows, PANEL_ROWS);
-    panels_layout l = {.k_blocks = divide_up(k, SPLIT_K), .exponents_stride = rows, .marks_stride = panels};
+    const int64_t align = 256, panels = ceil_div(rows, PANEL_ROWS);
+    panels_layout l = {.k_blocks = ceil_div(k, SPLIT_K), .exponents_stride = rows, .marks_stride = panels};
     l.panels_stride = round_up(rows, 8) * l.k_blocks * pieces * SPLIT_ROW_BYTES;
     l.exponents = (size_t)round_up(batch * l.panels_stride, align);
     const size_t of_rows = (size_t)round_up(batch * rows * 4, align); /* what has 4 bytes for each row, each panel */
@@ -117,7 +101,7 @@ static double partial_cycles(const cuda_device *device, double sums) {
 }
 
 static int64_t tiles_of(const cuda_kernel *kernel, const tsr_problem *p) {
-    return divide_up(p->m, kernel->tile_m) * divide_up(p->n, kernel->tile_n);
+    return ceil_div(p->m, kernel->tile_m) * ceil_div(p->n, kernel->tile_n);
 }
 
 /* One kernel, every tile in `slices` slices of k (fewer, where rounding leaves none). */
@@ -126,10 +110,10 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
     const manners manner = manners_of(kernel);
     way w = {.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = tiles, .cycles = manner.begin_cycles};
     if (slices > 1) {
-        w.k_per_slice = round_up(divide_up(p->k, slices), kernel->tile_k);
-        w.slices = divide_up(p->k, w.k_per_slice);
+        w.k_per_slice = round_up(ceil_div(p->k, slices), kernel->tile_k);
+        w.slices = ceil_div(p->k, w.k_per_slice);
     }
-    const int64_t busiest = divide_up(tiles * w.slices * p->batch, device->multiprocessors);
+    const int64_t busiest = ceil_div(tiles * w.slices * p->batch, device->multiprocessors);
     w.cycles += (double)area * cycles_for_blocks(device, kernel, busiest) * ((double)w.k_per_slice + manner.start_k);
     if (w.slices > 1) {
         const int64_t sums = p->batch * w.slices * p->m * p->n;
@@ -143,8 +127,8 @@ static way sliced_way(const cuda_device *device, const cuda_kernel *kernel, cons
 static way shared_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t full_tiles,
                       int64_t units) {
     const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tail = tiles_of(kernel, p) - full_tiles;
-    const int64_t busiest_whole = divide_up(full_tiles * p->batch, device->multiprocessors);
-    const int64_t busiest_units = divide_up(units * p->batch, device->multiprocessors);
+    const int64_t busiest_whole = ceil_div(full_tiles * p->batch, device->multiprocessors);
+    const int64_t busiest_units = ceil_div(units * p->batch, device->multiprocessors);
     const double stretch = (double)tail * (double)p->k / (double)units;
     const manners manner = manners_of(kernel);
     const int starts = units % tail ? 2 : 1; /* a stretch may end in a second tile */
@@ -178,7 +162,7 @@ static void consider_slices(way *best, const cuda_device *device, const cuda_ker
     keep_quicker(best, &w, max_workspace);
     if (!cuda_kernel_runs_on(&cuda_kernels[SPLIT_REDUCE], device)) return;
     for (int rounds = 1; rounds <= 3; rounds++) {
-        const int64_t slices = least(rounds * slots / (tiles_of(kernel, p) * p->batch), most_slices);
+        const int64_t slices = min64(rounds * slots / (tiles_of(kernel, p) * p->batch), most_slices);
         if (slices < 2) continue;
         w = sliced_way(device, kernel, p, slices);
         keep_quicker(best, &w, max_workspace);
@@ -194,12 +178,12 @@ static void consider_tail(way *best, const cuda_device *device, const cuda_kerne
     way w = sliced_way(device, kernel, p, 1);
     keep_quicker(best, &w, max_workspace);
     if (!cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device) || !most_slices) return;
-    const int64_t tail = tiles % slots, units = least(slots, tail * most_slices);
+    const int64_t tail = tiles % slots, units = min64(slots, tail * most_slices);
     if (p->batch == 1 && tail && units > 1) {
         w = shared_way(device, kernel, p, tiles - tail, units);
         keep_quicker(best, &w, max_workspace);
     }
-    for (int64_t slices = least(slots / (tiles * p->batch), most_slices); slices > 1; slices /= 2) {
+    for (int64_t slices = min64(slots / (tiles * p->batch), most_slices); slices > 1; slices /= 2) {
         w = shared_way(device, kernel, p, 0, tiles * slices);
         keep_quicker(best, &w, max_workspace);
     }
@@ -208,7 +192,7 @@ static void consider_tail(way *best, const cuda_device *device, const cuda_kerne
 /* Thin kernels stream the operands: as many blocks as a multiprocessor holds, however k must be cut for that. */
 static way thin_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, size_t max_workspace) {
     const int64_t tiles = tiles_of(kernel, p), slots = (int64_t)device->multiprocessors * kernel->blocks;
-    const int64_t slices = least(divide_up(slots, tiles * p->batch), p->k / LEAST_THIN_SLICE);
+    const int64_t slices = min64(ceil_div(slots, tiles * p->batch), p->k / LEAST_THIN_SLICE);
     way whole = sliced_way(device, kernel, p, 1);
     if (slices < 2) return whole;
     way w = shared_way(device, kernel, p, 0, tiles * slices);
@@ -241,13 +225,11 @@ const cuda_kernel *cuda_split_kernel(const tsr_context *context) {
     return NULL;
 }
 
-static int64_t operand_batch(const tsr_operand *o, int64_t batch) { return o->batch_stride ? batch : 1; }
-
 /* Bytes to pack `rows` rows of length plan->chunk_k of an operand, of each product of a chunk. */
 static size_t panels_bytes(const cuda_plan *plan, const tsr_problem *p, const tsr_operand *o, int64_t rows,
                            int pieces) {
     if (cuda_packed_panels(o, p->batch)) return 0;
-    return panels_layout_of(rows, plan->chunk_k, operand_batch(o, plan->chunk_batch), pieces).bytes;
+    return panels_layout_of(rows, plan->chunk_k, operand_count(o, plan->chunk_batch), pieces).bytes;
 }
 
 /* Sets the chunks so that what they pack fits into max_workspace beside the way's partial sums; false where nothing
@@ -265,13 +247,13 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
             plan->k_per_slice = plan->chunk_k;
             partial_bytes = 0;
         } else if (plan->chunk_batch > 1)
-            plan->chunk_batch = divide_up(plan->chunk_batch, 2);
+            plan->chunk_batch = ceil_div(plan->chunk_batch, 2);
         else if (a >= b && plan->chunk_m > CHUNK_STEP)
-            plan->chunk_m = round_up(divide_up(plan->chunk_m, 2), CHUNK_STEP);
+            plan->chunk_m = round_up(ceil_div(plan->chunk_m, 2), CHUNK_STEP);
         else if (b && plan->chunk_n > CHUNK_STEP)
-            plan->chunk_n = round_up(divide_up(plan->chunk_n, 2), CHUNK_STEP);
+            plan->chunk_n = round_up(ceil_div(plan->chunk_n, 2), CHUNK_STEP);
         else if (a && plan->chunk_m > CHUNK_STEP)
-            plan->chunk_m = round_up(divide_up(plan->chunk_m, 2), CHUNK_STEP);
+            plan->chunk_m = round_up(ceil_div(plan->chunk_m, 2), CHUNK_STEP);
         else
             return false;
     }
@@ -280,8 +262,8 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
 /* Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it would change
  * the bits of the result. */
 static way split_way(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
-    const double elements = (double)operand_batch(&p->a, p->batch) * (double)p->m * (double)p->k +
-                            (double)operand_batch(&p->b, p->batch) * (double)p->n * (double)p->k;
+    const double elements = (double)operand_count(&p->a, p->batch) * (double)p->m * (double)p->k +
+                            (double)operand_count(&p->b, p->batch) * (double)p->n * (double)p->k;
     const double bytes = elements * sizeof(float);
     way best = {0};
     consider_slices(&best, device, kernel, p, bytes / 16 > SMALL_WORKSPACE ? (size_t)(bytes / 16) : SMALL_WORKSPACE);
@@ -351,9 +333,9 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
     }
     use(plan, &packed, "tensor cores, quicker than float32 units by estimate");
     if (fit_workspace(plan, p, split->pieces, packed.partial_bytes, max_workspace)) return;
-    plan->chunk_m = least(p->m, LARGEST_EXTENT);
-    plan->chunk_n = least(p->n, LARGEST_EXTENT);
-    plan->chunk_batch = least(p->batch, LARGEST_BATCH);
+    plan->chunk_m = min64(p->m, LARGEST_EXTENT);
+    plan->chunk_n = min64(p->n, LARGEST_EXTENT);
+    plan->chunk_batch = min64(p->batch, LARGEST_BATCH);
     use(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
 }
 
@@ -366,10 +348,10 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
         .multiply = &cuda_kernels[IEEE_SCALE],
         .transposed = transposed,
         .slices = 1,
-        .chunk_m = least(p.m, LARGEST_EXTENT),
-        .chunk_n = least(p.n, LARGEST_EXTENT),
-        .chunk_k = least(p.k, LARGEST_EXTENT),
-        .chunk_batch = least(p.batch, LARGEST_BATCH),
+        .chunk_m = min64(p.m, LARGEST_EXTENT),
+        .chunk_n = min64(p.n, LARGEST_EXTENT),
+        .chunk_k = min64(p.k, LARGEST_EXTENT),
+        .chunk_batch = min64(p.batch, LARGEST_BATCH),
         .reason = "a product without terms",
     };
     if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
@@ -387,13 +369,13 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
                           int64_t batch) {
     const int64_t all = tiles * slices * batch, slots = (int64_t)device->multiprocessors * kernel->blocks;
-    const int64_t rounds = divide_up(all, slots);
-    return divide_up(all, rounds) * kernel->cluster; /* as few as need no more rounds: what idles costs no power */
+    const int64_t rounds = ceil_div(all, slots);
+    return ceil_div(all, rounds) * kernel->cluster; /* as few as need no more rounds: what idles costs no power */
 }
 
 int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t units) {
     const int64_t slots = (int64_t)device->multiprocessors * kernel->blocks;
-    return kernel->family == FAMILY_IEEE_SHORT ? least(units, slots) : units;
+    return kernel->family == FAMILY_IEEE_SHORT ? min64(units, slots) : units;
 }
 
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {
@@ -406,8 +388,8 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
     tsr_text_add(text, "kernel: %s\n", kernel->name);
     tsr_text_add(text, "threads: %d\n", kernel->threads);
     if (kernel->tile_m) {
-        const int64_t tiles_m = divide_up(plan->chunk_m, kernel->tile_m),
-                      tiles_n = divide_up(plan->chunk_n, kernel->tile_n);
+        const int64_t tiles_m = ceil_div(plan->chunk_m, kernel->tile_m),
+                      tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
         tsr_text_add(text, "tile: %d x %d x %d (m, n, k)\n", kernel->tile_m, kernel->tile_n, kernel->tile_k);
         tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
                      plan->transposed ? ", of c transposed" : "");

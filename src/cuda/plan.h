@@ -2,13 +2,10 @@
 #ifndef TESSERA_CUDA_PLAN_H
 #define TESSERA_CUDA_PLAN_H
 
-#include "cuda/args.h"
+#include "cuda/kernels/args.h"
 #include "cuda/cuda.h"
 #include "cuda/kernels.h"
 
-static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-tsr_operand cuda_transposed(const tsr_operand *operand);
 
 /* The problem as it is computed: C^T = B^T A^T where `transposed`. */
 tsr_problem cuda_oriented(const tsr_problem *problem, bool transposed);

@@ -1,6 +1,6 @@
 /* fake.h: a CUDA driver for tests of the host code on machines without a GPU. libcuda.c is the driver: contexts,
  * memory, streams, capture, graphs, over malloc. kernels.c computes in plain C what each kernel promises in
- * src/cuda/args.h. */
+ * src/cuda/kernels/args.h. */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 

@@ -1,4 +1,4 @@
-/* kernels.c: what each CUDA kernel promises (src/cuda/args.h), in plain C. A block computes here what a block computes
+/* kernels.c: what each CUDA kernel promises (src/cuda/kernels/args.h), in plain C. A block computes here what a block computes
  * there, so that a wrong grid, slice, offset or stride of the host gives a wrong result. */
 #include "fake.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "../half.h"
-#include "cuda/args.h"
+#include "cuda/kernels/args.h"
 
 static int divide_up(int a, int b) { return (a + b - 1) / b; }
 static int least(int a, int b) { return a < b ? a : b; }

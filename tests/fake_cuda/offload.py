@@ -1,4 +1,4 @@
-"""Products of matrices in host memory (src/cuda/offload.c), on the fake driver, whose streams do nothing until they are waited
+"""Products of matrices in host memory (src/offload/offload.c), on the fake driver, whose streams do nothing until they are waited
 for: a copy or product that does not wait for what it needs gives a wrong result. test_cuda_host.py starts it."""
 
 import ctypes

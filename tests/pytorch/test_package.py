@@ -127,7 +127,7 @@ def python_blocks(document):
     return re.findall(r"(?<! -->\n)^```python\n(.*?)^```$", document.read_text(), re.M | re.S)
 
 
-PROGRAMS = [document.relative_to(ROOT) for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = [document.relative_to(ROOT) for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
             if "import torch" in "".join(python_blocks(document))]
 
 

@@ -1,0 +1,152 @@
+/* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
+#pragma once
+
+#include "cuda/kernels/args.h"
+
+/* Tiles are numbered in bands of 16 tile rows, down each column of a band: blocks that run together then share few
+ * panels of A and of B, which the L2 cache holds. */
+static __device__ __forceinline__ void find_tile(const ieee_args &args, int tile, int *tile_row, int *tile_col) {
+    constexpr int BAND = 16;
+    const int band = tile / (BAND * args.tiles_n);
+    const int rows = min(BAND, args.tiles_m - band * BAND);
+    const int in_band = tile - band * BAND * args.tiles_n;
+    *tile_row = band * BAND + in_band % rows;
+    *tile_col = in_band / rows;
+}
+
+/* A stretch of terms of one tile: what a block computes at a time. */
+struct segment {
+    int tile;
+    int k_begin, terms;
+    int index;         /* among the pieces of the tile, along k */
+    bool whole;        /* the tile's only piece */
+    int64_t next, end; /* what is left of the block's stretch, in runs of the tail */
+};
+
+static __device__ __forceinline__ int runs_per_tile(const ieee_args &args) {
+    return (args.k + IEEE_RUN - 1) / IEEE_RUN;
+}
+
+/* Stretch u of the tail is its runs [u*runs/units, (u+1)*runs/units); this finds u for a run. */
+static __device__ __forceinline__ int64_t unit_of_run(const ieee_args &args, int64_t run, int64_t tail_runs) {
+    return ((run + 1) * args.tail_units - 1) / tail_runs;
+}
+
+static __device__ __forceinline__ int tail_tiles(const ieee_args &args) {
+    return args.tiles_m * args.tiles_n - args.full_tiles;
+}
+
+/* Sets `s` to the next segment of its stretch; false where there is none. */
+static __device__ __forceinline__ bool next_segment(const ieee_args &args, segment *s) {
+    if (s->next >= s->end) return false;
+    const int runs = runs_per_tile(args);
+    const int tail = (int)(s->next / runs), first = (int)(s->next - (int64_t)tail * runs);
+    const int count = (int)min((int64_t)(runs - first), s->end - s->next);
+    s->tile = args.full_tiles + tail;
+    s->k_begin = first * IEEE_RUN;
+    s->terms = min(args.k - s->k_begin, count * IEEE_RUN);
+    s->whole = count == runs;
+    s->index = first == 0 ? 0
+                          : (int)(unit_of_run(args, s->next, (int64_t)runs * tail_tiles(args)) -
+                                  unit_of_run(args, (int64_t)tail * runs, (int64_t)runs * tail_tiles(args)));
+    s->next += count;
+    return true;
+}
+
+/* The first segment of unit `unit` of the grid: a whole tile, or the start of a stretch of the tail. */
+static __device__ __forceinline__ bool first_segment(const ieee_args &args, int unit, segment *s) {
+    if (unit < args.full_tiles) {
+        *s = segment{unit, 0, args.k, 0, true, 0, 0};
+        return true;
+    }
+    const int64_t tail_runs = (int64_t)runs_per_tile(args) * tail_tiles(args), stretch = unit - args.full_tiles;
+    s->next = stretch * tail_runs / args.tail_units;
+    s->end = (stretch + 1) * tail_runs / args.tail_units;
+    return next_segment(args, s);
+}
+
+/* Where the sums of a segment that is not whole go. */
+static __device__ __forceinline__ float *partial_tile(const ieee_args &args, int tile, int piece) {
+    const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.pieces + piece;
+    return args.partial + index * args.tile_m * args.tile_n;
+}
+
+/* Element (row, col) of C, from its whole sum. */
+static __device__ __forceinline__ void store_element(const ieee_args &args, int row, int col, float sum) {
+    const matrix_in &s = args.source;
+    const matrix_out &c = args.c;
+    float value = args.alpha * sum;
+    if (args.beta != 0.0f)
+        value = fmaf(args.alpha, sum,
+                     args.beta * s.data[blockIdx.z * s.batch_stride + row * s.row_stride + col * s.col_stride]);
+    c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
+}
+
+/* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
+ * that is large enough, so that it reads no less than the others do; it stores only what is its own, from `own` on. */
+struct extent {
+    int first, own;
+    __device__ __forceinline__ extent(int begin, int size, int matrix)
+        : first(min(begin, max(matrix - size, 0))), own(begin) {}
+};
+
+/* With marks, whether no tile of this product can be marked: where all marks are 1, the least there is, and the limit is
+ * no less. All threads of the block call it. */
+static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
+    if (!args.marks_a) return false;
+    const float *marks_a = args.marks_a + blockIdx.z * args.marks_a_batch_stride;
+    const float *marks_b = args.marks_b + blockIdx.z * args.marks_b_batch_stride;
+    bool seen = !(args.mark_limit >= 1.0f);
+    const int panels_m = (args.m + PANEL_ROWS - 1) / PANEL_ROWS, panels_n = (args.n + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (int i = threadIdx.x; i < panels_m + panels_n; i += blockDim.x)
+        seen |= !((i < panels_m ? marks_a[i] : marks_b[i - panels_m]) <= 1.0f);
+    return !__syncthreads_or(seen);
+}
+
+/* Whether a block of C (args.h) is to be recomputed. */
+static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
+}
+
+/* Whether any block of a tile is, whose first element this is. All threads of the block call it. */
+template <int TILE_M, int TILE_N>
+static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
+    constexpr int ACROSS = TILE_N / DOUBT_COLS, BLOCKS = TILE_M / DOUBT_ROWS * ACROSS;
+    static_assert(TILE_M % DOUBT_ROWS == 0 && TILE_N % DOUBT_COLS == 0 && BLOCKS <= 128, "a thread for each block");
+    row += threadIdx.x / ACROSS * DOUBT_ROWS;
+    col += threadIdx.x % ACROSS * DOUBT_COLS;
+    const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
+    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
+}
+
+/* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
+template <class KERNEL, int TILE_M, int TILE_N>
+static __device__ __forceinline__ void compute_segments(const ieee_args &args, float *shared) {
+    if (nothing_marked(args)) return;
+    const float *marks_a = args.marks_a, *marks_b = args.marks_b;
+    if (marks_a) {
+        marks_a += blockIdx.z * args.marks_a_batch_stride;
+        marks_b += blockIdx.z * args.marks_b_batch_stride;
+    }
+    for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
+        segment piece;
+        for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
+            int tile_row, tile_col;
+            find_tile(args, piece.tile, &tile_row, &tile_col);
+            const extent rows(tile_row * TILE_M, TILE_M, args.m);
+            const extent cols(tile_col * TILE_N, TILE_N, args.n);
+            const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
+            if (marks_a) {
+                const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
+                if (mark <= args.mark_limit) continue;
+                if (mark < INFINITY && args.doubts) {
+                    doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
+                    if (!any_doubt<TILE_M, TILE_N>(args, doubts, rows.own, cols.own)) continue;
+                }
+                if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
+            }
+            KERNEL::compute(args, piece, rows, cols, shared, doubts);
+            __syncthreads(); /* the next segment's slabs take the place of these results */
+        }
+    }
+}

@@ -1,0 +1,56 @@
+/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
+ *
+ * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
+ * A warp has a block of DOUBT_ROWS x DOUBT_COLS of C, a thread one of its columns; blocks that are left to ieee, because
+ * of their tile's marks or of a sum that is too small to be good, are left here. Limits: 128 threads, no shared memory;
+ * grid.x covers the blocks of one product, four to a block of threads, grid.y is the batch.
+ */
+#include "cuda/kernels/args.h"
+#include "cuda/kernels/split/split.cuh"
+
+constexpr int THREADS = 128;
+static_assert(DOUBT_COLS == 32, "a thread of a warp has a column");
+
+extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __grid_constant__ split_args g) {
+    wait_for_previous_kernel();
+    let_next_kernel_come();
+    const int batch = blockIdx.y, lane = threadIdx.x % 32;
+    const uint32_t blocks_n = divide_up(g.n, DOUBT_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int row0 = block / blocks_n * DOUBT_ROWS, col0 = block % blocks_n * DOUBT_COLS;
+    if (row0 >= g.m) return;
+    const verdict on = verdict_on(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));
+    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + lane, g.n - 1);
+    const bool there = col0 + lane < g.n;
+    const int64_t size = (int64_t)g.m * g.n;
+    const float *slice = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
+    float sums[DOUBT_ROWS] = {};
+    for (int i = 0; i < g.slices; i++, slice += size) {
+        const float *from = slice;
+#pragma unroll
+        for (int r = 0; r < DOUBT_ROWS; r++, from += g.n)
+            if (r < rows) sums[r] += *from;
+    }
+    if (on == LEAVE) return;
+
+    if (on == LOOK) {
+        const int row = row0 + min(lane, rows - 1); /* number `lane` */
+        const float of_row = least_sum(g, g.a, batch, row), of_col = least_sum(g, g.b, batch, col);
+        const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));
+        const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
+        bool doubtful = false;
+#pragma unroll
+        for (int r = 0; r < DOUBT_ROWS; r++) {
+            const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
+            const float up = __shfl_sync(0xffffffffu, up_a, r);
+            doubtful |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
+        }
+        if (note_doubt(g, batch, row0, col0, doubtful && there)) return;
+    }
+    if (!there) return;
+    float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
+    const float *from = g.source.data + batch * g.source.batch_stride + row0 * g.source.row_stride +
+                        col * g.source.col_stride;
+#pragma unroll
+    for (int r = 0; r < DOUBT_ROWS; r++, to += g.c.row_stride, from += g.source.row_stride)
+        if (r < rows) *to = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, *from, g.alpha * sums[r]);
+}
