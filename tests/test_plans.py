@@ -144,7 +144,7 @@ def test_print(engine):
     text = plan_of(engine, 123, 456, 789).text()
     lines = text.splitlines()
     assert lines[0] == "problem: 123 x 456 x 789 (m, n, k)"
-    assert f"precision: {engines.PRECISION_NAMES[engine.precision]}" in lines
+    assert f"precision: {binding.PRECISIONS[engine.precision]}" in lines
     assert all(": " in line for line in lines) and text.endswith("\n")
     if engine.kernel:
         assert engine.kernel in text

@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from harness import data, errors, machine, results, timing  # noqa: E402
 
 import quiet  # noqa: E402
+from binding import PRECISIONS  # noqa: E402
 
 # In all layouts, by the name of their series.
 STANDING = [("layouts", shape) for shape in [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (4096, 4096, 4096), (2048, 4096, 8192),
@@ -325,7 +326,7 @@ def main():
     parser.add_argument("--threads", action="append", type=int, metavar="N", help="this many threads (may be repeated); default 1, 2, 4 ... all")
     parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K", help="only this problem (may be repeated)")
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="that problem in this layout (may be repeated); default all four")
-    parser.add_argument("--precision", choices=("ieee", "fp32", "tf32"), default="fp32", help="Tessera's (default fp32, which without AMX is computed as ieee)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="Tessera's (default fp32, which without AMX is computed as ieee)")
     parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
     parser.add_argument("--quiet-cores", action="store_true", help="each sample on the cores that neighbours slow least at its time (quiet.py)")

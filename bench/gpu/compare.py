@@ -14,7 +14,7 @@ import statistics
 
 import torch
 
-from peers import PRECISIONS, Packing, Tessera, binding, context, torch_float32, torch_tf32
+from peers import Packing, Tessera, binding, context, torch_float32, torch_tf32
 from products import about as machine, host_microseconds, interleaved, make
 from harness import errors, results
 from harness.data import REFERENCE
@@ -80,7 +80,7 @@ def summary(records):
     packing = [r for r in records if r["what"] == "packing"]
     if packing:
         print("packing, of a copy's rate: " + "  ".join(f"{r['problem']} {r['operand']}: {r['of_copy']:.2f}" for r in packing))
-    for precision in PRECISIONS:
+    for precision in binding.PRECISIONS:
         squares = [r for r in records if r["problem"] == "squares" and r["precision"] == precision]
         if squares:
             print(f"{precision} squares: " + "  ".join(f"{r['m']}: {r['speedup']:.2f}" for r in sorted(squares, key=lambda r: r["m"])))
@@ -91,7 +91,7 @@ def summary(records):
 
 def jobs_of(options):
     jobs = []
-    for precision in options.precision or PRECISIONS:
+    for precision in options.precision or binding.PRECISIONS:
         if options.only != "squares":
             jobs += [["product", *problem, data, precision, False] for data in ("rand", "randn") for problem in REFERENCE]
             if precision == "fp32":
@@ -106,7 +106,7 @@ def jobs_of(options):
 
 def main():
     parser = argparse.ArgumentParser(description="Tessera beside torch.matmul on this machine's GPU")
-    parser.add_argument("--precision", action="append", choices=PRECISIONS, help="only this one (may be repeated)")
+    parser.add_argument("--precision", action="append", choices=binding.PRECISIONS, help="only this one (may be repeated)")
     parser.add_argument("--only", choices=("reference", "squares"), help="only these problems")
     parser.add_argument("--seconds", type=float, default=0.4, help="time to spend on each measurement (default 0.4)")
     parser.add_argument("--no-host", dest="host", action="store_false", help="leave out the host time per call")

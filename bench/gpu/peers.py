@@ -8,20 +8,12 @@ first use.
 import concurrent.futures
 import importlib.util
 import multiprocessing
-import os
-import pathlib
 import sys
 
 import torch
 
-from products import make
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-if "TESSERA_LIBRARY" in os.environ:
-    import binding  # the ctypes binding the tests use
-else:
-    sys.exit("TESSERA_LIBRARY must name libtessera.so: call this through bench/gpu/run BUILD")
+from products import make  # first: it lets Python find harness, which lets it find binding
+import binding
 
 try:
     import triton
@@ -29,7 +21,8 @@ try:
 except ImportError:
     triton = None
 
-PRECISIONS = {"ieee": binding.IEEE, "fp32": binding.FP32, "tf32": binding.TF32}
+if binding.lib is None:
+    sys.exit("TESSERA_LIBRARY must name libtessera.so: call this through bench/gpu/run BUILD")
 
 
 # ---- Tessera ------------------------------------------------------------------------------------------------------------
@@ -78,7 +71,7 @@ contexts = {}
 
 def context(precision):
     if precision not in contexts:
-        contexts[precision] = binding.Context(device=binding.CUDA, precision=PRECISIONS[precision])
+        contexts[precision] = binding.Context(device=binding.CUDA, precision=binding.PRECISIONS.index(precision))
     return contexts[precision]
 
 

@@ -8,3 +8,9 @@ looks like. The programs in bench/ say what to measure with it.
     results    the saved results: their schema, reading, writing, runs that go on where they were interrupted
     progress   what has been measured, and how long the rest will take
 """
+
+import pathlib
+import sys
+
+# For `import binding`: tessera.h through ctypes, which the tests use, too.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/capi"))

@@ -11,7 +11,7 @@ import types
 import torch
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-sys.path[:0] = [str(BENCH), str(BENCH / "gpu"), str(BENCH.parent / "tests")]
+sys.path[:0] = [str(BENCH), str(BENCH / "gpu"), str(BENCH.parent / "python/capi")]
 WORKSPACE_ALIGNMENT = 256
 
 

@@ -1,14 +1,16 @@
-"""tessera.h through ctypes: the structs, the functions, and little more. TESSERA_LIBRARY names the library to load."""
+"""tessera.h through ctypes: the structs, the functions, and little more. For tests/ and bench/; the package tessera has a
+smaller binding of its own, for it is installed without the rest of the repository.
+
+TESSERA_LIBRARY names the library to load. Where it is not set `lib` is None, and only the constants can be used."""
 
 import ctypes
 import os
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 
-import numpy as np
-
 OK, INVALID_ARGUMENT, OUT_OF_MEMORY, UNSUPPORTED, NO_DEVICE, DEVICE_ERROR = range(6)
 CPU, CUDA = range(2)
-FP32, IEEE, TF32 = range(3)
+PRECISIONS = ("fp32", "ieee", "tf32")  # indexed by tsr_precision
+FP32, IEEE, TF32 = range(len(PRECISIONS))
 LEFT, RIGHT = range(2)
 
 
@@ -67,15 +69,15 @@ def load(path):
     declare("tsr_packed_destroy", None, c_void_p)
     declare("tsr_pack_size", c_size_t, c_void_p, c_int, c_int64, c_int64)
     declare("tsr_pack_at", c_int, POINTER(c_void_p), c_void_p, c_void_p, c_int, c_float, POINTER(Operand))
-    declare("tsr_gemm_host", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float, POINTER(Result),
-            POINTER(c_double))
+    declare("tsr_gemm_host", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
+            POINTER(Result), POINTER(c_double))
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
     declare("tsr_stats_read", c_int, c_void_p, POINTER(Stats))
     declare("tsr_trim", c_int, c_void_p)
     return library
 
 
-lib = load(os.environ["TESSERA_LIBRARY"])
+lib = load(os.environ["TESSERA_LIBRARY"]) if "TESSERA_LIBRARY" in os.environ else None
 
 
 class TesseraError(Exception):
@@ -121,7 +123,7 @@ class Context:
 
 
 def strides_in_floats(array):
-    assert array.dtype == np.float32 and all(stride % 4 == 0 for stride in array.strides)
+    assert array.dtype == "float32" and all(stride % 4 == 0 for stride in array.strides)
     return [stride // 4 for stride in array.strides]
 
 

@@ -9,9 +9,7 @@ import numpy as np
 
 import binding
 import cuda_driver
-from binding import CPU, CUDA, FP32, IEEE, TF32
-
-PRECISION_NAMES = {FP32: "fp32", IEEE: "ieee", TF32: "tf32"}
+from binding import CPU, CUDA, FP32, IEEE, PRECISIONS, TF32
 
 
 def find_driver():
@@ -51,7 +49,7 @@ class Engine:
 
     @property
     def name(self):
-        parts = ["cuda" if self.device == CUDA else "cpu", PRECISION_NAMES[self.precision], self.kernel]
+        parts = ["cuda" if self.device == CUDA else "cpu", PRECISIONS[self.precision], self.kernel]
         return "-".join(part for part in parts if part)
 
     @property
@@ -128,7 +126,8 @@ def kernel_names(device):
 def forced_cuda_engines():
     """Each CUDA kernel at the strictest precision it keeps. Kernels for thin results or short k alone take no general
     shape; the plan chooses them for those."""
-    shape = binding.Operand(None, 64, 100, 100, 1, 0), binding.Operand(None, 100, 64, 64, 1, 0), binding.Result(None, 64, 64, 64, 1, 0)
+    shape = (binding.Operand(None, 64, 100, 100, 1, 0), binding.Operand(None, 100, 64, 64, 1, 0),
+             binding.Result(None, 64, 64, 64, 1, 0))
     for kernel in kernel_names(CUDA):
         for precision in (IEEE, FP32, TF32):
             engine = Engine(CUDA, precision, kernel)
