@@ -22,8 +22,8 @@ LEAST_NORMAL, OVERFLOW = np.float32(2.0**-14), np.float32(65520)
 
 class PackArgs(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("row_stride", c_int64), ("k_stride", c_int64), ("batch_stride", c_int64), ("rows", c_int32), ("k", c_int32),
-                ("batch", c_int32), ("k_blocks", c_int32), ("pieces", c_int32), ("panels", c_void_p), ("exponents", c_void_p),
-                ("overflows", c_void_p), ("deep", c_void_p), ("misfits", c_void_p), ("marks", c_void_p),
+                ("batch", c_int32), ("k_blocks", c_int32), ("components", c_int32), ("panels", c_void_p), ("exponents", c_void_p),
+                ("row_overflows", c_void_p), ("tiny_counts", c_void_p), ("overflowed_panels", c_void_p), ("marks", c_void_p),
                 ("panels_batch_stride", c_int64), ("exponents_batch_stride", c_int64), ("marks_batch_stride", c_int64)]
 
 

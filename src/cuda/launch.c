@@ -107,7 +107,7 @@ static ieee_args ieee_args_of(const tsr_problem *p, const cuda_kernel *kernel) {
     ieee_args args = {
         .a = in_place(&p->a),
         .b = in_place(&p->b),
-        .source = in_place(&p->addend),
+        .addend = in_place(&p->addend),
         .c = result(&p->c),
         .m = (int32_t)p->m,
         .n = (int32_t)p->n,
@@ -140,13 +140,13 @@ static tsr_status multiply_in_place(queue *q, const cuda_plan *plan, const tsr_p
     const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
     if (plan->tail_units && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
         args.full_tiles = (int32_t)plan->full_tiles;
-        args.tail_units = (int32_t)plan->tail_units;
-        args.pieces = (int32_t)ieee_pieces(p->k, tiles - plan->full_tiles, plan->tail_units);
+        args.tail_blocks = (int32_t)plan->tail_units;
+        args.segments = (int32_t)ieee_segments(p->k, tiles - plan->full_tiles, plan->tail_units);
         args.partial = (float *)workspace;
     }
-    const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles + args.tail_units);
+    const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles + args.tail_blocks);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
-    if (status || args.pieces <= 1) return status;
+    if (status || args.segments <= 1) return status;
     const int64_t parts = ceil_div(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
     return launch(q, reduce, (grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
 }
@@ -187,7 +187,7 @@ static split_operand panels_of(const split_source *s) {
         .panels = (uint8_t *)s->memory + first_panel * l.k_blocks * s->pieces * PANEL_ROWS * SPLIT_ROW_BYTES,
         .exponents = (int32_t *)(s->memory + l.exponents) + s->first_row,
         .marks = (float *)(s->memory + l.marks) + first_panel,
-        .deep = (uint32_t *)(s->memory + l.deep) + s->first_row,
+        .tiny_counts = (uint32_t *)(s->memory + l.deep) + s->first_row,
         .panels_batch_stride = s->batch > 1 ? l.panels_stride : 0,
         .exponents_batch_stride = s->batch > 1 ? l.exponents_stride : 0,
         .marks_batch_stride = s->batch > 1 ? l.marks_stride : 0,
@@ -205,12 +205,12 @@ static pack_args pack_args_of(const split_source *s) {
         .k = (int32_t)s->k,
         .batch = (int32_t)s->batch,
         .k_blocks = (int32_t)l.k_blocks,
-        .pieces = s->pieces,
+        .components = s->pieces,
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l.exponents),
-        .overflows = (float *)(s->memory + l.overflows),
-        .deep = (uint32_t *)(s->memory + l.deep),
-        .misfits = (int32_t *)(s->memory + l.misfits),
+        .row_overflows = (float *)(s->memory + l.overflows),
+        .tiny_counts = (uint32_t *)(s->memory + l.deep),
+        .overflowed_panels = (int32_t *)(s->memory + l.misfits),
         .marks = (float *)(s->memory + l.marks),
         .panels_batch_stride = l.panels_stride,
         .exponents_batch_stride = l.exponents_stride,
@@ -252,8 +252,8 @@ static tsr_status recompute_marked(queue *q, const cuda_plan *plan, const tsr_pr
     args.mark_limit = split->mark_limit;
     args.marks_a_batch_stride = split->a.marks_batch_stride;
     args.marks_b_batch_stride = split->b.marks_batch_stride;
-    args.doubts = split->doubts;
-    args.doubts_batch_stride = split->doubts_batch_stride;
+    args.recompute = split->recompute;
+    args.recompute_batch_stride = split->recompute_batch_stride;
     args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
     const int64_t blocks = min64(args.full_tiles, (int64_t)plan->device->multiprocessors * kernel->blocks);
     return launch(q, kernel, (grid){blocks, 1, p->batch}, &args);
@@ -265,7 +265,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
     split_args args = {
         .a = panels_of(source_a),
         .b = panels_of(source_b),
-        .source = in_place(&p->addend),
+        .addend = in_place(&p->addend),
         .c = result(&p->c),
         .m = (int32_t)p->m,
         .n = (int32_t)p->n,
@@ -274,7 +274,7 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         .alpha = p->alpha,
         .beta = p->beta,
         .mark_limit = mark_limit(p->k, kernel->pieces),
-        .least_per_deep = least_per_deep(p->k),
+        .least_per_tiny = least_per_deep(p->k),
         .tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m),
         .tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n),
         .slices = 1,
@@ -287,13 +287,13 @@ static tsr_status multiply_split(queue *q, const cuda_plan *plan, const tsr_prob
         args.partial = (float *)workspace;
         workspace += p->batch * args.slices * p->m * p->n * (int64_t)sizeof(float);
     }
-    if (kernel->pieces == 2 && args.mark_limit >= 1 && args.least_per_deep < INFINITY) /* else no sum is good */
-        args.doubts = (uint8_t *)workspace, args.doubts_batch_stride = doubts_in(p->m, p->n);
+    if (kernel->pieces == 2 && args.mark_limit >= 1 && args.least_per_tiny < INFINITY) /* else no sum is good */
+        args.recompute = (uint8_t *)workspace, args.recompute_batch_stride = check_blocks_in(p->m, p->n);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch(q, kernel, (grid){blocks, 1, 1}, &args);
     if (!status && args.slices > 1)
-        status = launch(q, reduce, (grid){ceil_div(doubts_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
+        status = launch(q, reduce, (grid){ceil_div(check_blocks_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
     return status ? status : recompute_marked(q, plan, p, &args);
 }
 

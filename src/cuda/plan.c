@@ -136,7 +136,7 @@ static way shared_way(const cuda_device *device, const cuda_kernel *kernel, cons
     w.cycles = manner.begin_cycles +
                (double)area * (cycles_for_blocks(device, kernel, busiest_whole) * ((double)p->k + manner.start_k) +
                                cycles_for_blocks(device, kernel, busiest_units) * (stretch + starts * manner.start_k));
-    const int64_t pieces = ieee_pieces(p->k, tail, units);
+    const int64_t pieces = ieee_segments(p->k, tail, units);
     w.partial_bytes = (size_t)(p->batch * tail * pieces * area) * sizeof(float);
     if (pieces > 1)
         w.cycles += manner.reduce_cycles + partial_cycles(device, (double)(p->batch * (units + tail) * area));
@@ -239,7 +239,7 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, int pieces, siz
     for (;;) {
         size_t a = panels_bytes(plan, p, &p->a, plan->chunk_m, pieces);
         size_t b = panels_bytes(plan, p, &p->b, plan->chunk_n, pieces);
-        const int64_t doubts = pieces == 2 ? plan->chunk_batch * doubts_in(plan->chunk_m, plan->chunk_n) : 0;
+        const int64_t doubts = pieces == 2 ? plan->chunk_batch * check_blocks_in(plan->chunk_m, plan->chunk_n) : 0;
         plan->workspace = a + b + partial_bytes + (size_t)round_up(doubts, 256);
         if (!max_workspace || plan->workspace <= max_workspace) return true;
         if (plan->slices > 1) { /* partial sums are for small products: the caller's limit forbids these first */

@@ -49,32 +49,32 @@ static int64_t tail_runs(const ieee_args *g) {
 }
 
 /* Where stretch `unit` of the tail begins, in runs. */
-static int64_t stretch_begin(const ieee_args *g, int64_t unit) { return unit * tail_runs(g) / g->tail_units; }
+static int64_t stretch_begin(const ieee_args *g, int64_t unit) { return unit * tail_runs(g) / g->tail_blocks; }
 
 /* Pieces of a tile of the tail that begin before run `run` of it. */
 static int pieces_before(const ieee_args *g, int tail, int64_t run) {
     const int64_t first = (int64_t)tail * divide_up(g->k, IEEE_RUN);
     int pieces = run > 0;
-    for (int64_t unit = 0; unit < g->tail_units; unit++)
+    for (int64_t unit = 0; unit < g->tail_blocks; unit++)
         pieces += stretch_begin(g, unit) > first && stretch_begin(g, unit) < first + run;
     return pieces;
 }
 
 static float *partial_at(const ieee_args *g, int64_t batch, int tail, int piece) {
     const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
-    if (piece >= g->pieces) abort();
-    return g->partial + ((batch * tails + tail) * g->pieces + piece) * g->tile_m * g->tile_n;
+    if (piece >= g->segments) abort();
+    return g->partial + ((batch * tails + tail) * g->segments + piece) * g->tile_m * g->tile_n;
 }
 
 /* Where the doubt about an element's block is (args.h). */
 static int64_t doubt_at(int n, int row, int col) {
-    return (int64_t)(row / DOUBT_ROWS) * divide_up(n, DOUBT_COLS) + col / DOUBT_COLS;
+    return (int64_t)(row / CHECK_ROWS) * divide_up(n, CHECK_COLS) + col / CHECK_COLS;
 }
 
 /* Whether a block of the tile from (row0, col0) on is in doubt. */
 static bool any_doubt(const ieee_args *g, const uint8_t *doubts, int row0, int col0) {
-    for (int row = row0; row < least(row0 + g->tile_m, g->m); row += DOUBT_ROWS)
-        for (int col = col0; col < least(col0 + g->tile_n, g->n); col += DOUBT_COLS)
+    for (int row = row0; row < least(row0 + g->tile_m, g->m); row += CHECK_ROWS)
+        for (int col = col0; col < least(col0 + g->tile_n, g->n); col += CHECK_COLS)
             if (doubts[doubt_at(g->n, row, col)]) return true;
     return false;
 }
@@ -90,8 +90,8 @@ static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin,
         const float mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
                            g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
         if (mark <= g->mark_limit) return;
-        if (mark < INFINITY && g->doubts) {
-            doubts = g->doubts + batch * g->doubts_batch_stride;
+        if (mark < INFINITY && g->recompute) {
+            doubts = g->recompute + batch * g->recompute_batch_stride;
             if (!any_doubt(g, doubts, row0, col0)) return;
         }
         ++*g->fallback_tiles;
@@ -101,7 +101,7 @@ static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin,
             if (doubts && !doubts[doubt_at(g->n, row, col)]) continue;
             const float sum = dot(g, batch, row, col, k_begin, k_end);
             if (whole)
-                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
+                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
             else
                 partial_at(g, batch, tail, piece)[(row - row0) * g->tile_n + col - col0] = sum;
         }
@@ -124,13 +124,13 @@ static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
 
 static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, int tile_n, char *why, size_t size) {
     const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles,
-                  units = (int64_t)g->full_tiles + g->tail_units;
+                  units = (int64_t)g->full_tiles + g->tail_blocks;
     if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != divide_up(g->m, tile_m) ||
         g->tiles_n != divide_up(g->n, tile_n))
         return snprintf(why, size, "wrong tiles"), false;
-    if (tails < 0 || (tails > 0) != (g->tail_units > 0) || (tails && g->tail_units > tail_runs(g)))
+    if (tails < 0 || (tails > 0) != (g->tail_blocks > 0) || (tails && g->tail_blocks > tail_runs(g)))
         return snprintf(why, size, "wrong tail"), false;
-    if (tails && (g->pieces < ieee_pieces(g->k, tails, g->tail_units) || !g->partial))
+    if (tails && (g->segments < ieee_segments(g->k, tails, g->tail_blocks) || !g->partial))
         return snprintf(why, size, "no room for the pieces"), false;
     if (l->grid[2] != (unsigned)g->batch) return snprintf(why, size, "grid.z is not the batch"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
@@ -152,7 +152,7 @@ static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
             if (pieces == 1) continue;
             float sum = partial_at(g, batch, tail, 0)[within];
             for (int piece = 1; piece < pieces; piece++) sum += partial_at(g, batch, tail, piece)[within];
-            *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
+            *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
         }
 }
 
@@ -160,7 +160,7 @@ static void ieee_scale(const fake_launch *l, const ieee_args *g) {
     for (int64_t batch = 0; batch < l->grid[2]; batch++)
         for (int row = 0; row < g->m; row++)
             for (int col = 0; col < g->n; col++)
-                *element(&g->c, batch, row, col) = g->beta == 0 ? 0 : g->beta * addend(&g->source, batch, row, col);
+                *element(&g->c, batch, row, col) = g->beta == 0 ? 0 : g->beta * addend(&g->addend, batch, row, col);
 }
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
@@ -196,15 +196,15 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
         const float x = k < o->k ? o->data[batch * o->batch_stride + row * o->row_stride + k * o->k_stride] : 0;
         const float scaled = ldexpf(x, e);
         const uint16_t hi = half_of(scaled);
-        *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k, 0) = hi;
-        if (o->pieces == 2)
-            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->pieces, row, k,
+        *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->components, row, k, 0) = hi;
+        if (o->components == 2)
+            *half_at(o->panels + batch * o->panels_batch_stride, o->rows, o->k_blocks, o->components, row, k,
                      1) = half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
         const float of_x = depth_of(x, scaled);
         depth = fmaxf(depth, of_x);
-        o->deep[batch * o->exponents_batch_stride + row] += o->pieces == 2 && of_x > 1 && of_x < INFINITY;
+        o->tiny_counts[batch * o->exponents_batch_stride + row] += o->components == 2 && of_x > 1 && of_x < INFINITY;
     }
-    return o->pieces == 2 || depth == INFINITY ? depth : 1;
+    return o->components == 2 || depth == INFINITY ? depth : 1;
 }
 
 /* pack_sample: every row's scale, by its largest at once; marks set to 1. pack_split: the pieces and the marks, which no
@@ -223,10 +223,10 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                     const float most = largest_of(o, batch, row);
                     const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
                     *exponent = most == 0 ? ALL_ZERO : e > 62 ? 62 : e < -62 ? -62 : e;
-                    o->misfits[panel] = 0;
+                    o->overflowed_panels[panel] = 0;
                     o->marks[panel] = 1;
-                    o->deep[batch * o->exponents_batch_stride + row] = 0;
-                    o->overflows[batch * o->exponents_batch_stride + row] = 0;
+                    o->tiny_counts[batch * o->exponents_batch_stride + row] = 0;
+                    o->row_overflows[batch * o->exponents_batch_stride + row] = 0;
                 } else {
                     const float before = o->marks[panel];
                     o->marks[panel] = fmaxf(before, split_row(o, batch, row));
@@ -280,14 +280,14 @@ static double total_of(const split_args *g, int64_t batch, const unpacked *u, in
 /* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is too small for the deep elements
  * behind it. */
 static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row0, int col0) {
-    for (int row = row0; row < least(g->m, row0 + DOUBT_ROWS); row++)
-        for (int col = col0; col < least(g->n, col0 + DOUBT_COLS); col++) {
+    for (int row = row0; row < least(g->m, row0 + CHECK_ROWS); row++)
+        for (int col = col0; col < least(g->n, col0 + CHECK_COLS); col++) {
             const int64_t at_a = batch * g->a.exponents_batch_stride + row;
             const int64_t at_b = batch * g->b.exponents_batch_stride + col;
             const int e_a = g->a.exponents[at_a], e_b = g->b.exponents[at_b];
             if (e_a == ALL_ZERO || e_b == ALL_ZERO) continue;
             if (fabs(ldexp(total_of(g, batch, u, row, col), e_a + e_b)) <
-                (double)g->least_per_deep * ((double)g->a.deep[at_a] + g->b.deep[at_b]))
+                (double)g->least_per_tiny * ((double)g->a.tiny_counts[at_a] + g->b.tiny_counts[at_b]))
                 return true;
         }
     return false;
@@ -299,10 +299,10 @@ static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int r
     const float mark = g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] *
                        g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
     if (mark <= g->mark_limit) return false;
-    if (!g->doubts || mark == INFINITY) return true;
+    if (!g->recompute || mark == INFINITY) return true;
     if (u && g->slices > 1) return false;
-    uint8_t *doubt = &g->doubts[batch * g->doubts_batch_stride + doubt_at(g->n, row, col)];
-    if (row % DOUBT_ROWS == 0 && col % DOUBT_COLS == 0) *doubt = has_small_sum(g, batch, u, row, col);
+    uint8_t *doubt = &g->recompute[batch * g->recompute_batch_stride + doubt_at(g->n, row, col)];
+    if (row % CHECK_ROWS == 0 && col % CHECK_COLS == 0) *doubt = has_small_sum(g, batch, u, row, col);
     return *doubt;
 }
 
@@ -325,7 +325,7 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
                     if (g->slices > 1)
                         g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = (float)sum;
                     else
-                        *element(&g->c, batch, row, col) = scaled(g->alpha, (float)sum, g->beta, &g->source, batch, row,
+                        *element(&g->c, batch, row, col) = scaled(g->alpha, (float)sum, g->beta, &g->addend, batch, row,
                                                                   col);
                 }
         free(u.a);
@@ -335,14 +335,14 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
 }
 
 static bool split_reduce(const fake_launch *l, const split_args *g, char *why, size_t size) {
-    if ((int64_t)l->grid[0] * (l->threads / 32) < doubts_in(g->m, g->n))
+    if ((int64_t)l->grid[0] * (l->threads / 32) < check_blocks_in(g->m, g->n))
         return snprintf(why, size, "not every block of C has a warp"), false;
     for (int64_t batch = 0; batch < l->grid[1]; batch++)
         for (int row = 0; row < g->m; row++)
             for (int col = 0; col < g->n; col++) {
                 if (is_left(g, batch, NULL, row, col)) continue;
                 const float sum = (float)total_of(g, batch, NULL, row, col);
-                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->source, batch, row, col);
+                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
             }
     return true;
 }

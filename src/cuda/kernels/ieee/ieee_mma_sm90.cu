@@ -184,7 +184,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
-                                                   const extent &cols, float *shared, const uint8_t *doubts) {
+                                                   const extent &cols, float *shared, const uint8_t *recompute) {
         const place my;
         queue slabs;
         slabs.begin(args, piece, rows, cols, shared);
@@ -208,7 +208,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             multiply<READ_ANY, READ_ANY>(sum, my, slabs);
         results result;
         collect(result, sum, my, (double2 *)shared);
-        store(args, target(args, piece, rows, cols), result, my, shared, doubts);
+        store(args, target(args, piece, rows, cols), result, my, shared, recompute);
     }
 
     /* What a lane stores: of ROWS_EACH rows (row_of) four neighbouring columns in two places, 16 apart. */
@@ -297,15 +297,15 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     /* All threads of the block call it. What is not stored straight from registers passes through `shared`, so that
      * neighbouring threads store neighbouring columns. */
     static __device__ __forceinline__ void store(const ieee_args &args, const target &to, results &result,
-                                                 const place &my, float *shared, const uint8_t *doubts) {
+                                                 const place &my, float *shared, const uint8_t *recompute) {
         if (to.alpha != 1 && to.beta == 0)
 #pragma unroll
             for (int i = 0; i < ROWS_EACH * 8; ++i) result[i / 8][i / 4 % 2][i % 4] *= to.alpha;
-        if (!to.takes_vectors() || to.beta != 0 || doubts) {
+        if (!to.takes_vectors() || to.beta != 0 || recompute) {
             __syncthreads(); /* everybody is done with what was there */
             put(result, my, [&](int row, int col, float4 v) { *(float4 *)(shared + row * STAGING_PITCH + col) = v; });
             __syncthreads();
-            store_columns(args, to, shared, doubts);
+            store_columns(args, to, shared, recompute);
             return;
         }
         /* __stcs: C, where it is large, is not to drive the operands out of the L2 cache. */
@@ -332,12 +332,12 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     /* From shared memory, [TILE_M][STAGING_PITCH]: a thread has a column, or part of one. With beta, alpha is still to
      * come. */
     static __device__ __forceinline__ void store_columns(const ieee_args &args, const target &to, const float *staging,
-                                                         const uint8_t *doubts) {
+                                                         const uint8_t *recompute) {
         constexpr int STEP_ROWS = THREADS / TILE_N, AT_ONCE = 8;
         static_assert(THREADS % TILE_N == 0 && TILE_M % (STEP_ROWS * AT_ONCE) == 0, "threads cover whole rows");
         const int col = threadIdx.x % TILE_N;
         if (!to.has_col(col)) return;
-        const matrix_in &s = args.source;
+        const matrix_in &s = args.addend;
         const float *source = s.data + blockIdx.z * s.batch_stride + to.row * s.row_stride +
                               (to.col + col) * s.col_stride;
         int row = threadIdx.x / TILE_N;
@@ -354,7 +354,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                         value[i] = fmaf(to.alpha, value[i], to.beta * source[(row + i * STEP_ROWS) * s.row_stride]);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (to.has_row(row) && (!doubts || is_doubted(args, doubts, to.row + row, to.col + col)))
+                if (to.has_row(row) && (!recompute || is_doubted(args, recompute, to.row + row, to.col + col)))
                     *out = value[i];
                 row += STEP_ROWS;
                 out += STEP_ROWS * to.row_stride;

@@ -29,7 +29,7 @@ static __device__ __forceinline__ int runs_per_tile(const ieee_args &args) {
 
 /* Stretch u of the tail is its runs [u*runs/units, (u+1)*runs/units); this finds u for a run. */
 static __device__ __forceinline__ int64_t unit_of_run(const ieee_args &args, int64_t run, int64_t tail_runs) {
-    return ((run + 1) * args.tail_units - 1) / tail_runs;
+    return ((run + 1) * args.tail_blocks - 1) / tail_runs;
 }
 
 static __device__ __forceinline__ int tail_tiles(const ieee_args &args) {
@@ -60,20 +60,20 @@ static __device__ __forceinline__ bool first_segment(const ieee_args &args, int 
         return true;
     }
     const int64_t tail_runs = (int64_t)runs_per_tile(args) * tail_tiles(args), stretch = unit - args.full_tiles;
-    s->next = stretch * tail_runs / args.tail_units;
-    s->end = (stretch + 1) * tail_runs / args.tail_units;
+    s->next = stretch * tail_runs / args.tail_blocks;
+    s->end = (stretch + 1) * tail_runs / args.tail_blocks;
     return next_segment(args, s);
 }
 
 /* Where the sums of a segment that is not whole go. */
 static __device__ __forceinline__ float *partial_tile(const ieee_args &args, int tile, int piece) {
-    const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.pieces + piece;
+    const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.segments + piece;
     return args.partial + index * args.tile_m * args.tile_n;
 }
 
 /* Element (row, col) of C, from its whole sum. */
 static __device__ __forceinline__ void store_element(const ieee_args &args, int row, int col, float sum) {
-    const matrix_in &s = args.source;
+    const matrix_in &s = args.addend;
     const matrix_out &c = args.c;
     float value = args.alpha * sum;
     if (args.beta != 0.0f)
@@ -104,19 +104,19 @@ static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
 }
 
 /* Whether a block of C (args.h) is to be recomputed. */
-static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *doubts, int row, int col) {
-    return doubts[(int64_t)(row / DOUBT_ROWS) * ((args.n + DOUBT_COLS - 1) / DOUBT_COLS) + col / DOUBT_COLS];
+static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *recompute, int row, int col) {
+    return recompute[(int64_t)(row / CHECK_ROWS) * ((args.n + CHECK_COLS - 1) / CHECK_COLS) + col / CHECK_COLS];
 }
 
 /* Whether any block of a tile is, whose first element this is. All threads of the block call it. */
 template <int TILE_M, int TILE_N>
-static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *doubts, int row, int col) {
-    constexpr int ACROSS = TILE_N / DOUBT_COLS, BLOCKS = TILE_M / DOUBT_ROWS * ACROSS;
-    static_assert(TILE_M % DOUBT_ROWS == 0 && TILE_N % DOUBT_COLS == 0 && BLOCKS <= 128, "a thread for each block");
-    row += threadIdx.x / ACROSS * DOUBT_ROWS;
-    col += threadIdx.x % ACROSS * DOUBT_COLS;
+static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *recompute, int row, int col) {
+    constexpr int ACROSS = TILE_N / CHECK_COLS, BLOCKS = TILE_M / CHECK_ROWS * ACROSS;
+    static_assert(TILE_M % CHECK_ROWS == 0 && TILE_N % CHECK_COLS == 0 && BLOCKS <= 128, "a thread for each block");
+    row += threadIdx.x / ACROSS * CHECK_ROWS;
+    col += threadIdx.x % ACROSS * CHECK_COLS;
     const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
-    return __syncthreads_or(there && is_doubted(args, doubts, row, col));
+    return __syncthreads_or(there && is_doubted(args, recompute, row, col));
 }
 
 /* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
@@ -128,24 +128,24 @@ static __device__ __forceinline__ void compute_segments(const ieee_args &args, f
         marks_a += blockIdx.z * args.marks_a_batch_stride;
         marks_b += blockIdx.z * args.marks_b_batch_stride;
     }
-    for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_units; unit += gridDim.x) {
+    for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_blocks; unit += gridDim.x) {
         segment piece;
         for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
             int tile_row, tile_col;
             find_tile(args, piece.tile, &tile_row, &tile_col);
             const extent rows(tile_row * TILE_M, TILE_M, args.m);
             const extent cols(tile_col * TILE_N, TILE_N, args.n);
-            const uint8_t *doubts = nullptr; /* of the blocks to store; else the whole tile is */
+            const uint8_t *recompute = nullptr; /* of the blocks to store; else the whole tile is */
             if (marks_a) {
                 const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
                 if (mark <= args.mark_limit) continue;
-                if (mark < INFINITY && args.doubts) {
-                    doubts = args.doubts + blockIdx.z * args.doubts_batch_stride;
-                    if (!any_doubt<TILE_M, TILE_N>(args, doubts, rows.own, cols.own)) continue;
+                if (mark < INFINITY && args.recompute) {
+                    recompute = args.recompute + blockIdx.z * args.recompute_batch_stride;
+                    if (!any_doubt<TILE_M, TILE_N>(args, recompute, rows.own, cols.own)) continue;
                 }
                 if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
             }
-            KERNEL::compute(args, piece, rows, cols, shared, doubts);
+            KERNEL::compute(args, piece, rows, cols, shared, recompute);
             __syncthreads(); /* the next segment's slabs take the place of these results */
         }
     }

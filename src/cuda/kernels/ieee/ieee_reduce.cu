@@ -41,11 +41,11 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
         sum.w += next.w;
     }
     float *at = args.c.data + blockIdx.z * args.c.batch_stride + row * args.c.row_stride + col * args.c.col_stride;
-    const float *add = args.source.data + blockIdx.z * args.source.batch_stride + row * args.source.row_stride +
-                       col * args.source.col_stride;
+    const float *add = args.addend.data + blockIdx.z * args.addend.batch_stride + row * args.addend.row_stride +
+                       col * args.addend.col_stride;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i, at += args.c.col_stride, add += args.source.col_stride)
+    for (int i = 0; i < 4; ++i, at += args.c.col_stride, add += args.addend.col_stride)
         if (col + i < args.n)
             *at = args.beta == 0.0f ? args.alpha * sums[i] : fmaf(args.alpha, sums[i], args.beta * *add);
 }

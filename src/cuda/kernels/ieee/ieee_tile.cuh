@@ -110,7 +110,7 @@ struct ieee_tile {
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
-                                                   const extent &cols, float *shared, const uint8_t *doubts) {
+                                                   const extent &cols, float *shared, const uint8_t *recompute) {
         const place my;
         queue slabs;
         slabs.begin(args, piece, rows, cols, shared);
@@ -133,7 +133,7 @@ struct ieee_tile {
         else
             multiply<READ_ANY, READ_ANY>(sum, my, shared, slabs);
         slabs.end();
-        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), doubts);
+        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), recompute);
     }
 
     /* Stores a segment's sums. They go through shared memory, LANES_M rows of the warp's part at a time, so that a warp
@@ -141,7 +141,7 @@ struct ieee_tile {
      * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
     static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
                                                  const segment &piece, const extent &rows, const extent &cols,
-                                                 const place &my, float *staging, const uint8_t *doubts) {
+                                                 const place &my, float *staging, const uint8_t *recompute) {
         const int lane = threadIdx.x % 32;
         /* Of the warp's part: the rows and columns that are this tile's own, and where the matrix ends. */
         const int rows_own = rows.own - rows.first - my.warp_m, cols_own = cols.own - cols.first - my.warp_n;
@@ -159,10 +159,10 @@ struct ieee_tile {
             alpha = 1.0f;
             beta = 0.0f;
         }
-        const matrix_in &s = args.source;
+        const matrix_in &s = args.addend;
         const float *source = s.data + blockIdx.z * s.batch_stride + (rows.first + my.warp_m) * s.row_stride +
                               (cols.first + my.warp_n) * s.col_stride;
-        const bool vectors = !doubts && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
+        const bool vectors = !recompute && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
                              cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
         const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
 
@@ -198,8 +198,8 @@ struct ieee_tile {
                 for (int i = lane; i < LANES_M * WARP_N; i += 32) {
                     const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
                     if (out_row < rows_own || out_row >= rows_end || col < cols_own || col >= cols_end) continue;
-                    if (doubts &&
-                        !is_doubted(args, doubts, rows.first + my.warp_m + out_row, cols.first + my.warp_n + col))
+                    if (recompute &&
+                        !is_doubted(args, recompute, rows.first + my.warp_m + out_row, cols.first + my.warp_n + col))
                         continue;
                     float *at = out + out_row * row_stride + col * col_stride;
                     const float value = staging[line * RESULT_PITCH + (col ^ 1)];

@@ -227,7 +227,7 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
 
 /* What a row that did not fit is scaled by; the others stay as they were. From L2: other blocks wrote it. */
 __device__ int exponent_again(const pack_args &o, int64_t row) {
-    const float overflow = __ldcg(&o.overflows[row]);
+    const float overflow = __ldcg(&o.row_overflows[row]);
     return overflow > 0 ? exponent_for(overflow, LARGEST_EXPONENT) : __ldcg(&o.exponents[row]);
 }
 
@@ -295,9 +295,9 @@ template <typename READ> __device__ float depth_fp32(const pack_args &o, const p
             const float of_x = depth_of(x[k], e);
             depth = fmaxf(depth, of_x);
             deep += of_x > 1 && of_x < INFINITY;
-            if (does_not_fit(x[k], e)) raise(&o.overflows[at], fabsf(x[k]));
+            if (does_not_fit(x[k], e)) raise(&o.row_overflows[at], fabsf(x[k]));
         }
-        if (deep) atomicAdd(&o.deep[at], deep);
+        if (deep) atomicAdd(&o.tiny_counts[at], deep);
     }
     return depth;
 }
@@ -395,7 +395,7 @@ __device__ float column_depth(const pack_args &o, const place &u, const stage &f
     for (int row = 0; row < UNIT_ROWS; row++) {
         const int line = across ? threadIdx.x : row, i = across ? row : threadIdx.x, e = from.exponents[row];
         const float x = from.one(line, view.shift(line) + i);
-        if (!all.see(x, e)) raise(&o.overflows[at + row], fabsf(x));
+        if (!all.see(x, e)) raise(&o.row_overflows[at + row], fabsf(x));
     }
     return all.carried() ? 1 : INFINITY;
 }
@@ -436,8 +436,8 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         free = (free + 1) % STAGES; /* now the stage of unit `round` */
         if (has_now) {
             const pack_args &o = pair.operand[now.operand];
-            float depth = o.pieces == 2 ? split<2>(o, now, stages[free]) : split<1>(o, now, stages[free]);
-            if (o.pieces == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[free]);
+            float depth = o.components == 2 ? split<2>(o, now, stages[free]) : split<1>(o, now, stages[free]);
+            if (o.components == 1 && __syncthreads_or(depth > 1)) depth = column_depth(o, now, stages[free]);
             if (depth > 1) source.found(now, depth);
         }
         if (asks) source.hear();
@@ -463,9 +463,9 @@ __device__ bool stays(pack_progress *progress, long long begun) {
     if (threadIdx.x == 0) {
         __threadfence(); /* what this block wrote, and then that it has */
         uint32_t blocks = atomicAdd(&progress->blocks, 1) + 1;
-        answer = blocks & PACK_MISFITS;
+        answer = blocks & PACK_OVERFLOWED;
         if (answer) {
-            const uint32_t all = gridDim.x | PACK_MISFITS;
+            const uint32_t all = gridDim.x | PACK_OVERFLOWED;
             const long long now = clock64(), patience = max(1ll << 16, now - begun); /* cycles */
             while (blocks != all && clock64() - now < patience) blocks = *(volatile uint32_t *)&progress->blocks;
             __threadfence();
@@ -530,12 +530,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
         const int64_t row = at.batch * o.exponents_batch_stride + row0 + threadIdx.x;
         o.exponents[row] = most == 0 ? (int)ALL_ZERO
                                      : exponent_for(most, SAMPLE_EXPONENT); /* until something is seen */
-        o.overflows[row] = 0;
-        o.deep[row] = 0;
+        o.row_overflows[row] = 0;
+        o.tiny_counts[row] = 0;
     }
     if (threadIdx.x == 0 && row0 % PANEL_ROWS == 0) {
         const int64_t panel = at.batch * o.marks_batch_stride + row0 / PANEL_ROWS;
-        o.misfits[panel] = 0;
+        o.overflowed_panels[panel] = 0;
         o.marks[panel] = 1;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
@@ -557,7 +557,7 @@ struct all_units {
         return place_at(pair, index, UNIT_ROWS, true, u);
     }
     __device__ void ask() {
-        if (threadIdx.x == 0) answer = KNOWN * gridDim.x + atomicAdd(&pair.progress->units, 1);
+        if (threadIdx.x == 0) answer = KNOWN * gridDim.x + atomicAdd(&pair.progress->tickets, 1);
     }
     __device__ void hear() {
         if (threadIdx.x == 0) tickets[count % 2] = answer;
@@ -568,8 +568,8 @@ struct all_units {
             raise(&o.marks[panel_of(pair, u)], depth);
             return;
         }
-        o.misfits[panel_of(pair, u)] = 1;
-        if (!misfits) atomicOr(&pair.progress->blocks, (uint32_t)PACK_MISFITS);
+        o.overflowed_panels[panel_of(pair, u)] = 1;
+        if (!misfits) atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
         misfits = true;
     }
 };
@@ -587,11 +587,11 @@ struct misfit_units {
         const int tickets = divide_up(units, 32), lane = threadIdx.x % 32;
         while (!left) {
             __syncthreads();
-            if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->again, 1);
+            if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->second_tickets, 1);
             __syncthreads();
             if (ticket >= tickets) return false;
             left = __ballot_sync(0xffffffffu, place_at(pair, ticket + lane * tickets, UNIT_ROWS, true, u) &&
-                                                  __ldcg(&pair.operand[u->operand].misfits[panel_of(pair, *u)]));
+                                                  __ldcg(&pair.operand[u->operand].overflowed_panels[panel_of(pair, *u)]));
         }
         const int first = __ffs((int)left) - 1;
         left &= left - 1;

@@ -71,7 +71,7 @@ struct destination {
     bool vectors; /* four neighbours in a row may be written together */
 
     __device__ destination(const split_args &g, const work &w)
-        : c(g.c), source(g.source), alpha(g.alpha), beta(g.beta) {
+        : c(g.c), source(g.addend), alpha(g.alpha), beta(g.beta) {
         if (g.slices > 1) {
             c = {g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0};
             alpha = 1, beta = 0;
@@ -92,21 +92,21 @@ __device__ inline float mark_of(const split_operand &o, int batch, int row) {
 
 __device__ inline verdict verdict_on(const split_args &g, float mark_a, float mark_b) {
     const float mark = mark_a * mark_b;
-    return mark <= g.mark_limit ? WRITE : g.doubts && mark < INFINITY ? LOOK : LEAVE;
+    return mark <= g.mark_limit ? WRITE : g.recompute && mark < INFINITY ? LOOK : LEAVE;
 }
 
 /* What the sums of a row of an operand must be at least, before they are scaled back, beside what the other operand's
  * row asks for; less than any number where all of the row is zero, and so its sums are. */
 __device__ inline float least_sum(const split_args &g, const split_operand &o, int batch, int row) {
     const int64_t at = batch * o.exponents_batch_stride + row;
-    return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_deep * (float)o.deep[at];
+    return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_tiny * (float)o.tiny_counts[at];
 }
 
 /* Notes what a warp found about a block of C, and returns it to all its threads. */
 __device__ inline bool note_doubt(const split_args &g, int batch, int row0, int col0, bool doubtful) {
     doubtful = __any_sync(0xffffffffu, doubtful);
-    const int64_t block = (int64_t)(row0 / DOUBT_ROWS) * divide_up(g.n, DOUBT_COLS) + col0 / DOUBT_COLS;
-    if (threadIdx.x % 32 == 0) g.doubts[batch * g.doubts_batch_stride + block] = doubtful;
+    const int64_t block = (int64_t)(row0 / CHECK_ROWS) * divide_up(g.n, CHECK_COLS) + col0 / CHECK_COLS;
+    if (threadIdx.x % 32 == 0) g.recompute[batch * g.recompute_batch_stride + block] = doubtful;
     return doubtful;
 }
 
@@ -117,7 +117,7 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
 
 /* A warp's own corner of shared memory, where the sums of a block wait to be looked at and written out row by row. A row
  * is 40 floats, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
-constexpr int OUT_ROWS = DOUBT_ROWS, OUT_COLS = DOUBT_COLS, OUT_STRIDE = 40;
+constexpr int OUT_ROWS = CHECK_ROWS, OUT_COLS = CHECK_COLS, OUT_STRIDE = 40;
 typedef float out_buffer[OUT_ROWS][OUT_STRIDE];
 
 /* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a block, as the

@@ -1,7 +1,7 @@
 /* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
  *
  * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
- * A warp has a block of DOUBT_ROWS x DOUBT_COLS of C, a thread one of its columns; blocks that are left to ieee, because
+ * A warp has a block of CHECK_ROWS x CHECK_COLS of C, a thread one of its columns; blocks that are left to ieee, because
  * of their tile's marks or of a sum that is too small to be good, are left here. Limits: 128 threads, no shared memory;
  * grid.x covers the blocks of one product, four to a block of threads, grid.y is the batch.
  */
@@ -9,25 +9,25 @@
 #include "cuda/kernels/split/split.cuh"
 
 constexpr int THREADS = 128;
-static_assert(DOUBT_COLS == 32, "a thread of a warp has a column");
+static_assert(CHECK_COLS == 32, "a thread of a warp has a column");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __grid_constant__ split_args g) {
     wait_for_previous_kernel();
     let_next_kernel_come();
     const int batch = blockIdx.y, lane = threadIdx.x % 32;
-    const uint32_t blocks_n = divide_up(g.n, DOUBT_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    const int row0 = block / blocks_n * DOUBT_ROWS, col0 = block % blocks_n * DOUBT_COLS;
+    const uint32_t blocks_n = divide_up(g.n, CHECK_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int row0 = block / blocks_n * CHECK_ROWS, col0 = block % blocks_n * CHECK_COLS;
     if (row0 >= g.m) return;
     const verdict on = verdict_on(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));
-    const int rows = min(DOUBT_ROWS, g.m - row0), col = min(col0 + lane, g.n - 1);
+    const int rows = min(CHECK_ROWS, g.m - row0), col = min(col0 + lane, g.n - 1);
     const bool there = col0 + lane < g.n;
     const int64_t size = (int64_t)g.m * g.n;
     const float *slice = g.partial + batch * g.slices * size + (int64_t)row0 * g.n + col;
-    float sums[DOUBT_ROWS] = {};
+    float sums[CHECK_ROWS] = {};
     for (int i = 0; i < g.slices; i++, slice += size) {
         const float *from = slice;
 #pragma unroll
-        for (int r = 0; r < DOUBT_ROWS; r++, from += g.n)
+        for (int r = 0; r < CHECK_ROWS; r++, from += g.n)
             if (r < rows) sums[r] += *from;
     }
     if (on == LEAVE) return;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
         const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
         bool doubtful = false;
 #pragma unroll
-        for (int r = 0; r < DOUBT_ROWS; r++) {
+        for (int r = 0; r < CHECK_ROWS; r++) {
             const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
             const float up = __shfl_sync(0xffffffffu, up_a, r);
             doubtful |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
@@ -48,9 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
     }
     if (!there) return;
     float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
-    const float *from = g.source.data + batch * g.source.batch_stride + row0 * g.source.row_stride +
-                        col * g.source.col_stride;
+    const float *from = g.addend.data + batch * g.addend.batch_stride + row0 * g.addend.row_stride +
+                        col * g.addend.col_stride;
 #pragma unroll
-    for (int r = 0; r < DOUBT_ROWS; r++, to += g.c.row_stride, from += g.source.row_stride)
+    for (int r = 0; r < CHECK_ROWS; r++, to += g.c.row_stride, from += g.addend.row_stride)
         if (r < rows) *to = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, *from, g.alpha * sums[r]);
 }
