@@ -52,14 +52,17 @@ bench-gpu: build ## milliseconds beside torch.matmul, then every library of this
 	bench/gpu/run $(BUILD) --save
 	bench/gpu/run $(BUILD) --survey
 
+.PHONY: bench-sustained
+bench-sustained: build ## what a long run of one product gets: each library alone on the GPU; saved in bench/results
+	bench/gpu/run $(BUILD) --sustained --save
+
 bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE (default: BASE's name in bench/results)
 	python3 bench/regressions.py "$(BASE)" $(NEW)
 
 # It calls plain make: what has $(MAKE) in it would measure even under -n.
-report: ## docs/results/results.md and a page for each machine in bench/results; measures this one first where it has none
+report: ## the tables in docs/ from bench/results, and pages with charts in $(BUILD)/report; measures this machine first where it has no results
 	python3 bench/report --needs-this-machine || { make build && bench/run $(BUILD); }
-	python3 bench/report
-	python3 bench/table.py
+	python3 bench/report --pages $(BUILD)/report
 
 bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
 	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 bench/pytorch/compare.py --save $(BUILD)/pytorch.json

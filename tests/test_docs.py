@@ -2,20 +2,21 @@
 
 import re
 import subprocess
-import sys
 
 import pytest
 
 import binding
 from documents import DOCUMENTS, blocks
-from toolchain import ROOT, run
+from toolchain import ROOT
 
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_exist(path):
-    lines = [line for block in blocks(path) if block.language == "sh" for line in block.text.splitlines()] + re.findall(r"(?<!`)`([^`\n]+)`(?!`)", path.read_text())
+    lines = [line for block in blocks(path) if block.language == "sh" for line in block.text.splitlines()] + re.findall(
+        r"(?<!`)`([^`\n]+)`(?!`)", path.read_text()
+    )
     named = {target for line in lines for target in re.findall(r"^make ([a-z][a-z-]+)", line)}
     assert named <= TARGETS, named - TARGETS
 
@@ -36,7 +37,3 @@ def test_make_offers_what_it_says():
 
 def test_version_is_in_the_changelog():
     assert f"## [{binding.lib.tsr_version().decode()}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_tables_are_those_of_the_results():
-    run(sys.executable, ROOT / "bench/table.py", "--check")

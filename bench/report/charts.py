@@ -1,21 +1,30 @@
-"""Charts as SVG text. Colours and dashes are classes (`s-NAME`), which the page's style sheet sets for light and dark; every mark carries its
-numbers in a <title>, which a browser shows on hover by itself and page.js shows sooner.
+"""Charts as SVG text. Colours and dashes are classes (`s-NAME`), which the page's style sheet sets for light and dark.
+Every mark carries its numbers in a <title>, which a browser shows on hover by itself and page.js shows sooner.
 
-A chart is drawn for a width in pixels: once wide, with its series named beside them, and once narrow, for a phone, under a legend.
+A chart is drawn for a width in pixels: once wide, with its series named beside them, and once narrow, for a phone,
+under a legend.
 """
 
 import html
 import math
 
-# Of each series: its colour in light and in dark, and the shape of its marks, for eyes and printers that see no colours.
+# Of each series: its colour in light and in dark, and the shape of its marks, for eyes and printers that see no
+# colours.
 SERIES = {
-    "tessera": ("#5a43e0", "#a596ff", "disc"), "tessera fp32": ("#5a43e0", "#a596ff", "disc"),
-    "tessera ieee": ("#0f74c4", "#5fb4f5", "disc"), "tessera tf32": ("#0b8a72", "#3fcfae", "disc"),
-    "torch float32": ("#6d7280", "#a3a9b8", "square"), "torch TF32": ("#b46a00", "#e8a33d", "square"),
-    "Triton ieee": ("#b8407f", "#f08cc0", "triangle"), "Triton tf32x3": ("#c8402c", "#ff8a75", "triangle"),
-    "CuPy": ("#6b7a12", "#bccb4e", "diamond"), "JAX highest": ("#8a5a36", "#d8a27b", "diamond"),
-    "openblas": ("#b46a00", "#e8a33d", "square"), "blis": ("#b8407f", "#f08cc0", "triangle"),
-    "onednn": ("#6d7280", "#a3a9b8", "diamond"), "mkl": ("#0b8a72", "#3fcfae", "square"),
+    "tessera": ("#5a43e0", "#a596ff", "disc"),
+    "tessera fp32": ("#5a43e0", "#a596ff", "disc"),
+    "tessera ieee": ("#0f74c4", "#5fb4f5", "disc"),
+    "tessera tf32": ("#0b8a72", "#3fcfae", "disc"),
+    "torch float32": ("#6d7280", "#a3a9b8", "square"),
+    "torch TF32": ("#b46a00", "#e8a33d", "square"),
+    "Triton ieee": ("#b8407f", "#f08cc0", "triangle"),
+    "Triton tf32x3": ("#c8402c", "#ff8a75", "triangle"),
+    "CuPy": ("#6b7a12", "#bccb4e", "diamond"),
+    "JAX highest": ("#8a5a36", "#d8a27b", "diamond"),
+    "openblas": ("#b46a00", "#e8a33d", "square"),
+    "blis": ("#b8407f", "#f08cc0", "triangle"),
+    "onednn": ("#6d7280", "#a3a9b8", "diamond"),
+    "mkl": ("#0b8a72", "#3fcfae", "square"),
 }
 OTHER = ("#6d7280", "#a3a9b8", "square")
 SHOWN = {"openblas": "OpenBLAS", "blis": "BLIS", "onednn": "oneDNN", "mkl": "MKL"}
@@ -35,11 +44,13 @@ def shown(series):
 
 def style_sheet():
     """The colours as variables, for light and for dark."""
+
     def variables(column):
         return "".join(f"--{class_of(name)}:{colours[column]};" for name, colours in SERIES.items())
 
-    return (f":root{{{variables(0)}}}@media(prefers-color-scheme:dark){{:root{{{variables(1)}}}}}"
-            + "".join(f".{class_of(name)}{{--colour:var(--{class_of(name)})}}" for name in SERIES))
+    return f":root{{{variables(0)}}}@media(prefers-color-scheme:dark){{:root{{{variables(1)}}}}}" + "".join(
+        f".{class_of(name)}{{--colour:var(--{class_of(name)})}}" for name in SERIES
+    )
 
 
 def number(x):
@@ -82,7 +93,12 @@ class Axis:
         found = [self.base**e for e in exponents]
         for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
             if self.base == 10 and len(found) < 3:
-                found = [m * 10**e for e in range(math.floor(low), math.floor(high) + 1) for m in mantissas if self.low <= m * 10**e <= self.high]
+                found = [
+                    m * 10**e
+                    for e in range(math.floor(low), math.floor(high) + 1)
+                    for m in mantissas
+                    if self.low <= m * 10**e <= self.high
+                ]
         return found
 
     def place(self, value, begin, end):
@@ -100,7 +116,8 @@ class Series:
 
 
 def text(x, y, words, kind="", anchor="start", extra=""):
-    return f'<text x="{number(x)}" y="{number(y)}" class="{kind}" text-anchor="{anchor}"{extra}>{html.escape(words)}</text>'
+    place = f'x="{number(x)}" y="{number(y)}"'
+    return f'<text {place} class="{kind}" text-anchor="{anchor}"{extra}>{html.escape(words)}</text>'
 
 
 def mark(x, y, series, words, size=4.0):
@@ -110,28 +127,36 @@ def mark(x, y, series, words, size=4.0):
     if shape == "disc":
         drawn = f'<circle cx="{x}" cy="{y}" r="{size}"/>'
     elif shape == "square":
-        drawn = f'<rect x="{number(x - size + 0.5)}" y="{number(y - size + 0.5)}" width="{2 * size - 1}" height="{2 * size - 1}"/>'
+        corner, edge = f'x="{number(x - size + 0.5)}" y="{number(y - size + 0.5)}"', 2 * size - 1
+        drawn = f'<rect {corner} width="{edge}" height="{edge}"/>'
     elif shape == "diamond":
         s = size + 0.8
         drawn = f'<path d="M{number(x)} {number(y - s)}l{s} {s}l{-s} {s}l{-s} {-s}z"/>'
     else:
         s = size + 0.5
         drawn = f'<path d="M{number(x)} {number(y - s)}l{s} {1.8 * s}h{-2 * s}z"/>'
-    return (f'<g class="mark {class_of(series)}"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
-            f"<title>{html.escape(words)}</title></g>")
+    return (
+        f'<g class="mark {class_of(series)}"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
+        f"<title>{html.escape(words)}</title></g>"
+    )
 
 
 def svg(width, height, parts, label):
-    return (f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{html.escape(label)}">'
-            + "".join(parts) + "</svg>")
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{html.escape(label)}">' + "".join(parts) + "</svg>"
+    )
 
 
 def legend(names):
     keys = []
     for name in names:
         swatch = mark(11, 6, name, name).replace("mark ", "swatch ")
-        keys.append(f'<span class="key {class_of(name)}"><svg width="22" height="12" aria-hidden="true"><path class="line" d="M0 6h22"/>{swatch}</svg>'
-                    f"{html.escape(shown(name))}</span>")
+        keys.append(
+            f'<span class="key {class_of(name)}"><svg width="22" height="12" aria-hidden="true"><path class="line" '
+            f'd="M0 6h22"/>{swatch}</svg>'
+            f"{html.escape(shown(name))}</span>"
+        )
     return '<div class="legend">' + "".join(keys) + "</div>"
 
 
@@ -180,7 +205,8 @@ class Frame:
 
 
 def lines(series, x, y, width, height=None, named=None, rules=(), label="", joined=True):
-    """Lines through points, or where not `joined` the points alone. rules: (name, [(x, y), ...]) drawn thin and named where they end: bounds and ceilings."""
+    """Lines through points, or where not `joined` the points alone. rules: (name, [(x, y), ...]) are bounds and
+    ceilings, drawn thin and named where they end."""
     named = width > 600 if named is None else named
     height = height or (360 if named else 280)
     longest = max((len(shown(s.name)) for s in series), default=0)
@@ -196,7 +222,11 @@ def lines(series, x, y, width, height=None, named=None, rules=(), label="", join
     for s in drawn:
         places = [frame.at(px, py) for px, py, _ in s.points]
         if joined:
-            parts.append(f'<path class="line {class_of(s.name)}" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>')
+            parts.append(
+                f'<path class="line {class_of(s.name)}" d="M'
+                + "L".join(f"{number(px)} {number(py)}" for px, py in places)
+                + '"/>'
+            )
         parts += [mark(px, py, s.name, said) for (px, py), (_, _, said) in zip(places, s.points)]
     if named:
         ends = [frame.at(*s.points[-1][:2]) for s in drawn]
@@ -207,7 +237,7 @@ def lines(series, x, y, width, height=None, named=None, rules=(), label="", join
 
 
 def bars(groups, width, unit, label="", baseline=None, high=None):
-    """Horizontal bars in groups: (group's name, [(series, value, what stands behind the bar, what to say of it), ...])."""
+    """Horizontal bars in groups: (group's name, [(series, value, label behind the bar, text on hover), ...])."""
     narrow = width <= 600
     bar, gap, between = 20, 4, 18
     names = {s for _, rows in groups for s, *_ in rows}
@@ -226,11 +256,15 @@ def bars(groups, width, unit, label="", baseline=None, high=None):
             parts.append(text(0, y + len(rows) * (bar + gap) / 2 + 3, group, "group"))
         for series, value, words, said in rows:
             length = max(2.0, (right - begin) * value / high)
-            parts.append(f'<g class="mark bar {class_of(series)}"><rect x="{number(begin)}" y="{y}" width="{number(length)}" '
-                         f'height="{bar}" rx="2"/><title>{html.escape(said)}</title></g>')
+            parts.append(
+                f'<g class="mark bar {class_of(series)}"><rect x="{number(begin)}" y="{y}" width="{number(length)}" '
+                f'height="{bar}" rx="2"/><title>{html.escape(said)}</title></g>'
+            )
             if inner:
                 parts.append(text(begin - 8, y + 14, shown(series), "name", "end"))
-            parts.append(text(begin + length + 7, y + 14, words, "value" + (" ours" if series.startswith("tessera") else "")))
+            parts.append(
+                text(begin + length + 7, y + 14, words, "value" + (" ours" if series.startswith("tessera") else ""))
+            )
             y += bar + gap
         y += between
     height = y - between + 20
@@ -242,7 +276,7 @@ def bars(groups, width, unit, label="", baseline=None, high=None):
 
 
 def dots(rows, x, width, label=""):
-    """A line for each row with its marks along it: (row's name, [(series, value, what stands above the mark, what to say of it), ...])."""
+    """A line for each row with marks along it: (row's name, [(series, value, label above, text on hover), ...])."""
     narrow = width <= 600
     height_of_row, top = (48 if narrow else 34), 8
     left = 4 if narrow else 14 + BOLD * max(len(name) for name, _ in rows)
@@ -267,13 +301,18 @@ def dots(rows, x, width, label=""):
 
 
 def names_beside(marks, width, top, bottom):
-    """Names of marks (series, x, y), each at the first place beside its own that is free: to the right, left, above, below, and further off."""
+    """Names of marks (series, x, y), each at the first free place: to the right, left, above, below, further off."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for _, x, y in marks]
     parts = []
     for series, x, y in marks:
         long = len(shown(series)) * CHARACTER
         places = [(x + 11, y + 4), (x - 11 - long, y + 4)]
-        places += [(left, y + 4 + step * sign) for step in (15, 24, 36, 48, 60) for sign in (-1, 1) for left in (x - long / 2, x + 11, x - 11 - long)]
+        places += [
+            (left, y + 4 + step * sign)
+            for step in (15, 24, 36, 48, 60)
+            for sign in (-1, 1)
+            for left in (x - long / 2, x + 11, x - 11 - long)
+        ]
         for left, base in places:
             box = (left, base - 10, left + long, base + 3)
             free = not any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in taken)
@@ -284,7 +323,10 @@ def names_beside(marks, width, top, bottom):
             box = (left, base - 10, left + long, base + 3)
         taken.append(box)
         if abs(base - y - 4) > 15:  # too far off to be seen as belonging together
-            parts.append(f'<path class="leader" d="M{number(x)} {number(y)}L{number(min(max(x, left), left + long))} {number(base - 10 if base > y else base + 2)}"/>')
+            parts.append(
+                f'<path class="leader" d="M{number(x)} {number(y)}L{number(min(max(x, left), left + long))} '
+                f'{number(base - 10 if base > y else base + 2)}"/>'
+            )
         parts.append(text(left, base, shown(series), f"name {class_of(series)}"))
     return parts
 
@@ -296,11 +338,17 @@ def scatter(points, x, y, width, frontier=(), label=""):
     parts = frame.axes()
     if frontier:
         places = [frame.at(px, py) for px, py in frontier]
-        parts.append('<path class="frontier" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>')
+        parts.append(
+            '<path class="frontier" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>'
+        )
     taken = []
     for series, px, py, said, is_named in points:
         across, up = frame.at(px, py)
-        parts.append(mark(across, up, series, said, 6.0 if is_named else 3.0).replace('class="mark', 'class="mark faint' if not is_named else 'class="mark'))
+        parts.append(
+            mark(across, up, series, said, 6.0 if is_named else 3.0).replace(
+                'class="mark', 'class="mark faint' if not is_named else 'class="mark'
+            )
+        )
         if is_named:
             taken.append((series, across, up))
     parts += names_beside(taken, width, frame.top, frame.bottom)

@@ -1,9 +1,10 @@
-"""A machine's page: one HTML file that needs nothing else. And the picture of the README."""
+"""A machine's page, one HTML file that needs nothing else, and the README's picture."""
 
 import html
 import pathlib
 
 import charts
+import gpu
 
 HERE = pathlib.Path(__file__).resolve().parent
 WIDE, NARROW = 880, 344  # pixels of a chart
@@ -13,7 +14,8 @@ def table(heads, rows):
     def row(cells, tag):
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    return f'<div class="scroll"><table><thead>{row(heads, "th")}</thead><tbody>{"".join(row(cells, "td") for cells in rows)}</tbody></table></div>'
+    body = "".join(row(cells, "td") for cells in rows)
+    return f'<div class="scroll"><table><thead>{row(heads, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
 def panel(caption, draw, count):
@@ -27,21 +29,28 @@ def figure(made):
     several = len(made.panels) > 1
     panels = "".join(panel(caption, draw, len(made.panels)) for caption, draw in made.panels)
     legend = charts.legend(made.series) if made.series else ""
-    return (f'<figure id="{made.name}"><h2>{html.escape(made.title)}</h2><p class="says">{html.escape(made.says)}</p>'
-            f'<div class="{"several" if several else "one"}">{legend}<div class="panels {"" if several else "one"}">{panels}</div></div>'
-            f'<p class="note">{html.escape(made.note)}</p><details><summary>The numbers</summary>{table(*made.table)}</details></figure>')
+    return (
+        f'<figure id="{made.name}"><h2>{html.escape(made.title)}</h2><p class="says">{html.escape(made.says)}</p>'
+        f'<div class="{"several" if several else "one"}">{legend}<div class="panels '
+        f'{"" if several else "one"}">{panels}</div></div>'
+        f'<p class="note">{html.escape(made.note)}</p><details><summary>The '
+        f"numbers</summary>{table(*made.table)}</details></figure>"
+    )
 
 
 def losses(said, about):
     if not said:
         return ""
-    return (f'<section class="losses"><h2>Where it loses</h2><p>{html.escape(about)}</p><ul>'
-            + "".join(f"<li><b>{html.escape(what)}:</b> {html.escape(', '.join(where))}</li>" for what, where in said.items()) + "</ul></section>")
+    rows = table(["", "products"], [[what, "; ".join(where)] for what, where in said.items()])
+    return f'<section class="losses"><h2>Where it loses</h2><p>{html.escape(about)}</p>{rows}</section>'
 
 
 def page(machine):
-    tiles = "".join(f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(what)}</span></div>' for value, what in machine.headlines)
-    others = "".join(f' · <a href="results-{other.slug}.html">{html.escape(other.name)}</a>' for other in machine.others)
+    tiles = "".join(
+        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(what)}</span></div>'
+        for value, what in machine.headlines
+    )
+    others = "".join(f' · <a href="{other.slug}.html">{html.escape(other.name)}</a>' for other in machine.others)
     absent = "".join(f"<li>{html.escape(name)}: {html.escape(why)}</li>" for name, why in machine.absent.items())
     style = charts.style_sheet() + (HERE / "page.css").read_text()
     return f"""<!doctype html>
@@ -55,8 +64,9 @@ def page(machine):
 {"".join(figure(made) for made in machine.figures)}
 {losses(machine.losses, machine.about_losses)}
 <section class="method"><h2>How this was measured</h2>
-<p>All libraries take turns on the same matrices in one run, each called once before it is timed; {html.escape(machine.method)} Errors are against float64.
-Every number is in <code>bench/results/</code> as JSON, with the commit it was measured at; this page is made from them alone.</p>
+<p>All libraries take turns on the same matrices in one run, each called once before it is timed;
+{html.escape(machine.method)} Errors are against float64. Every number is in <code>bench/results/</code> as JSON, with
+the commit it was measured at.</p>
 {f"<p>Not on this machine, and so not compared:</p><ul>{absent}</ul>" if absent else ""}
 <p>The same page for your machine:</p><pre>make report</pre></section>
 </main><div id="tip" role="status" hidden></div><script>{(HERE / "page.js").read_text()}</script></body></html>
@@ -66,17 +76,22 @@ Every number is in <code>bench/results/</code> as JSON, with the commit it was m
 PICTURE_STYLE = """
 svg { color-scheme: light dark }
 .paper { fill: #ffffff } text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1c1d26 }
-.bar { fill: var(--colour) } .title { font-size: 17px; font-weight: 700 } .quiet { fill: #5d6072 } .ours { font-weight: 700 }
+.bar { fill: var(--colour) } .title { font-size: 17px; font-weight: 700 } .ours { font-weight: 700 }
+.quiet { fill: #5d6072 }
 @media (prefers-color-scheme: dark) { .paper { fill: #14151c } text { fill: #e9e9f2 } .quiet { fill: #a0a3b5 } }
 """
 
 
 def picture(title, rows, note):
-    """The README's picture: bars of speed with the error beside each. rows: (series, rate in TFLOP/s, error, whether float32-accurate)."""
+    """Bars of speed with the error beside each. rows: (series, rate in TFLOP/s, error, whether float32-accurate)."""
     width, bar, gap, top, left, right = 880, 26, 10, 74, 150, 240
     high = max(speed for _, speed, _, _ in rows)
-    parts = [f'<rect class="paper" width="{width}" height="100%" rx="10"/>', charts.text(24, 34, title, "title"),
-             charts.text(24, 60, "float32-accurate", "quiet"), charts.text(width - 110, 60, "relative error", "quiet")]
+    parts = [
+        f'<rect class="paper" width="{width}" height="100%" rx="10"/>',
+        charts.text(24, 34, title, "title"),
+        charts.text(24, 60, "float32-accurate", "quiet"),
+        charts.text(width - 110, 60, "relative error", "quiet"),
+    ]
     y, accurate = top, True
     for series, speed, error, is_accurate in rows:
         if accurate and not is_accurate:
@@ -87,11 +102,30 @@ def picture(title, rows, note):
         length = (width - left - right) * speed / high
         ours = " ours" if series.startswith("tessera") else ""
         parts.append(charts.text(left - 10, y + 18, charts.shown(series), ours, "end"))
-        parts.append(f'<rect class="bar {charts.class_of(series)}" x="{left}" y="{y}" width="{charts.number(length)}" height="{bar}" rx="3"/>')
+        parts.append(
+            f'<rect class="bar {charts.class_of(series)}" x="{left}" y="{y}" width="{charts.number(length)}" '
+            f'height="{bar}" rx="3"/>'
+        )
         parts.append(charts.text(left + length + 9, y + 18, f"{speed:.0f} TFLOP/s", ours))
         parts.append(charts.text(width - 110, y + 18, f"{error:.1e}", ours))
         y += bar + gap
     height = y + 34
     parts.append(charts.text(24, height - 16, note, "quiet"))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-            f'aria-label="{html.escape(title)}"><style>' f"{charts.style_sheet()}{PICTURE_STYLE}</style>" + "".join(parts) + "</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{html.escape(title)}"><style>'
+        f"{charts.style_sheet()}{PICTURE_STYLE}</style>" + "".join(parts) + "</svg>\n"
+    )
+
+
+def picture_of(machine):
+    """The picture of a GPU's results; None where they have no products beside other libraries."""
+    means = gpu.library_means(gpu.library_points(machine.records)) if machine.of_gpu else {}
+    if not means:
+        return None
+    rows = [(name, speed, error, error < gpu.FLOAT32_ACCURATE) for name, (speed, error) in means.items()]
+    rows.sort(key=lambda row: (not row[3], row[1]))
+    date = max(r["date"][:10] for r in machine.records if "date" in r)
+    note = f"Geometric means over five reference problems, uniform data, errors against float64; {date}."
+    note += " Triton: its tutorial's kernel." if "Triton tf32x3" in means else ""
+    return picture(f"Float32 matrix multiplication on {machine.name}", rows, note)

@@ -29,9 +29,26 @@ class Browser:
             os.dup2(ends[1], 4)
 
         self.process = subprocess.Popen(
-            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
-             "--no-first-run", "--disable-extensions", "--disable-background-networking", f"--user-data-dir={self.profile.name}", "about:blank"],
-            preexec_fn=connect, close_fds=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                program,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--hide-scrollbars",
+                "--remote-debugging-pipe",
+                "--no-first-run",
+                "--disable-extensions",
+                "--disable-background-networking",
+                f"--user-data-dir={self.profile.name}",
+                "about:blank",
+            ],
+            preexec_fn=connect,
+            close_fds=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(requests)
         os.close(replies)
         self.numbers, self.unread, self.events, self.said, self.session = itertools.count(1), b"", [], [], None
@@ -40,7 +57,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
-    def message(self, seconds=30):
+    def message(self, seconds=600):
         end = time.monotonic() + seconds
         while b"\0" not in self.unread:
             ready, _, _ = select.select([self.replies], [], [], max(0, end - time.monotonic()))
@@ -53,7 +70,12 @@ class Browser:
 
     def ask(self, method, **parameters):
         number = next(self.numbers)
-        request = {"id": number, "method": method, "params": parameters, **({"sessionId": self.session} if self.session else {})}
+        request = {
+            "id": number,
+            "method": method,
+            "params": parameters,
+            **({"sessionId": self.session} if self.session else {}),
+        }
         os.write(self.requests, json.dumps(request).encode() + b"\0")
         while True:
             message = self.message()
@@ -79,7 +101,10 @@ class Browser:
         """Loads a file at a window's width, in light or dark, and waits until it is there."""
         self.said, self.events = [], []
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.ask("Page.navigate", url=file.resolve().as_uri())
         while "Page.loadEventFired" not in self.events:
             self.note(self.message())
@@ -96,7 +121,7 @@ class Browser:
 
     def close(self):
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait()
         os.close(self.requests)
         os.close(self.replies)
         self.profile.cleanup()

@@ -1,0 +1,96 @@
+"""docs/results/results.md, with everything that was measured in tables, and bench/results/README.md, the schema."""
+
+import page
+from harness import results
+
+
+def markdown_table(heads, rows):
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [heads, ["---"] * len(heads), *rows])
+
+
+def anchor(title):
+    """The anchor that a heading gets on the usual hosts of repositories."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def anchors(machines):
+    """The anchor of each figure: a title that comes again is counted."""
+    seen, made = {}, {}
+    for machine in machines:
+        for title in [machine.name, *(figure.title for figure in machine.figures), "Where it loses"]:
+            base = anchor(title)
+            made[machine.slug, title] = f"{base}-{seen[base]}" if base in seen else base
+            seen[base] = seen.get(base, 0) + 1
+    return made
+
+
+def results_page(machines):
+    named = anchors(machines)
+    parts = [
+        "# Results",
+        "Made by `make report` from [bench/results](../../bench/results), which also draws the figures as charts: "
+        "an HTML page\n"
+        "for each machine, in `build/report`.",
+    ]
+    for machine in machines:
+        titles = [figure.title for figure in machine.figures] + ["Where it loses"] * bool(machine.losses)
+        parts.append(
+            f"- [{machine.name}](#{named[machine.slug, machine.name]}): "
+            + ", ".join(f"[{title}](#{named[machine.slug, title]})" for title in titles)
+        )
+    for machine in machines:
+        parts += [
+            f"## {machine.name}",
+            machine.verdict,
+            "\n".join(f"- **{value}** {what}" for value, what in machine.headlines),
+        ]
+        if page.picture_of(machine):
+            parts.append(f"![Speed and error of each library](results-{machine.slug}.svg)")
+        for made in machine.figures:
+            parts += [f"### {made.title}", " ".join(filter(None, [made.says, made.note])), markdown_table(*made.table)]
+        if machine.losses:
+            rows = [[what, "; ".join(where)] for what, where in machine.losses.items()]
+            parts += ["### Where it loses", machine.about_losses, markdown_table(["", "products"], rows)]
+        if machine.absent:
+            missing = "; ".join(f"{name} ({why})" for name, why in machine.absent.items())
+            parts.append(f"Not on this machine: {missing}.")
+        parts.append(f"{machine.description}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def schema():
+    """bench/results/README.md."""
+    kinds = markdown_table(
+        ["`what`", "is", "fields"],
+        [
+            [f"`{kind}`", results.MEANINGS[kind], ", ".join(f"`{name}`" for name in fields)]
+            for kind, fields in results.KINDS.items()
+        ],
+    )
+    fields = markdown_table(
+        ["field", "type", "meaning"], [[f"`{name}`", kind, text] for name, (kind, text) in results.FIELDS.items()]
+    )
+    return f"""# Saved results
+
+Made from `bench/harness/results.py`, which checks every file it reads against this schema.
+
+A file is a JSON list of records, one for each thing measured. `what` names the kind of a record; a record may have more
+fields than its kind asks for. `make report` makes the pages of docs/results from these files.
+
+| file, or beginning of its name | what it has | shown in |
+| --- | --- | --- |
+| `MACHINE.json` | products measured beside torch on a GPU | docs/results/results.md, README.md |
+| `peers-`, `accuracy-`, `overhead-`, `ceilings-`, `threads-` | every library of that GPU | docs/results/results.md |
+| `sustained-` | each library alone, at the power limit | docs/results/results.md, README.md |
+| `kernelbench-` | the modules, by KernelBench's own clock | docs/guide/modules.md |
+| `cpu-`, `amx-` | the CPU engine beside other libraries | docs/results/results.md, cpu.md |
+| `blas-` | the BLAS interface | docs/results/blas.md |
+| `torch-`, `gpt2-` | the Python package; a training run | docs/results/pytorch.md |
+
+{kinds}
+
+{fields}
+
+`gpt2-MACHINE.json` is written by `examples/train_gpt2.py` and has one object. `tessera bench --json` prints an object
+of its own: docs/guide/command.md.
+"""

@@ -1,0 +1,415 @@
+"""The tables of README.md and of pages in docs/, from bench/results, between their markers:
+
+<!-- results: NAME -->
+...
+<!-- end -->
+"""
+
+import json
+import pathlib
+import re
+import statistics
+import textwrap
+
+from charts import shown
+from harness import data, results
+from summary import markdown_table
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REFERENCE = [problem[0] for problem in data.REFERENCE]
+
+
+def load(name):
+    path = ROOT / "bench/results" / name
+    return results.load(path) if path.exists() else []
+
+
+def load_training(name):
+    path = ROOT / "bench/results" / name
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def prose(*sentences):
+    return textwrap.fill(" ".join(sentences), 120, break_long_words=False, break_on_hyphens=False)
+
+
+def ratio(x):
+    return f"{x:.2f} x"
+
+
+def measured(about, *also):
+    """Where, when and of which commit."""
+    where = about.get("gpu") or about["machine"]
+    return ", ".join([where, *also, about["date"][:10], f"commit {about['commit']}"]) + "."
+
+
+# ---- README.md -------------------------------------------------------------------------------------------------------
+
+
+def reference_products(precision, packed=False, data="rand"):
+    """The record of each reference problem."""
+    return {
+        r["problem"]: r
+        for r in load("h200.json")
+        if r["what"] == "product"
+        and r["problem"] in REFERENCE
+        and (r["precision"], r["packed"], r["data"]) == (precision, packed, data)
+    }
+
+
+def mean_speedup(products):
+    return statistics.geometric_mean(r["speedup"] for r in products.values())
+
+
+def gpu():
+    fp32, packed, ieee, tf32 = (reference_products(*kind) for kind in (("fp32",), ("fp32", True), ("ieee",), ("tf32",)))
+    if not fp32:
+        return "No GPU results yet: `make bench-gpu`."
+    rows = [
+        [
+            f"{problem} ({r['m']}, {r['n']}, {r['k']} {r['layout']})",
+            f"{r['peer_ms']:.2f} ms",
+            f"**{r['tessera_ms']:.3f} ms, {ratio(r['speedup'])}**",
+            f"{r['peer_error']:.1e} / {r['error']:.1e}",
+            ratio(ieee[problem]["speedup"]),
+            ratio(tf32[problem]["speedup"]),
+        ]
+        for problem, r in fp32.items()
+    ]
+    fp32_mean = f"**{ratio(mean_speedup(fp32))}** ({ratio(mean_speedup(packed))} with B packed beforehand)"
+    rows.append(["geometric mean", "", fp32_mean, "", ratio(mean_speedup(ieee)), ratio(mean_speedup(tf32))])
+    about, plain = fp32["square"], ieee["square"]["commit"]
+    also = f" (`ieee`: {plain})" if plain != about["commit"] else ""
+    return "\n\n".join(
+        [
+            "![Speed and error of each library on an H200](docs/results/results-h200.svg)",
+            markdown_table(
+                ["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`"]
+                + ["`tf32` beside torch's TF32"],
+                rows,
+            ),
+            prose(
+                f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+                f"{about['commit']}{also}. Uniform [0, 1) data, everything included, both libraries in turns of one "
+                "product.",
+                "Errors are relative Frobenius errors against float64.",
+            ),
+        ]
+    )
+
+
+def sustained():
+    """What a call among other work gets, and what a long run gets."""
+    fp32, records = reference_products("fp32"), load("sustained-h200.json")
+    if not fp32:
+        return "No GPU results yet: `make bench-gpu`."
+    call = (
+        f"**A call among other work** gets the {ratio(mean_speedup(fp32))} of this table. **A long run** of large "
+        "products gets less: it draws all the power that the GPU is allowed, and the clock falls."
+    )
+    if not records:
+        return prose(call, "`make bench-sustained` measures by how much.")
+    speedups = [r["torch_us"] / r["tessera_us"] for r in records]
+    clocks = [r["clock_mhz"] for r in records]
+    about = records[0]
+    return prose(
+        call,
+        f"With each library alone for seconds, the speedup is **{min(speedups):.1f} to {max(speedups):.1f} x**, at "
+        f"{min(clocks)} to {max(clocks)} MHz and {max(r['watts'] for r in records)} W",
+        f"([all rows](docs/results/results.md#in-a-long-run); {about['date']}, commit {about['commit']}).",
+    )
+
+
+def loss_difference(result, run, steps):
+    """The furthest a run's loss is from that of the first run, relatively, in its first steps."""
+    return max(abs(x - y) / x for x, y in list(zip(result["runs"][0]["loss"], run["loss"]))[:steps])
+
+
+def gpt2():
+    """The training run in one sentence."""
+    result = load_training("gpt2-h200.json")
+    if not result:
+        return "No training results yet: `make bench-pytorch`."
+    torch32, ours = result["runs"][0], result["runs"][-1]
+    half = len(ours["loss"]) // 2
+    return prose(
+        f"Training a transformer of GPT-2's size in float32 takes {torch32['ms_per_step']:.0f} ms a step with torch "
+        "and",
+        f"**{ours['ms_per_step']:.0f} ms with Tessera, {ratio(ours['speedup'])}**. Over the first {half} steps the "
+        "losses "
+        f"agree to {loss_difference(result, ours, half):.1e}",
+        f"({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).",
+    )
+
+
+# ---- docs/guide/modules.md -------------------------------------------------------------------------------------------
+
+
+def modules():
+    records = load("kernelbench-h200.json")
+    if not records:
+        return "The modules have not been measured yet; the command below measures them on your GPU."
+    assert all(r["correct"] == "(5 / 5)" and r["checker"] == "valid" for r in records)
+    rows, commits = [], {}
+    for number in dict.fromkeys(r["problem"] for r in records):
+        of = {r["precision"]: r for r in records if r["problem"] == number}
+        times = {precision: f"{r['ms']:.3g} ms, {ratio(r['speedup'])}" for precision, r in of.items()}
+        fp32, errors = of["fp32"], [of["fp32"]["torch_error"], *(r["error"] for r in of.values())]
+        name, said = f"`{number}_{fp32['name']}.py`", " / ".join(f"{error:.1e}" for error in errors)
+        rows.append([name, f"{fp32['torch_ms']:.3g} ms", f"**{times['fp32']}**", times.get("ieee", ""), said])
+    for record in records:
+        commits.setdefault(record["commit"], []).append(str(record["problem"]))
+    (latest, _), *earlier = commits.items()
+    also = "".join(f" (modules {', '.join(dict.fromkeys(numbers))}: {commit})" for commit, numbers in earlier)
+    about = records[0]
+    return "\n\n".join(
+        [
+            markdown_table(["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows),
+            prose(
+                f"KernelBench at {about['kernelbench_commit']}; {about['gpu']}, driver {about['driver']}, torch "
+                f"{about['torch']}, {about['date']}, commit {latest}{also}. Each module passes 5 of 5 correctness "
+                "trials "
+                "and the checker. A module and torch are timed one after the other, for each precision anew. Errors "
+                "are "
+                "relative Frobenius errors against float64."
+            ),
+        ]
+    )
+
+
+# ---- docs/results/cpu.md ---------------------------------------------------------------------------------------------
+
+
+def cpu():
+    """The shapes measured in all four layouts."""
+
+    def shape(r):
+        return r["m"], r["n"], r["k"], r["threads"]
+
+    cached = ("batches", "squares in the caches")
+    records = [r for r in load("cpu-amd-epyc.json") if r["what"] == "library" and r["problem"] not in cached]
+    shapes = list(dict.fromkeys(shape(r) for r in records if r["layout"] == "tt"))
+    records = [r for r in records if shape(r) in shapes]
+    if not records:
+        return "No CPU results yet: `make bench-cpu`."
+    libraries, rows = sorted({r["library"] for r in records} - {"tessera"}), []
+    for m, n, k, threads in shapes:
+        of = [r for r in records if shape(r) == (m, n, k, threads)]
+        ratios = [r["ratio_to_best_peer"] for r in of if r["library"] == "tessera"]
+        best = [
+            f"{statistics.mean(r['gflops_best'] for r in of if r['library'] == name):.0f}"
+            for name in ("tessera", *libraries)
+        ]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        rows.append([f"{m}, {n}, {k}", str(threads), f"**{best[0]}**", *best[1:], spread])
+    heads = ["M, N, K (mean of four layouts)", "threads", "Tessera", *map(shown, libraries), "of the best"]
+    return "\n\n".join(
+        [
+            markdown_table(heads, rows),
+            prose(
+                "GFLOP/s, best of many interleaved samples. Last column: the least and the largest of the four "
+                "layouts'",
+                "ratios to the best other library.",
+                measured(records[0]),
+            ),
+        ]
+    )
+
+
+def amx():
+    """The best of the samples and their median."""
+    records = load("amx-xeon.json")
+    libraries, rows = sorted({r["library"] for r in records} - {"tessera"}, reverse=True), []
+    for r in records:
+        if r["library"] != "tessera":
+            continue
+        of = {o["library"]: o for o in records if all(o[name] == r[name] for name in ("m", "n", "k", "threads"))}
+        rates = [f"{of[name]['gflops_best']:.0f} ({of[name]['gflops_median']:.0f})" for name in ("tessera", *libraries)]
+        quiet = f"{100 * r['quiet']:.0f} %" if "quiet" in r else "not measured"
+        of_best = f"**{r['ratio_to_best_peer']:.2f}**"
+        rows.append([f"{r['m']}, {r['n']}, {r['k']}", str(r["threads"]), *rates, str(r["samples"]), quiet, of_best])
+    heads = ["M, N, K", "threads", "Tessera", *map(shown, libraries), "samples", "on quiet cores", "of the best"]
+    commits = dict.fromkeys((r["commit"], r["date"]) for r in records)
+    when = ", ".join(f"{date}, commit {commit}" for commit, date in commits)
+    return "\n\n".join([markdown_table(heads, rows), prose(f"{records[0]['machine']}, {when}.")])
+
+
+# ---- docs/results/blas.md --------------------------------------------------------------------------------------------
+
+
+def offload():
+    records = [r for r in load("blas-h200.json") if r["what"] == "offload"]
+    if not records:
+        return "No results yet: `bench/blas/run build --offload 8192`."
+    rows = [
+        [
+            str(r["n"]),
+            f"**{r['gpu_ms_best']:.2f} ms**",
+            f"{r['copies_alone_ms']:.2f} ms",
+            ratio(r["ratio_to_copies"]),
+            f"{r['cpu_ms_best']:.1f} ms",
+            f"{r['speedup_over_cpu']:.1f} x",
+        ]
+        for r in records
+    ]
+    heads = ["M = N = K", "`sgemm_` on the GPU", "copies alone", "time / copies", "the CPU engine", "speedup"]
+    note = (
+        f"From pageable memory to pageable memory, best of {records[0]['samples']}. Copies alone: the same bytes "
+        "from and to "
+        "pinned memory, both directions at once."
+    )
+    return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
+
+
+def blas():
+    records = [r for r in load("blas-small.json") if r["what"] == "cblas_sgemm"]
+    if not records:
+        return "No results yet: `make bench-blas`."
+    best = {(r["library"], r["n"], r["layout"]): r["nanoseconds_best"] for r in records}
+    rows = []
+    for n in dict.fromkeys(r["n"] for r in records):
+        for layout in ("nn", "tn", "nt", "tt"):
+            ours, peer = best["cblas_sgemm", n, layout], best.get(("openblas", n, layout))
+            time = f"{ours:.0f} ns" if ours < 1e4 else f"{ours / 1e3:.0f} us"
+            of_api = f"{best['tsr_gemm', n, layout] / ours:.2f}"
+            rows.append([str(n), layout, time, of_api, f"{peer / ours:.2f}" if peer else ""])
+    heads = ["M = N = K", "layout", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
+    note = (
+        f"{records[0]['threads']} thread, matrices in the caches, best of many interleaved samples; OpenBLAS with its "
+        "SkylakeX kernels."
+    )
+    return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
+
+
+def programs():
+    records = load("blas-programs.json")
+    if not records:
+        return "No results yet: `python3 bench/blas/programs.py build`."
+    names = {"octave": "Octave", "numpy": "NumPy", "r": "R, through `.Fortran`"}
+    rows = [
+        [names[r["program"]], f"{1e3 * r['seconds_own']:.1f} ms", f"{1e3 * r['seconds_tessera']:.1f} ms"]
+        for r in records
+    ]
+    about = records[0]
+    note = (
+        f"{about['n']} x {about['n']} matrices, best of many. Their own BLAS is "
+        f"{pathlib.Path(about['own_blas']).parent.name} "
+        "with SkylakeX kernels. R converts singles to doubles and back around each call."
+    )
+    return "\n\n".join([markdown_table(["program", "its own BLAS", "Tessera"], rows), prose(note, measured(about))])
+
+
+# ---- docs/results/pytorch.md -----------------------------------------------------------------------------------------
+
+
+def training():
+    result = load_training("gpt2-h200.json")
+    if not result:
+        return "No results yet: `make bench-pytorch`."
+    steps = len(result["runs"][0]["loss"])
+    rows = [
+        [
+            run["name"],
+            f"{run['ms_per_step']:.1f}",
+            f"{run['tokens_per_second']:,}",
+            ratio(run["speedup"]),
+            f"{loss_difference(result, run, steps // 2):.1e}",
+            f"{loss_difference(result, run, steps):.1e}",
+        ]
+        for run in result["runs"]
+    ]
+    heads = ["", "ms a step", "tokens/s", "speedup", f"loss difference in {steps // 2} steps", f"in all {steps}"]
+    note = (
+        f"{result['parameters'] / 1e6:.0f}M parameters, {result['batch'] * result['context']} tokens a step. Loss "
+        "difference: the "
+        f"largest relative difference from torch float32's loss. {result['gpu']}, torch {result['torch']}, "
+        f"{result['date']}, commit {result['commit']}."
+    )
+    return "\n\n".join([markdown_table(heads, rows), prose(note)])
+
+
+def host():
+    records = load("torch-h200.json")
+    if not records:
+        return "No results yet: `make bench-pytorch`."
+    (small,) = (r for r in records if r["what"] == "host" and (r["m"], r["precision"]) == (64, "fp32"))
+    kept = [100 * r["of_c_library"] for r in records if r["what"] == "reference"]
+    return prose(
+        f"Host time of one call on a 64 x 64 product: `tessera.matmul` {small['tessera_us']:.1f} us, `torch.matmul`",
+        f"{small['torch_us']:.1f} us. The five reference problems through `tessera.matmul` keep {min(kept):.1f} % to "
+        f"{max(kept):.1f} % of the C library's speed.",
+    )
+
+
+def linear():
+    layers = [r for r in load("torch-h200.json") if r["what"] == "linear"]
+    if not layers:
+        return "No results yet: `make bench-pytorch`."
+    square = {(r["batch"], r["in"]): r["speedup"] for r in layers if r["in"] == r["out"]}
+    features = sorted({f for _, f in square})
+    rows = [
+        [str(batch), *(ratio(square[batch, f]) for f in features)] for batch in sorted({batch for batch, _ in square})
+    ]
+    beside = [r["torch_beside_itself"] for r in layers if "torch_beside_itself" in r]
+    noise = f" (torch measured beside itself: {min(beside):.2f} to {max(beside):.2f} x)" if beside else ""
+    slow = ", ".join(
+        f"{r['batch']} x {r['in']} -> {r['out']} ({ratio(r['speedup'])}, {'taken' if r['taken'] else 'left to torch'})"
+        for r in sorted(layers, key=lambda r: r["speedup"])
+        if r["speedup"] < 0.95
+    )
+    about, taken = layers[0], [r["speedup"] for r in layers if r["taken"]]
+    note = (
+        f"As many inputs as outputs. Of all {len(layers)} layers measured, rectangular and odd sizes among them, "
+        "Tessera took "
+        f"{len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to torch{noise}. "
+        f"Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
+        f"{about['date']}, commit {about['commit']}."
+    )
+    return "\n\n".join([markdown_table(["batch", *(f"{f} features" for f in features)], rows), prose(note)])
+
+
+# ---- docs/results/certificates.md ------------------------------------------------------------------------------------
+
+
+def certificates():
+    """What `tessera check --report` came to."""
+    rows = []
+    for path in sorted((ROOT / "docs/results").glob("certificate-*.md")):
+        text = path.read_text()
+        commit = re.search(r"^\| Tessera \| [^|]*commit (\S+) \|$", text, re.M)[1]
+        gradings = re.findall(r"^\| (.+?) \| `?(\w+)`? \| (\*\*\w\*\*) \| .+? \| (\d+) \| (\S+) \|$", text, re.M)
+        for engine, precision, grade, products, used in gradings:
+            name = f"[{path.stem.removeprefix('certificate-')}]({path.name})"
+            rows.append([name, engine, f"`{precision}`", grade, products, used, commit])
+    if not rows:
+        return "No certificates yet: `tessera check --report docs/results/certificate-MACHINE.md`."
+    heads = ["machine", "engine", "precision", "grade", "products", "largest share of the bound used", "commit"]
+    return markdown_table(heads, rows)
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+PLACES = {
+    "README.md": {"gpu": gpu, "sustained": sustained, "gpt2": gpt2},
+    "docs/guide/modules.md": {"modules": modules},
+    "docs/results/cpu.md": {"cpu": cpu, "amx": amx},
+    "docs/results/blas.md": {"offload": offload, "blas": blas, "programs": programs},
+    "docs/results/pytorch.md": {"training": training, "host": host, "linear": linear},
+    "docs/results/certificates.md": {"certificates": certificates},
+}
+
+
+def documents(root):
+    """The text of each document with its tables made anew, by path."""
+    made = {}
+    for name, tables in PLACES.items():
+        text = (root / name).read_text()
+        for marker, table in tables.items():
+            place = re.compile(rf"(<!-- results: {marker} -->\n).*?(<!-- end -->)", re.S)
+            if not place.search(text):
+                raise results.BadResults(
+                    f"{name} has no place for its table: <!-- results: {marker} --> and <!-- end -->"
+                )
+            text = place.sub(lambda found: found[1] + table() + "\n" + found[2], text)
+        made[root / name] = text
+    return made
