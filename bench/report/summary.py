@@ -1,7 +1,17 @@
 """docs/results/results.md, with everything that was measured in tables, and bench/results/README.md, the schema."""
 
+import re
+import textwrap
+
 import page
 from harness import results
+
+
+def prose(*sentences, indent=""):
+    """A paragraph of lines as long as the documents' own; a figure stays with its "x" or "%"."""
+    text = re.sub(r"(\d) ([x%])(?!\w)", "\\1\0\\2", " ".join(filter(None, sentences)))
+    lines = textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 def markdown_table(heads, rows):
@@ -35,26 +45,29 @@ def results_page(machines):
     for machine in machines:
         titles = [figure.title for figure in machine.figures] + ["Where it loses"] * bool(machine.losses)
         parts.append(
-            f"- [{machine.name}](#{named[machine.slug, machine.name]}): "
-            + ", ".join(f"[{title}](#{named[machine.slug, title]})" for title in titles)
+            prose(
+                f"- [{machine.name}](#{named[machine.slug, machine.name]}): "
+                + ", ".join(f"[{title}](#{named[machine.slug, title]})" for title in titles),
+                indent="  ",
+            )
         )
     for machine in machines:
         parts += [
             f"## {machine.name}",
-            machine.verdict,
+            prose(machine.verdict),
             "\n".join(f"- **{value}** {what}" for value, what in machine.headlines),
         ]
         if page.picture_of(machine):
             parts.append(f"![Speed and error of each library](results-{machine.slug}.svg)")
         for made in machine.figures:
-            parts += [f"### {made.title}", " ".join(filter(None, [made.says, made.note])), markdown_table(*made.table)]
+            parts += [f"### {made.title}", prose(made.says, made.note), markdown_table(*made.table)]
         if machine.losses:
             rows = [[what, "; ".join(where)] for what, where in machine.losses.items()]
             parts += ["### Where it loses", machine.about_losses, markdown_table(["", "products"], rows)]
         if machine.absent:
             missing = "; ".join(f"{name} ({why})" for name, why in machine.absent.items())
-            parts.append(f"Not on this machine: {missing}.")
-        parts.append(f"{machine.description}.")
+            parts.append(prose(f"Not on this machine: {missing}."))
+        parts.append(prose(f"{machine.description}."))
     return "\n\n".join(parts) + "\n"
 
 

@@ -9,11 +9,10 @@ import json
 import pathlib
 import re
 import statistics
-import textwrap
 
 from charts import shown
 from harness import data, results
-from summary import markdown_table
+from summary import markdown_table, prose
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REFERENCE = [problem[0] for problem in data.REFERENCE]
@@ -27,10 +26,6 @@ def load(name):
 def load_training(name):
     path = ROOT / "bench/results" / name
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def prose(*sentences):
-    return textwrap.fill(" ".join(sentences), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def ratio(x):
