@@ -37,3 +37,25 @@ def test_make_offers_what_it_says():
 
 def test_version_is_in_the_changelog():
     assert f"## [{binding.lib.tsr_version().decode()}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def paths_of_the_rooms():
+    """The files and folders that design.md's drawings name: its tree, and the right column of each walk."""
+    for block in blocks(ROOT / "docs/internals/design.md"):
+        folder = ""
+        for line in block.text.splitlines():
+            names = line.strip().split("  ")[0].split()
+            if names and re.fullmatch(r"[\w/]+/|[\w/]+\.\w+", names[0]):  # a line of the tree
+                if not line.startswith(" "):
+                    folder = names[0] if names[0].endswith("/") else ""
+                    yield names[0]
+                else:
+                    yield from (folder + name for name in names)
+            else:
+                yield from re.findall(r"\b(?:src|python|include)/[\w/]*(?:\.\w+)?", line)
+
+
+def test_the_rooms_are_there():
+    named = list(paths_of_the_rooms())
+    assert len(named) > 80
+    assert [path for path in named if not (ROOT / path).exists()] == []
