@@ -45,12 +45,11 @@ def paths_of_the_rooms():
         folder = ""
         for line in block.text.splitlines():
             names = line.strip().split("  ")[0].split()
-            if names and re.fullmatch(r"[\w/]+/|[\w/]+\.\w+", names[0]):  # a line of the tree
-                if not line.startswith(" "):
-                    folder = names[0] if names[0].endswith("/") else ""
-                    yield names[0]
-                else:
-                    yield from (folder + name for name in names)
+            if re.match(r"[\w/]+/(\w+\.\w+)?( |$)", line):  # a room
+                folder = names[0] if names[0].endswith("/") else ""
+                yield names[0]
+            elif folder and re.match(r"    [\w/]+(\.\w+|/)", line):  # what is in it
+                yield from (folder + name for name in names)
             else:
                 yield from re.findall(r"\b(?:src|python|include)/[\w/]*(?:\.\w+)?", line)
 
