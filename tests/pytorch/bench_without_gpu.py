@@ -64,7 +64,7 @@ torch.cuda.current_stream = lambda: types.SimpleNamespace(cuda_stream=0)
 torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.graph = Event, Graph, lambda graph: contextlib.nullcontext()
 
 import binding  # noqa: E402
-from harness import data  # noqa: E402
+from harness import data, machine  # noqa: E402
 
 binding.CUDA = binding.CPU
 data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k, layout in data.REFERENCE]
@@ -72,11 +72,13 @@ data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k
 import compare  # noqa: E402
 import peers  # noqa: E402
 import survey  # noqa: E402
+import sustained  # noqa: E402
 
 compare.SQUARES = {precision: [16, 48] for precision in compare.SQUARES}
 compare.HOST_SIZES = survey.SMALL = (16, 32)
 peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
+sustained.LARGE, sustained.WARM_UP_SECONDS = ("64 cubed", 64, 64, 64, "nn"), 0.0
 
 package = types.ModuleType("package")  # bench/pytorch has a compare.py, too
 package.__file__ = str(BENCH / "pytorch/compare.py")
@@ -84,4 +86,7 @@ exec(pathlib.Path(package.__file__).read_text(), package.__dict__)
 package.DEVICE, package.HOST_SIZES, package.BATCHES, package.FEATURES, package.ODD_SIZES = "cpu", (16,), (1, 64), (64,), 0
 
 sys.argv = sys.argv[1:]
-{"compare": compare, "survey": survey, "package": package}[sys.argv[0]].main()
+if sys.argv[0] == "sustained":  # a GPU that tells its clock and power
+    gpu = types.SimpleNamespace(state=lambda: {"clock_mhz": 1500, "power_w": 700}, description=machine.Gpu().description)
+    machine.first_gpu = lambda: gpu
+{"compare": compare, "survey": survey, "sustained": sustained, "package": package}[sys.argv[0]].main()

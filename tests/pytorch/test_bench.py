@@ -41,6 +41,15 @@ def test_beside_every_library(tmp_path):
     assert {"tessera fp32", "torch TF32"} <= {r["library"] for r in load(tmp_path, "overhead")}
 
 
+def test_each_library_alone(tmp_path):
+    said = run("sustained", "--seconds", "0.001", "--save", tmp_path / "r.json")
+    records = results.load(tmp_path / "r.json")
+    assert len(records) == 12 and "left]" in said, "five reference problems and a large one, two kinds of data"
+    assert {(r["problem"], r["data"]) for r in records} >= {("transposed both", "randn"), ("64 cubed", "rand")}
+    assert all(r["clock_mhz"] == 1500 and r["watts"] == 700 for r in records)
+    assert all(min(r["torch_us"], r["tessera_us"], r["packed_us"], r["fp16_third_us"]) > 0 for r in records)
+
+
 def test_through_the_package(tmp_path):
     said = run("package", "--seconds", "0.001", "--save", tmp_path / "r.json")
     records = results.load(tmp_path / "r.json")
