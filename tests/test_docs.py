@@ -35,6 +35,10 @@ def test_make_offers_what_it_says():
         assert ran.returncode == 0, ran.stderr
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def test_version_is_in_the_changelog():
     assert f"## [{binding.lib.tsr_version().decode()}]" in (ROOT / "CHANGELOG.md").read_text()
 

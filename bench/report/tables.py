@@ -87,7 +87,7 @@ def gpu():
                 f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
                 f"{about['commit']}{also}. Uniform [0, 1) data, everything included, both libraries in turns of one "
                 "product.",
-                "Errors are relative Frobenius errors against float64.",
+                "Errors are relative Frobenius errors against float64. n: as it is, t: transposed.",
             ),
         ]
     )
