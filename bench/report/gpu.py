@@ -168,7 +168,7 @@ def packing_figure(records):
     groups, table = [], []
     for r in packed:
         along = "k" if (r["operand"] == "a") == (r["layout"] == "n") else "rows"
-        name, moved = f"{r['problem']} {r['operand'].upper()}", 8e-6 * r["rows"] * r["k"]
+        name, moved = f"{r['problem']}: {r['operand'].upper()}", 8e-6 * r["rows"] * r["k"]
         rates = [f"{moved / r['pack_us']:.2f}", f"{moved / r['copy_us']:.2f}"]
         said = f"{name}: packing {r['pack_us']:.1f} us, a copy {r['copy_us']:.1f} us"
         groups.append((name, [("tessera fp32", r["of_copy"], f"{r['of_copy']:.2f}", said)]))
