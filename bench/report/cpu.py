@@ -10,6 +10,7 @@ from figures import (
     accuracy_figures,
     counted,
     frontier_of,
+    frontier_sentence,
     intensity,
     mean,
     of,
@@ -132,7 +133,7 @@ def reference_figure(records):
     return Figure(
         "reference",
         "Five reference problems",
-        f"{min(ratios):.2f} to {max(ratios):.2f} of the best library's rate." if ratios else "",
+        f"{min(ratios):.2f} to {max(ratios):.2f} of the best library's speed." if ratios else "",
         [("", lambda width: charts.bars(groups, width, "GFLOP/s", "rates on the reference problems"))],
         (["problem", "M x N x K", *(f"{shown(name)}, GFLOP/s" for name in names), "of the best other"], table),
         f"{rates[0]['threads']} threads.",
@@ -183,7 +184,7 @@ def layout_figure(records):
     return Figure(
         "layouts",
         "Transposes and odd sizes",
-        f"Between {min(ratios):.2f} and {max(ratios):.2f} of the best other library, whatever the layout.",
+        f"Between {min(ratios):.2f} and {max(ratios):.2f} of the best other library's speed, over all layouts.",
         [("", draw)],
         (
             ["M x N x K, layout", "threads", "GFLOP/s", "of the best other"],
@@ -233,18 +234,18 @@ def frontier_figure(records):
             marks, x, y, width, [(error, speed) for error, speed, _ in best], label="speed against accuracy"
         )
 
-    says = "Up and to the left is better. On the frontier: " + ", ".join(shown(name) for _, _, name in best) + "."
     return Figure(
         "frontier",
         "Speed against accuracy",
-        says,
+        frontier_sentence([name for _, _, name in best]),
         [("", draw)],
         (
             ["library", "GFLOP/s", "relative error"],
             [[shown(name), f"{speed:.1f}", f"{error:.2e}"] for name, (speed, error) in means.items()],
         ),
-        f"Rate at M = N = K = {edge} with all threads; error on uniform data at K = {nearest}. All of them are "
+        f"Speed at M = N = K = {edge} with all threads; error on uniform data at K = {nearest}. All of them are "
         "float32-accurate.",
+        reading="Up and to the left is better; the line joins the best.",
     )
 
 
@@ -286,7 +287,8 @@ def roofline_figure(records):
                 for r in of(records, "ceiling")
             ],
         ),
-        f"{most} threads. The slope is memory, {memory:g} GB/s.",
+        f"{most} threads.",
+        reading=f"The slope is memory, {memory:g} GB/s.",
     )
 
 
@@ -362,11 +364,13 @@ def ratios_to_the_best(records):
 def headlines(records, _training):
     tiles, ratios = [], ratios_to_the_best(records)
     if ratios:
-        tiles.append((f"{mean(ratios):.2f}", "of the best library's rate, mean over all products from 512 up"))
+        tiles.append(
+            (f"{mean(ratios):.2f}", "of the best library's speed, mean over all products with M of 512 or more")
+        )
         tiles.append(
             (
                 f"{min(ratios):.2f} to {max(ratios):.2f}",
-                "of the best library's rate, from the worst product to the best",
+                "of the best library's speed, from the worst of these products to the best",
             )
         )
     best = max((r["gflops_best"] for r in of(records, "library", library="tessera")), default=0)
@@ -404,5 +408,5 @@ def verdict(records):
             means[peer] = mean(ratios)
     if means:
         factors = ", ".join(f"{x:.2f} x the speed of {shown(peer)}" for peer, x in means.items())
-        said += f" From 512 up it has {factors}, on average."
+        said += f" With M of 512 or more it has {factors}, on average."
     return said

@@ -15,17 +15,15 @@ CAPTIONS = {"uniform": "uniform in [0, 1)", "normal": "standard normal", "wide":
 
 
 class Figure:
-    def __init__(self, name, title, says, panels, table, note="", series=()):
-        """panels: (caption, function from width to SVG); table: (heads, rows); series: the legend of narrow charts."""
-        self.name, self.title, self.says, self.panels, self.table, self.note, self.series = (
-            name,
-            title,
-            says,
-            panels,
-            table,
-            note,
-            series,
-        )
+    def __init__(self, name, title, says, panels, table, note="", series=(), reading=""):
+        """panels: (caption, function from width to SVG); table: (heads, rows); series: the legend of narrow charts;
+        reading: how to read the chart, said only beside it."""
+        self.name, self.title, self.says, self.note, self.reading = name, title, says, note, reading
+        self.panels, self.table, self.series = panels, table, series
+
+
+def frontier_sentence(names):
+    return f"No library is better in both speed and error than {', '.join(map(shown, names))}."
 
 
 def of(records, what, **fields):
@@ -144,10 +142,10 @@ def accuracy_figures(records, edge_note):
             bound_sentence(found),
             [(CAPTIONS[family], panel(family, "worst_units", "units of 2^-24 |A||B|", True)) for family in families],
             table("worst_units", lambda v: f"{v:.3g}"),
-            "abs(C - AB) of the element that is furthest off, in units of 2^-24 (abs(A) abs(B)). The contract of "
-            "ieee and fp32 allows K + 2 of them, "
-            "the line.",
+            "abs(C - AB) of the worst element, in units of 2^-24 (abs(A) abs(B)). The contract of ieee and fp32 allows "
+            "K + 2 of them.",
             names,
+            reading="The line is float32's bound.",
         ),
     ]
 

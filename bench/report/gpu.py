@@ -8,6 +8,7 @@ from figures import (
     accuracy_figures,
     counted,
     frontier_of,
+    frontier_sentence,
     intensity,
     mean,
     of,
@@ -307,30 +308,25 @@ def frontier_figure(records):
         )
 
     names = [name for _, _, name in best]
-    ours = [name for name in names if name.startswith("tessera")]
-    if ours == names:
-        says = "Up and to the left is better: everything on the frontier is Tessera."
-    else:
-        says = "Up and to the left is better. On the frontier: " + ", ".join(map(shown, names)) + "."
     return Figure(
         "frontier",
         "Speed against accuracy",
-        says,
+        frontier_sentence(names),
         [("", draw)],
         (
-            ["library", "TFLOP/s", "relative error", "on the frontier"],
+            ["library", "TFLOP/s", "relative error", "nobody better in both"],
             [
                 [shown(name), f"{speed:.1f}", f"{error:.1e}", "yes" if name in names else ""]
                 for name, (speed, error) in means.items()
             ],
         ),
-        "Large marks are geometric means over the five reference problems, small ones the problems; the line joins "
-        "those that nobody beats in both."
+        "Geometric means over the five reference problems."
         + (
-            " Triton: the kernel of its tutorial with the best of a few tiles; an expert's would be quicker."
+            " Triton: the kernel of its tutorial with the best of a few tiles; an expert's would be faster."
             if "Triton tf32x3" in means
             else ""
         ),
+        reading="Up and to the left is better. Large marks are the means, small ones the problems; the line joins the best.",
     )
 
 
@@ -397,13 +393,14 @@ def roofline_figure(records):
         "At best " + ", ".join(parts) + ", packing included.",
         [("", draw)],
         (["ceiling", "height", "how it was measured"], table),
-        f"The slope is memory, {copy:g} TB/s. fp32 does three fp16 products for each float32 one."
+        "fp32 does three fp16 products for each float32 one."
         + (
             " ieee runs on the float64 tensor cores here, by NVIDIA's figures as fast as the float32 units."
             if by_float64
             else ""
         ),
         names,
+        reading=f"The slope is memory, {copy:g} TB/s.",
     )
 
 
@@ -651,5 +648,5 @@ def verdict(records):
         "torch.matmul on this GPU"
         + (", and its results are nearer to the exact ones" if error < 1 else "")
         + ". It uses the tensor cores without giving up float32's error bound."
-        + (f" On squares up to {behind} torch is quicker." if behind else "")
+        + (f" On squares up to {behind} torch is faster." if behind else "")
     )

@@ -33,7 +33,7 @@ def figure(made):
         f'<figure id="{made.name}"><h2>{html.escape(made.title)}</h2><p class="says">{html.escape(made.says)}</p>'
         f'<div class="{"several" if several else "one"}">{legend}<div class="panels '
         f'{"" if several else "one"}">{panels}</div></div>'
-        f'<p class="note">{html.escape(made.note)}</p><details><summary>The '
+        f'<p class="note">{html.escape(" ".join(filter(None, [made.reading, made.note])))}</p><details><summary>The '
         f"numbers</summary>{table(*made.table)}</details></figure>"
     )
 
