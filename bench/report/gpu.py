@@ -326,7 +326,8 @@ def frontier_figure(records):
             if "Triton tf32x3" in means
             else ""
         ),
-        reading="Up and to the left is better. Large marks are the means, small ones the problems; the line joins the best.",
+        reading="Up and to the left is better. Large marks are the means, small ones the problems; the line joins the "
+        "best.",
     )
 
 
