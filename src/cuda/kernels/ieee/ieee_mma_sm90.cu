@@ -23,42 +23,7 @@
  * three for each of its four tensor cores.
  */
 #include "cuda/kernels/ieee/ieee_slab.cuh"
-#include "cuda/kernels/overlap.cuh"
-
-/* ---- Instructions ------------------------------------------------------------------------------------------------ */
-
-/* Volatile, all of them: they stay in the order of multiply, which has been chosen with care. */
-
-/* 16 rows x 8 columns of C: adds 8 terms, or begins with them. A lane gives terms t and t + 4 of lines g (a0) and g + 8
- * (a1) of A and of line g of B. */
-static __device__ __forceinline__ void multiply_8_terms(double (&sum)[4], bool begin, const double (&a0)[2],
-                                                        const double (&a1)[2], const double (&b)[2]) {
-    if (begin)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%10, %10, %10, %10};"
-                     : "=d"(sum[0]), "=d"(sum[1]), "=d"(sum[2]), "=d"(sum[3])
-                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]), "d"(0.0));
-    else
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                     "{%0, %1, %2, %3};"
-                     : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
-                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
-}
-
-static __device__ __forceinline__ double widen(float x) {
-    double y;
-    asm volatile("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float4 load_16_bytes(uint32_t shared) {
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(shared)
-                 : "memory");
-    return v;
-}
+#include "cuda/kernels/ptx.cuh"
 
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
@@ -104,7 +69,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             for (int i = 0; i < LINES; i += 4)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float4 v = load_16_bytes(from + half * 4 * PITCH + i * 32);
+                    const float4 v = load_shared_16(from + half * 4 * PITCH + i * 32);
                     narrow[i][half] = v.x;
                     narrow[i + 1][half] = v.y;
                     narrow[i + 2][half] = v.z;
@@ -146,7 +111,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 #pragma unroll
             for (int i = 0; i <= LAST; ++i) {
                 const int row = i / COLS, col = i % COLS;
-                multiply_8_terms(sum[row][col], first, a.wide[2 * row], a.wide[2 * row + 1], b.wide[col]);
+                mma_16x8x8(sum[row][col], a.wide[2 * row], a.wide[2 * row + 1], b.wide[col], !first);
                 if (i == 0) {
                     a.widen_line(2 * ROWS - 2);
                     a.widen_line(2 * ROWS - 1);
@@ -422,15 +387,15 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct i
         const int end = (int)((blockIdx.x + 1) * tiles / gridDim.x);
         int at = (int)(blockIdx.x * tiles / gridDim.x);
         int row = at / args.tiles_n, col = at % args.tiles_n;
-        const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+        const uint32_t memory = shared_address(shared);
         uint32_t a = memory, next_a = a + A_BYTES, b = next_a + A_BYTES, next_b = b + B_BYTES;
         extent rows(row * TILE_M, TILE_M, args.m), cols(col * TILE_N, TILE_N, args.n);
         copy_a(args, rows, a);
         copy_b(args, cols, b);
 #pragma unroll 1
         for (; at < end; ++at) {
-            close_copy_group();
-            wait_for_copy_groups<0>();
+            cp_async_commit();
+            cp_async_wait<0>();
             __syncthreads(); /* this tile's panels are there, and everybody is done with the last tile's */
             const bool new_row = ++col == args.tiles_n;
             if (new_row) col = 0, ++row;
@@ -472,7 +437,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __gri
         return;
     }
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     mma_64x128::run(args);
 }
 
@@ -482,7 +447,7 @@ static_assert(mma_64x64::SHARED_BYTES == IEEE_MMA_64X64_SHARED, "what the host a
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_64x64(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     mma_64x64::run(args);
 }
 
@@ -492,7 +457,7 @@ static_assert(mma_32x64::SHARED_BYTES == IEEE_MMA_32X64_SHARED, "what the host a
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x64(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     mma_32x64::run(args);
 }
 
@@ -502,7 +467,7 @@ static_assert(mma_32x32::SHARED_BYTES == IEEE_MMA_32X32_SHARED, "what the host a
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     mma_32x32::run(args);
 }
 
@@ -512,6 +477,6 @@ static_assert(mma_short_k::SHARED_BYTES == IEEE_MMA_SHORT_K_SHARED, "what the ho
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_short_k(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     mma_short_k::run(args);
 }

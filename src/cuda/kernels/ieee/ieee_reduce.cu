@@ -6,7 +6,7 @@
  * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
-#include "cuda/kernels/overlap.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 /* Four neighbours, of which those from `count` on are past the matrix: nobody has written them. */
 static __device__ __forceinline__ float4 four_of(const float *from, int count) {

@@ -12,67 +12,7 @@
 #pragma once
 
 #include "cuda/kernels/ieee/ieee_order.cuh"
-
-/* ---- Copies from global to shared memory ------------------------------------------------------------------------- */
-
-/* Shared memory is addressed by its 32-bit byte address, as these instructions take it. `wanted` becomes a predicate of
- * the copy, not a branch around it, so that copies can stand between the multiplications. */
-static __device__ __forceinline__ void copy_16_bytes(uint32_t shared, const char *global, int wanted) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(shared),
-                 "l"(global), "r"(wanted)
-                 : "memory");
-#else
-    if (!wanted) return;
-    const float4 v = *(const float4 *)global;
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void copy_4_bytes(uint32_t shared, const char *global, int wanted) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(shared),
-                 "l"(global), "r"(wanted)
-                 : "memory");
-#else
-    if (!wanted) return;
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(*(const float *)global) : "memory");
-#endif
-}
-
-/* 4 or 16 bytes, or zeros where nothing is wanted. */
-template <int BYTES>
-static __device__ __forceinline__ void copy_or_zero(uint32_t shared, const float *global, bool wanted) {
-#if __CUDA_ARCH__ >= 800
-    if (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(wanted ? 4 : 0)
-                     : "memory");
-#else
-    if (wanted && BYTES == 16)
-        copy_16_bytes(shared, (const char *)global, 1);
-    else if (wanted)
-        copy_4_bytes(shared, (const char *)global, 1);
-    else
-        for (int i = 0; i < BYTES; i += 4) asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(shared + i) : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void close_copy_group(void) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* Waits until at most OPEN of this thread's latest copy groups are still under way. */
-template <int OPEN> static __device__ __forceinline__ void wait_for_copy_groups(void) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
-#endif
-}
+#include "cuda/kernels/ptx.cuh"
 
 /* ---- One operand ------------------------------------------------------------------------------------------------- */
 
@@ -157,25 +97,25 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
      * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
     template <reading HOW> __device__ __forceinline__ void copy(int i, int more) {
         if constexpr (HOW == READ_VECTORS) {
-            copy_16_bytes(to + i * (THREADS * 4 / LINES * PITCH * 4), next, more);
+            cp_async_if<16>(to + i * (THREADS * 4 / LINES * PITCH * 4), next, more);
             next += pass_stride;
         } else if constexpr (HOW == READ_TERMS || HOW == READ_TERMS_EDGE) {
             constexpr int PASS_LINES = THREADS / LANE_TERMS, ALONG = SLAB / LANE_TERMS;
             static_assert(LINES % (PASS_LINES * PARTS) == 0, "every part has whole passes");
             const int pass = i / ALONG, term = i % ALONG * LANE_TERMS;
-            copy_4_bytes(to + (pass * PASS_LINES + term * PITCH) * 4, next + term * 4,
-                         HOW == READ_TERMS ? more : more & (lines_ahead > 0));
+            cp_async_if<4>(to + (pass * PASS_LINES + term * PITCH) * 4, next + term * 4,
+                           HOW == READ_TERMS ? more : more & (lines_ahead > 0));
             if (i % ALONG == ALONG - 1) next += pass_stride, lines_ahead -= PASS_LINES;
         } else if constexpr (HOW == READ_LINES || HOW == READ_LINES_EDGE) {
             constexpr int TERMS = THREADS / 32, ALONG = LINES / 32;
             static_assert(SLAB % (TERMS * PARTS) == 0, "every part has whole passes");
             const int pass = i / ALONG, line = i % ALONG * 32;
-            copy_4_bytes(to + (pass * TERMS * PITCH + line) * 4, next + line * 4,
-                         HOW == READ_LINES ? more : more & (line < lines_left));
+            cp_async_if<4>(to + (pass * TERMS * PITCH + line) * 4, next + line * 4,
+                           HOW == READ_LINES ? more : more & (line < lines_left));
             if (i % ALONG == ALONG - 1) next += pass_stride;
         } else {
             static_assert(HOW == READ_SINGLES && SLAB % (THREADS / LINES * PARTS) == 0, "every part has whole passes");
-            copy_4_bytes(to + i * (THREADS / LINES * PITCH * 4), next, more & (lines_left > 0));
+            cp_async_if<4>(to + i * (THREADS / LINES * PITCH * 4), next, more & (lines_left > 0));
             next += pass_stride;
         }
     }
@@ -231,8 +171,8 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
         for (int row = first_row; row < rows; row += TERM_THREADS) {
 #pragma unroll
             for (int i = 0; i < LINES; i += LINE_THREADS * FLOATS)
-                copy_or_zero<FLOATS * 4>(shared + i * 4, from + i * line_stride,
-                                         row >= rows - terms && line + i < lines);
+                cp_async_or_zero<FLOATS * 4>(shared + i * 4, from + i * line_stride,
+                                             row >= rows - terms && line + i < lines);
             from += TERM_THREADS * k_stride;
             shared += TERM_THREADS * PITCH * 4;
         }
@@ -279,7 +219,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         if (b.how == READ_VECTORS && a.how == READ_LINES && b_lines >= TILE_N) b.how = READ_LINES;
 
         const int ragged = piece.terms % SLAB;
-        memory = (uint32_t)__cvta_generic_to_shared(shared);
+        memory = shared_address(shared);
         slabs = (piece.terms + SLAB - 1) / SLAB;
         a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
         b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
@@ -291,7 +231,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
             const uint32_t b_shared = memory + (A_SLAB + part * STEP * b_tile::PITCH) * 4;
             a_tile::copy_terms(a_shared, a_first, a_line, a_k, a_lines, ragged, used);
             b_tile::copy_terms(b_shared, b_first, b_line, b_k, b_lines, ragged, used);
-            close_copy_group();
+            cp_async_commit();
             coming = 1;
         }
     }
@@ -311,7 +251,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
                 a.finish_slab();
                 b.finish_slab();
             }
-            close_copy_group();
+            cp_async_commit();
         }
         more = coming < slabs;
         begin_slab(coming);
@@ -320,9 +260,9 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
             a.template copy_part<A>(more);
             b.template copy_part<B>(more);
         }
-        /* What these are made of is to be forgotten: the main loops would be longer for it. */
-        asm volatile("" : "+l"(a.pass_stride), "+l"(b.pass_stride), "+l"(a.slab_stride), "+l"(b.slab_stride));
-        wait_for_copy_groups<STAGES - 2>(); /* the last one's group stays open */
+        /* Recomputing these would make the main loops longer. */
+        forget_origin(a.pass_stride, b.pass_stride, a.slab_stride, b.slab_stride);
+        cp_async_wait<STAGES - 2>(); /* the last one's group stays open */
         __syncthreads();
         stage = 0;
     }
@@ -365,8 +305,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
     /* Where all steps of the slab in use have begun and nobody will read it again: on to the next slab. True then. */
     __device__ __forceinline__ bool next_slab(void) {
         if (part < PARTS) return false;
-        close_copy_group();
-        wait_for_copy_groups<STAGES - 2>();
+        cp_async_commit();
+        cp_async_wait<STAGES - 2>();
         __syncthreads();
         part = 0;
         more = ++coming < slabs;
@@ -379,7 +319,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
 
     /* All copies have arrived, and the block's threads are done with the slabs. */
     static __device__ __forceinline__ void end(void) {
-        wait_for_copy_groups<0>();
+        cp_async_wait<0>();
         __syncthreads();
     }
 };

@@ -12,7 +12,7 @@
  * Limits: 128 threads, 16 KB of shared memory, 6 blocks per SM.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
-#include "cuda/kernels/overlap.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 template <int COLS> struct thin_k {
     static constexpr int TILE_M = 16, TILE_N = 8, WARP_ROWS = 4, CHUNK = 512, THREADS = 128;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(128, 6) ieee_thin_k(const __grid_co
     __shared__ __align__(16) float shared_b[8 * thin_k<8>::CHUNK];
     segment part;
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     first_segment(args, blockIdx.x, &part);
     if (args.n == 1)
         thin_k<1>::multiply(args, shared_b, part);

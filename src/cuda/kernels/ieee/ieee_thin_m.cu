@@ -13,7 +13,7 @@
  * Limits: 128 threads, 16 KB of shared memory, 5 blocks per SM.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
-#include "cuda/kernels/overlap.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 template <int COLS> struct thin_m {
     static constexpr int TILE_M = 128, TILE_N = 8, ROWS = 4, CHUNK = 256, THREADS = 128, WARPS = THREADS / 32;
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(128, 5) ieee_thin_m(const __grid_co
     __shared__ __align__(16) float shared[thin_m<8>::SHARED];
     segment part;
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     first_segment(args, blockIdx.x, &part);
     if (args.n == 1)
         thin_m<1>::multiply(args, shared, part);

@@ -169,29 +169,8 @@ __device__ uint64_t policy_for(const pack_pair_args &pair) {
     constexpr int64_t ROOM = 40 << 20; /* bytes */
     int64_t panels = 0;
     for (int i = 0; i < 2; i++) panels += pair.operand[i].batch * pair.operand[i].panels_batch_stride;
-    uint64_t policy = 0;
-    if (panels <= ROOM) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
+    return panels <= ROOM ? evict_first_policy() : 0;
 }
-
-/* Copies `bytes` of 16 and fills the rest with zeros. */
-__device__ void copy_16(void *to, const void *from, int bytes, uint64_t policy) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b64 p, %3, 0;\n"
-                 "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n"
-                 "@!p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
-                 "}\n" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(bytes), "l"(policy));
-}
-
-__device__ void copy_4(void *to, const void *from, bool there) { /* zero where nothing is there */
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(there ? 4 : 0));
-}
-
-__device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 /* How a unit lies in memory: `lines` lines of `length` floats, the longer side of which is contiguous if anything is. A
  * line is copied in aligned vectors of four floats, so it begins `shift` floats into the first of them: what is before
@@ -222,7 +201,7 @@ __device__ void fetch_vector(const unit_view &view, int line, int vector, stage 
     const int floats = line < view.lines ? max(0, min(4, view.length - begin)) : 0;
     const float *from = view.first +
                         (floats > 0 ? line * view.line_stride + begin : -view.shift(0)); /* aligned, also for none */
-    copy_16(to.vector(line, vector), from, floats * 4, policy);
+    cp_async_part(shared_address(to.vector(line, vector)), from, floats * 4, policy);
 }
 
 /* What a row that did not fit is scaled by; the others stay as they were. From L2: other blocks wrote it. */
@@ -240,7 +219,7 @@ __device__ void fetch_elements(const pack_args &o, const place &u, stage &to, ui
         const float *from_line = view.first + line * view.line_stride + vector * 4;
 #pragma unroll
         for (int i = 0; i < LINE / LINES_AT_ONCE; i++) {
-            copy_16(to.vector(i * LINES_AT_ONCE + line, vector), from_line, 16, policy);
+            cp_async_part(shared_address(to.vector(i * LINES_AT_ONCE + line, vector)), from_line, 16, policy);
             from_line += LINES_AT_ONCE * view.line_stride;
         }
     } else if (view.step == 1) {
@@ -255,8 +234,8 @@ __device__ void fetch_elements(const pack_args &o, const place &u, stage &to, ui
 #pragma unroll 8
         for (int line = threadIdx.x / LINE; line < LINE; line += THREADS / LINE) {
             const bool there = column < view.length && line < view.lines;
-            copy_4(to.vector(line, column / 4) + column % 4,
-                   there ? view.first + line * view.line_stride + column * view.step : o.data, there);
+            cp_async_or_zero<4>(shared_address(to.vector(line, column / 4) + column % 4),
+                                there ? view.first + line * view.line_stride + column * view.step : o.data, there);
         }
     }
 }
@@ -271,7 +250,7 @@ template <bool AGAIN> __device__ void fetch_exponents(const pack_args &o, const 
         to.exponents[threadIdx.x] = e;
         if (there && u.kb == 0) o.exponents[row] = e; /* what others see, before or after, gives them the same */
     } else
-        copy_4(&to.exponents[threadIdx.x], o.exponents + row, there);
+        cp_async_or_zero<4>(shared_address(&to.exponents[threadIdx.x]), o.exponents + row, there);
 }
 
 /* ---- Splitting a unit -------------------------------------------------------------------------------------------- */
@@ -416,9 +395,9 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
     for (int round = -2; round < 0 || has_now; round++) {
         if (round >= 0) {
             if (round == 0)
-                wait_copies<0>(); /* its exponents came with the second unit */
+                cp_async_wait<0>(); /* its exponents came with the second unit */
             else
-                wait_copies<1>();
+                cp_async_wait<1>();
             __syncthreads(); /* this unit has landed for all, and all have left the one before it */
         }
         has_further = has_further && source.next(&further);
@@ -426,13 +405,13 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
         if (has_further) fetch_elements(of_further, further, stages[free], policy);
         if (round == -1) {
             wait_for_previous_kernel();
-            if (!AGAIN && !has_further) let_next_kernel_come();
+            if (!AGAIN && !has_further) allow_next_kernel();
             if (has_ahead) fetch_exponents<AGAIN>(pair.operand[ahead.operand], ahead, stages[0]);
         }
         if (has_further && round > -2) fetch_exponents<AGAIN>(of_further, further, stages[free]);
         const bool asks = has_further && round >= 0;
         if (asks) source.ask();
-        close_copies();
+        cp_async_commit();
         free = (free + 1) % STAGES; /* now the stage of unit `round` */
         if (has_now) {
             const pack_args &o = pair.operand[now.operand];
@@ -448,7 +427,6 @@ __device__ void split_units(const pack_pair_args &pair, stage (&stages)[STAGES],
 
 static_assert(STAGES == 3, "a unit that is split and two that come");
 static_assert(sizeof(stage[STAGES]) == PACK_SHARED, "what the host asks for");
-extern __shared__ __align__(16) uint8_t shared_memory[]; /* pack_split: STAGES stages */
 
 __device__ int64_t panel_of(const pack_pair_args &pair, const place &u) {
     return u.batch * pair.operand[u.operand].marks_batch_stride + u.row0 / PANEL_ROWS;
@@ -484,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_sample(const __grid_c
     constexpr int WARPS = THREADS / 32, RUNS = SAMPLES / 32, READS = SAMPLE_ROWS * SAMPLES / THREADS;
     __shared__ float largest[WARPS][SAMPLE_ROWS];
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     place at;
     if (!place_at(pair, blockIdx.x, SAMPLE_ROWS, false, &at)) return;
     const pack_args &o = pair.operand[at.operand];
@@ -590,8 +568,9 @@ struct misfit_units {
             if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->second_tickets, 1);
             __syncthreads();
             if (ticket >= tickets) return false;
-            left = __ballot_sync(0xffffffffu, place_at(pair, ticket + lane * tickets, UNIT_ROWS, true, u) &&
-                                                  __ldcg(&pair.operand[u->operand].overflowed_panels[panel_of(pair, *u)]));
+            left = __ballot_sync(0xffffffffu,
+                                 place_at(pair, ticket + lane * tickets, UNIT_ROWS, true, u) &&
+                                     __ldcg(&pair.operand[u->operand].overflowed_panels[panel_of(pair, *u)]));
         }
         const int first = __ffs((int)left) - 1;
         left &= left - 1;
@@ -609,7 +588,7 @@ struct misfit_units {
  * no block has more than one: its blocks take places as they become free, and then those that share panels are not
  * neighbours on the chip (docs/internals/tuning.md). */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
-    stage(&stages)[STAGES] = *(stage(*)[STAGES])shared_memory;
+    stage(&stages)[STAGES] = *(stage(*)[STAGES])dynamic_shared<16>();
     __shared__ int tickets[2];
     const long long begun = clock64();
     split_units(pair, stages, all_units{pair, tickets});

@@ -5,7 +5,7 @@
 #define TESSERA_CUDA_SPLIT_CUH
 
 #include "cuda/kernels/args.h"
-#include "cuda/kernels/overlap.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 

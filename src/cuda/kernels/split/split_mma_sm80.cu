@@ -45,37 +45,6 @@ constexpr int COPY_ROWS = THREADS / CHUNKS; /* rows the block copies at once */
 static_assert(STEPS == 2 && CHUNKS == 4, "the order of chunks in a row is made for four of them, two for each step");
 static_assert(COPY_ROWS % 8 == 0, "a thread copies the same chunk of all its rows");
 
-/* ---- Instructions ------------------------------------------------------------------------------------------------ */
-
-/* A predicate, not a branch, so that copies can stand between products. */
-__device__ void copy_16(uint32_t to, const void *from, bool wanted) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
-                 "l"(from), "r"((int)wanted)
-                 : "memory");
-}
-
-__device__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
-/* Four 8 x 8 matrices; lane l names row l % 8 of matrix l / 8. */
-__device__ void load_matrices(uint32_t *to, uint32_t from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-/* d (16 x 8) = a (16 x 16) * b (8 x 16)^T + (accumulate ? d : 0). */
-__device__ void mma(float *d, const uint32_t *a, const uint32_t *b, bool accumulate = true) {
-    const float c0 = accumulate ? d[0] : 0, c1 = accumulate ? d[1] : 0, c2 = accumulate ? d[2] : 0,
-                c3 = accumulate ? d[3] : 0;
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c0), "f"(c1), "f"(c2),
-                   "f"(c3));
-}
-
 /* ---- Copying stages ---------------------------------------------------------------------------------------------- */
 
 template <int TILE_M, int TILE_N, int PIECES> struct stage {
@@ -141,12 +110,12 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
             for (int piece = 0; piece < PIECES; piece++)
 #pragma unroll
                 for (int r = 0; r < PANEL_ROWS; r += COPY_ROWS)
-                    copy_16(there + piece * piece_bytes + r * ROW_BYTES,
-                            from[i] + piece * piece_stride[i] + r * SPLIT_ROW_BYTES, r < rows[i]);
+                    cp_async_if<16>(there + piece * piece_bytes + r * ROW_BYTES,
+                                    from[i] + piece * piece_stride[i] + r * SPLIT_ROW_BYTES, r < rows[i]);
             from[i] = (const uint8_t *)((uintptr_t)from[i] ^ ROW_BYTES) + (half ? PIECES * piece_stride[i] : 0);
         }
         half ^= 1;
-        close_copies();
+        cp_async_commit();
     }
 };
 
@@ -212,8 +181,6 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, fl
 
 /* ---- The ring of stages ------------------------------------------------------------------------------------------ */
 
-extern __shared__ __align__(128) uint8_t shared_memory[]; /* STAGES stages */
-
 template <typename STAGE> struct stage_ring {
     static constexpr uint32_t BYTES = sizeof(STAGE);
     static_assert(STAGES * BYTES <= 97 * 1024,
@@ -222,20 +189,20 @@ template <typename STAGE> struct stage_ring {
     uint32_t first, now, free; /* addresses: of the ring, of stage t, of the place that t - 1 left to t + AHEAD */
 
     __device__ stage_ring() {
-        first = now = (uint32_t)__cvta_generic_to_shared(shared_memory);
+        first = now = shared_address(dynamic_shared<128>());
         free = first + AHEAD * BYTES;
     }
 
     /* Goes on to stage t + 1 once it has landed and all have read the last of t. */
     __device__ void advance() {
-        wait_copies<AHEAD - 1>();
+        cp_async_wait<AHEAD - 1>();
         __syncthreads();
         free = now;
         now = now == first + AHEAD * BYTES ? first : now + BYTES;
     }
 
     __device__ out_buffer &free_as_out(int warp) const {
-        return ((out_buffer *)(shared_memory + (free - first)))[warp];
+        return ((out_buffer *)(dynamic_shared<128>() + (free - first)))[warp];
     }
 };
 
@@ -259,13 +226,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
     stage_ring<STAGE> ring;
     __shared__ TILE tiles[2]; /* this one and the next, in turn */
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
     __syncthreads();
     tile_source<TILE_M, TILE_N, 2> source; /* AHEAD stages ahead of the products */
     source.begin(tiles[0]);
     for (int t = 0; t < AHEAD; t++) source.copy_next(ring.first + t * sizeof(STAGE));
-    wait_copies<AHEAD - 1>();
+    cp_async_wait<AHEAD - 1>();
     __syncthreads();
 
     uint32_t a_hi[STEPS][4], a_lo[STEPS][4], b_hi[STEPS][N][2], b_lo[STEPS][N][2]; /* of one i; of the whole stage */
@@ -289,11 +256,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma(q[i][j], a_hi[step], b_lo[step][j]);
+                    for (int j = 0; j < N; j++) mma_16x8x16(q[i][j], a_hi[step], b_lo[step][j]);
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma(d[j], a_hi[step], b_hi[step][j], step > 0);
+                    for (int j = 0; j < N; j++) mma_16x8x16(d[j], a_hi[step], b_hi[step][j], step > 0);
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma(q[i][j], a_lo[step], b_hi[step][j]);
+                    for (int j = 0; j < N; j++) mma_16x8x16(q[i][j], a_lo[step], b_hi[step][j]);
                     if (i + 1 < FRAGMENTS_M) {
                         read.load_a(a_hi[step], ring.now, 0, step, i + 1);
                         read.load_a(a_lo[step], ring.now, 1, step, i + 1);
@@ -343,13 +310,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(con
     stage_ring<STAGE> ring;
     __shared__ TILE tiles[2];
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
     __syncthreads();
     tile_source<TILE_M, TILE_N, 1> source;
     source.begin(tiles[0]);
     for (int t = 0; t < AHEAD; t++) source.copy_next(ring.first + t * sizeof(STAGE));
-    wait_copies<AHEAD - 1>();
+    cp_async_wait<AHEAD - 1>();
     __syncthreads();
 
     uint32_t a[2][FRAGMENTS_M][4], b[2][N][2]; /* of this step and the next */
@@ -373,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(con
 #pragma unroll
                 for (int i = 0; i < FRAGMENTS_M; i++)
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma(v[i][j], a[step][i], b[step][j]);
+                    for (int j = 0; j < N; j++) mma_16x8x16(v[i][j], a[step][i], b[step][j]);
             }
         }
         const work w = tiles[turn].at;

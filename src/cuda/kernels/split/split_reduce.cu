@@ -13,7 +13,7 @@ static_assert(CHECK_COLS == 32, "a thread of a warp has a column");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __grid_constant__ split_args g) {
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
     const int batch = blockIdx.y, lane = threadIdx.x % 32;
     const uint32_t blocks_n = divide_up(g.n, CHECK_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int row0 = block / blocks_n * CHECK_ROWS, col0 = block % blocks_n * CHECK_COLS;

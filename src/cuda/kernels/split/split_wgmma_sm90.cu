@@ -31,7 +31,6 @@
  */
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/split/split.cuh"
-#include "cuda/kernels/split/wgmma.cuh"
 
 namespace {
 
@@ -52,7 +51,7 @@ template <int TILE_M, int TILE_N, int PIECES> struct stage {
 template <int PIECES> __device__ void copy_strip(strip &s, uint8_t *to, int tile_bytes, uint64_t *barrier) {
 #pragma unroll
     for (int piece = 0; piece < PIECES; piece++) {
-        if (s.bytes) copy_to_shared(to + piece * tile_bytes, s.from, s.bytes, barrier);
+        if (s.bytes) bulk_copy(to + piece * tile_bytes, s.from, s.bytes, barrier);
         s.from += s.piece_stride;
     }
 }
@@ -230,7 +229,7 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
         const work w = work_at<TILE_M, TILE_N>(g, index);
         tile_source<TILE_M, TILE_N, PIECES> source(g, w);
         wait_for_previous_kernel(); /* the first time: where to copy from was found while it ended */
-        let_next_kernel_come();
+        allow_next_kernel();
 #pragma unroll 1
         for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
@@ -238,8 +237,6 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
         }
     }
 }
-
-extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 } // namespace
 
@@ -256,7 +253,7 @@ static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_SHARED, "what the host asks for"
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
     using namespace fp32;
-    SHARED &s = *(SHARED *)shared_memory;
+    SHARED &s = *(SHARED *)dynamic_shared<1024>();
     make_barriers(s);
 
     const int wg = warp_number() / (WARPGROUP / 32);
@@ -266,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     } else {
         registers_take<232>();
         wait_for_previous_kernel();
-        let_next_kernel_come();
+        allow_next_kernel();
         const int row_offset = (wg - 1) * WG_ROWS;
         ring<STAGES> at;
         for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
@@ -384,10 +381,10 @@ struct strip_copier {
         if (copies) {
             barrier_arrive_and_expect(full, landing);
             if (bytes && of_b)
-                copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
+                bulk_copy_to_blocks(to.b[piece] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, ALL_BLOCKS);
             else if (bytes)
-                copy_to_shared(to.a[piece], from, bytes, full);
-            if (bytes && blocks_left > AHEAD) prefetch_to_l2(from + ahead, bytes / PARTS);
+                bulk_copy(to.a[piece], from, bytes, full);
+            if (bytes && blocks_left > AHEAD) bulk_prefetch(from + ahead, bytes / PARTS);
         }
         from += step;
         at.advance();
@@ -405,11 +402,11 @@ __device__ void release(SHARED &s, int stage) {
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
     split_fp32_sm90_t128(const __grid_constant__ split_args g) {
     using namespace fp32_t128;
-    SHARED &s = *(SHARED *)shared_memory;
+    SHARED &s = *(SHARED *)dynamic_shared<1024>();
     make_barriers(s, WARPS, CLUSTER);
     cluster_sync();
     wait_for_previous_kernel();
-    let_next_kernel_come();
+    allow_next_kernel();
 
     const int rank = cluster_rank(), warp = warp_number();
     strip_copier copier(g, rank, warp);
@@ -466,7 +463,7 @@ static_assert(sizeof(SHARED) == SPLIT_TF32_SM90_SHARED, "what the host asks for"
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(const __grid_constant__ split_args g) {
     using namespace tf32;
-    SHARED &s = *(SHARED *)shared_memory;
+    SHARED &s = *(SHARED *)dynamic_shared<1024>();
     make_barriers(s);
 
     const int wg = warp_number() / (WARPGROUP / 32);
@@ -476,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
     } else {
         registers_take<232>();
         wait_for_previous_kernel();
-        let_next_kernel_come();
+        allow_next_kernel();
         const int row_offset = (wg - 1) * WG_ROWS, byte_offset = row_offset * SPLIT_ROW_BYTES;
         ring<STAGES> at;
         for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {

@@ -1,0 +1,384 @@
+/* ptx.cuh: every inline PTX instruction of the kernels, once. The CPU emulator of the tests (tests/emulator) takes the
+ * place of this file's instructions.
+ * Regions, in this order: shared, launch, cp_async, cp_async_hint, barriers, bulk, uniform, registers, wgmma, wgmma_256, clusters,
+ * mma_fp16, mma_fp64. All need `shared`. */
+#ifndef TESSERA_CUDA_PTX_CUH
+#define TESSERA_CUDA_PTX_CUH
+
+#ifdef TESSERA_EMULATOR
+#include "emulator.h"
+#else
+
+#include <stdint.h>
+
+// region: shared
+/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
+
+/* Many instructions take shared memory by its 32-bit address. */
+__device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
+
+/* This thread block's dynamic shared memory. */
+template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
+    extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
+    return memory;
+}
+
+/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
+__device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
+    asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
+}
+// endregion: shared
+
+// region: launch
+/* ---- Programmatic launch: the start of a kernel overlaps the end of the one before, on Hopper and later ---------- */
+
+/* Returns when the previous kernel of the stream, and with it all before that, has ended. Every thread calls it before it
+ * reads what the previous kernel writes, or writes what that one reads. Results of kernels before the previous one may be
+ * read without waiting, but at least one thread of the grid must wait. */
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Once all blocks have called this or ended, blocks of the next kernel may start on free SMs. Never before
+ * wait_for_previous_kernel. */
+__device__ inline void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// endregion: launch
+
+// region: cp_async
+/* ---- cp.async: each thread copies 4 or 16 bytes, both addresses aligned to that. Turing loads and stores instead -- */
+
+/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between multiplications. */
+template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
+    static_assert(BYTES == 4 || BYTES == 16, "the sizes that are used");
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+    else
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+#else
+    if (!wanted) return;
+    if constexpr (BYTES == 16) {
+        const float4 v = *(const float4 *)from;
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                     : "memory");
+    } else
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(*(const float *)from) : "memory");
+#endif
+}
+
+/* Copies BYTES if `wanted`, else writes zeros. */
+template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const void *from, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0)
+                     : "memory");
+#else
+    cp_async_if<BYTES>(to, from, wanted);
+    for (int i = 0; !wanted && i < BYTES; i += 4)
+        asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(to + i) : "memory");
+#endif
+}
+
+__device__ inline void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until at most the GROUPS groups that this thread committed last are under way. */
+template <int GROUPS> __device__ inline void cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+// endregion: cp_async
+
+// region: cp_async_hint
+/* A cache policy: L2 evicts what is read under it before anything else. */
+__device__ inline uint64_t evict_first_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* Copies the first `bytes` of 16 under a cache policy (0: none) and fills the rest with zeros. From Ampere on. */
+__device__ inline void cp_async_part(uint32_t to, const void *from, int bytes, uint64_t policy) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b64 p, %3, 0;\n"
+                 "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n"
+                 "@!p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+                 "}\n" ::"r"(to),
+                 "l"(from), "r"(bytes), "l"(policy));
+}
+// endregion: cp_async_hint
+
+// region: barriers
+/* ---- Barriers in shared memory, waited on by phase (Hopper) ------------------------------------------------------ */
+
+__device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+/* Makes freshly initialised barriers visible to the copy engine. */
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/* Arrives, and makes the phase last until `bytes` have been copied as well. */
+__device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "wait:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra wait;\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(phase)
+                 : "memory");
+}
+// endregion: barriers
+
+// region: bulk
+/* ---- Bulk copies (Hopper) ---------------------------------------------------------------------------------------- */
+
+/* Copies `bytes` (a multiple of 16); completes on `barrier`. */
+__device__ inline void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+// endregion: bulk
+
+// region: uniform
+/* ---- Values that the compiler knows to be the same in a warp ----------------------------------------------------- */
+
+/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with it
+ * what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want them, as
+ * long as no branch around them depends on anything else. */
+__device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
+// endregion: uniform
+
+// region: registers
+/* ---- Registers, moved between warpgroups (Hopper) ---------------------------------------------------------------- */
+
+template <int N> __device__ inline void registers_release_to() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ inline void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+// endregion: registers
+
+// region: wgmma
+/* ---- wgmma: matrix products of a warpgroup from shared memory (Hopper) ------------------------------------------- */
+
+/* The low word of a tile's descriptor. The tile is rows of 128 bytes, swizzled, from a multiple of 1024 bytes on; what
+ * lies n bytes further, along k or in another tile, has the address + n/16. */
+__device__ inline uint32_t tile_address(const void *tile) {
+    const uint32_t unused_stride = 1u << 16;
+    return unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+/* The whole descriptor: groups of 8 rows are 1024 bytes apart. */
+__device__ inline uint64_t tile_descriptor(uint32_t address) {
+    const uint32_t swizzle_128 = 1u << 30, group_stride = 1024 >> 4;
+    return (uint64_t)(swizzle_128 | group_stride) << 32 | address;
+}
+
+/* Orders earlier accesses of the warpgroup to registers and shared memory before the products that follow. */
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+/* Closes a group of products; wgmma_wait<N> returns when at most the N youngest groups are unfinished. */
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int N> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Keeps the compiler from moving uses of the accumulators across this point. */
+template <int N> __device__ inline void hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* Operands of an asm statement: d[i], ... */
+#define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define ACCUMULATORS_16(d, i) \
+    ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4), ACCUMULATORS_4(d, i + 8), ACCUMULATORS_4(d, i + 12)
+#define ACCUMULATORS_32(d, i) ACCUMULATORS_16(d, i), ACCUMULATORS_16(d, i + 16)
+
+/* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;\n"
+                 "}\n"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+// endregion: wgmma
+
+// region: wgmma_256
+/* d (64 x 256) = a (64 x 16) * b (256 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, bool accumulate) {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
+                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
+                 " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
+                 " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
+                 " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
+                 " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                 "%128, %129, p, 1, 1, 0, 0;\n"
+                 "}\n"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+// endregion: wgmma_256
+
+// region: clusters
+/* ---- Clusters (Hopper) ------------------------------------------------------------------------------------------- */
+
+/* This block's number in its cluster. */
+__device__ inline int cluster_rank() {
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Waits for all threads of the cluster. No block may touch another's shared memory before the first call, when the other
+ * may not have started, nor after the last, when it may have ended. */
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit
+ * release at cluster scope would cost a fence of all of memory each time. */
+__device__ inline void barrier_arrive_in(uint64_t *barrier, int rank) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(shared_address(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* bulk_copy to the same place, completing on the same barrier, in every block whose bit is set in `blocks`. */
+__device__ inline void bulk_copy_to_blocks(void *to, const void *from, uint32_t bytes, uint64_t *barrier, int blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)blocks)
+                 : "memory");
+}
+
+/* Copies `bytes` (a multiple of 16) into L2. */
+__device__ inline void bulk_prefetch(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+/* True in one thread of a converged warp. Unlike a comparison of threadIdx.x the compiler knows it to be one thread, and
+ * issues a bulk copy there without a loop over threads. */
+__device__ inline bool elected() {
+    uint32_t yes;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}\n"
+                 : "=r"(yes));
+    return yes;
+}
+// endregion: clusters
+
+// region: mma_fp16
+/* ---- mma.sync on fp16 (Ampere and later) ------------------------------------------------------------------------- */
+
+/* Four 8 x 8 matrices from shared memory; lane l names row l % 8 of matrix l / 8. */
+__device__ inline void load_matrices(uint32_t *to, uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* d (16 x 8) = a (16 x 16) * b (8 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void mma_16x8x16(float *d, const uint32_t *a, const uint32_t *b, bool accumulate = true) {
+    const float c0 = accumulate ? d[0] : 0, c1 = accumulate ? d[1] : 0, c2 = accumulate ? d[2] : 0,
+                c3 = accumulate ? d[3] : 0;
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c0), "f"(c1), "f"(c2),
+                   "f"(c3));
+}
+// endregion: mma_fp16
+
+// region: mma_fp64
+/* ---- mma.sync on float64 (Hopper). Volatile, so that all stay in the order the kernel has them in ---------------- */
+
+/* d (16 x 8) = a (16 x 8) * b (8 x 8)^T + (accumulate ? d : 0). Lane 4g + t gives terms t and t + 4 of lines g (a0) and
+ * g + 8 (a1) of A and of line g of B. */
+__device__ inline void mma_16x8x8(double (&d)[4], const double (&a0)[2], const double (&a1)[2], const double (&b)[2],
+                                  bool accumulate) {
+    if (accumulate)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%0, %1, %2, %3};"
+                     : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]));
+    else
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%10, %10, %10, %10};"
+                     : "=d"(d[0]), "=d"(d[1]), "=d"(d[2]), "=d"(d[3])
+                     : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]), "d"(0.0));
+}
+
+__device__ inline double widen(float x) {
+    double y;
+    asm volatile("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline float4 load_shared_16(uint32_t from) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+// endregion: mma_fp64
+
+#endif
+#endif
