@@ -39,11 +39,11 @@ const cuda_kernel cuda_kernels[CUDA_KERNELS] = {
 [PACK_SPLIT] =
   {"pack_split",            FAMILY_SUPPORT,   MODULE_PACK,              AMPERE, ANY_NEWER,  64,   0,  64, 128,  PACK_SHARED,                 4,  1,  0,  true,     0},
 [SPLIT_FP32_SM90] =
-  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_FP32_SM90_SHARED,      1,  1,  2,  true,   570},
+  {"split_fp32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_FP32_SM90,  HOPPER, HOPPER,    128, 128,  64, 384,  SPLIT_FP32_SM90_SHARED,      1,  1,  2,  true,   570},
 [SPLIT_FP32_SM90_T128] =
-  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 128,  64, 128,  SPLIT_FP32_SM90_T128_SHARED, 1,  2,  2,  true,   500},
+  {"split_fp32_sm90_t128",  FAMILY_SPLIT,     MODULE_SPLIT_FP32_SM90_T128,  HOPPER, HOPPER,    128, 128,  64, 128,  SPLIT_FP32_SM90_T128_SHARED, 1,  2,  2,  true,   500},
 [SPLIT_TF32_SM90] =
-  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_WGMMA_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_TF32_SM90_SHARED,      1,  1,  1,  true,  1400},
+  {"split_tf32_sm90",       FAMILY_SPLIT,     MODULE_SPLIT_TF32_SM90,  HOPPER, HOPPER,    128, 256,  64, 384,  SPLIT_TF32_SM90_SHARED,      1,  1,  1,  true,  1400},
 [SPLIT_FP32_MMA_SM80] =
   {"split_fp32_mma_sm80",   FAMILY_SPLIT,     MODULE_SPLIT_MMA_SM80,    AMPERE, ANY_NEWER, 128, 128,  64, 256,  SPLIT_FP32_MMA_SM80_SHARED,  1,  1,  2,  true,   250},
 [SPLIT_TF32_MMA_SM80] =
@@ -65,7 +65,8 @@ extern const unsigned char cuda_image_ieee_thin_m[], cuda_image_ieee_thin_m_comp
 extern const unsigned char cuda_image_ieee_reduce[], cuda_image_ieee_reduce_compute_75[];
 extern const unsigned char cuda_image_ieee_scale[], cuda_image_ieee_scale_compute_75[];
 extern const unsigned char cuda_image_pack[];
-extern const unsigned char cuda_image_split_wgmma_sm90[];
+extern const unsigned char cuda_image_split_fp32_sm90[], cuda_image_split_fp32_sm90_t128[];
+extern const unsigned char cuda_image_split_tf32_sm90[];
 extern const unsigned char cuda_image_split_mma_sm80[];
 extern const unsigned char cuda_image_split_reduce[];
 
@@ -85,7 +86,9 @@ static const struct {
     [MODULE_IEEE_REDUCE] = {"ieee_reduce", cuda_image_ieee_reduce, cuda_image_ieee_reduce_compute_75},
     [MODULE_IEEE_SCALE] = {"ieee_scale", cuda_image_ieee_scale, cuda_image_ieee_scale_compute_75},
     [MODULE_PACK] = {"pack", cuda_image_pack, NULL},
-    [MODULE_SPLIT_WGMMA_SM90] = {"split_wgmma_sm90", cuda_image_split_wgmma_sm90, NULL},
+    [MODULE_SPLIT_FP32_SM90] = {"split_fp32_sm90", cuda_image_split_fp32_sm90, NULL},
+    [MODULE_SPLIT_FP32_SM90_T128] = {"split_fp32_sm90_t128", cuda_image_split_fp32_sm90_t128, NULL},
+    [MODULE_SPLIT_TF32_SM90] = {"split_tf32_sm90", cuda_image_split_tf32_sm90, NULL},
     [MODULE_SPLIT_MMA_SM80] = {"split_mma_sm80", cuda_image_split_mma_sm80, NULL},
     [MODULE_SPLIT_REDUCE] = {"split_reduce", cuda_image_split_reduce, NULL},
 };

@@ -4,7 +4,7 @@
  *   split_fp32_mma_sm80   three products, float32 accuracy   tile 128 x 128   256 threads
  *   split_tf32_mma_sm80   one product                        tile 128 x 256   256 threads
  *
- * Arithmetic of the three products, as in split_wgmma_sm90.cu: with A = hi_a + lo_a 2^-11 and B likewise (scaled),
+ * Arithmetic of the three products, as in split_wgmma.cuh: with A = hi_a + lo_a 2^-11 and B likewise (scaled),
  *
  *     d  = hi_a*hi_b                  a fresh sum for each stage of k: the tensor cores truncate as they accumulate
  *     v += d                          by ordinary float32 additions
@@ -47,27 +47,27 @@ static_assert(COPY_ROWS % 8 == 0, "a thread copies the same chunk of all its row
 
 /* ---- Copying stages ---------------------------------------------------------------------------------------------- */
 
-template <int TILE_M, int TILE_N, int PIECES> struct stage {
-    uint8_t a[PIECES][TILE_M * ROW_BYTES];
-    uint8_t b[PIECES][TILE_N * ROW_BYTES];
+template <int TILE_M, int TILE_N, int COMPONENTS> struct stage {
+    uint8_t a[COMPONENTS][TILE_M * ROW_BYTES];
+    uint8_t b[COMPONENTS][TILE_N * ROW_BYTES];
 };
 
 /* A tile, and where its rows are in the first block of k. A tile that does not exist has no rows. */
-template <int TILE_M, int TILE_N, int PIECES> struct tile {
-    static_assert(TILE_M == PANEL_ROWS && TILE_N % PANEL_ROWS == 0, "strips are whole panels");
-    static constexpr int STRIPS = 1 + TILE_N / PANEL_ROWS; /* of A, of B */
+template <int TILE_M, int TILE_N, int COMPONENTS> struct tile {
+    static_assert(TILE_M == PANEL_ROWS && TILE_N % PANEL_ROWS == 0, "tiles are whole panels");
+    static constexpr int PANELS = 1 + TILE_N / PANEL_ROWS; /* of A, of B */
     work at;
-    strip strips[STRIPS];
+    panel_rows panels[PANELS];
 
     __device__ void find(const split_args &g, int index) {
         const bool exists = index < work_count(g);
         at = work_at<TILE_M, TILE_N>(g, exists ? index : 0);
-        strips[0] = strip_at<PANEL_ROWS, PIECES>(g.a, g.m, g.k_blocks, at.batch, at.m0, at.kb_begin);
-        for (int i = 1; i < STRIPS; i++)
-            strips[i] = strip_at<PANEL_ROWS, PIECES>(g.b, g.n, g.k_blocks, at.batch, at.n0 + (i - 1) * PANEL_ROWS,
-                                                     at.kb_begin);
+        panels[0] = panel_rows_at<PANEL_ROWS, COMPONENTS>(g.a, g.m, g.k_blocks, at.batch, at.m0, at.kb_begin);
+        for (int i = 1; i < PANELS; i++)
+            panels[i] = panel_rows_at<PANEL_ROWS, COMPONENTS>(g.b, g.n, g.k_blocks, at.batch,
+                                                              at.n0 + (i - 1) * PANEL_ROWS, at.kb_begin);
         if (!exists)
-            for (int i = 0; i < STRIPS; i++) strips[i].bytes = 0;
+            for (int i = 0; i < PANELS; i++) panels[i].bytes = 0;
     }
 
     __device__ int stages() const { return (at.kb_end - at.kb_begin) * (SPLIT_K / STAGE_K); }
@@ -75,12 +75,12 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile {
 
 /* What one thread copies of a tile, stage after stage: a chunk of every COPY_ROWS-th row. In the panels, where a row is
  * two stages long, chunk c of half h of row r lies in half h ^ (r/4 % 2) at c ^ (r % 4). */
-template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
-    typedef tile<TILE_M, TILE_N, PIECES> TILE;
-    typedef stage<TILE_M, TILE_N, PIECES> STAGE;
-    const uint8_t *from[TILE::STRIPS];
-    uint32_t piece_stride[TILE::STRIPS];
-    int rows[TILE::STRIPS]; /* from this thread's first on */
+template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
+    typedef tile<TILE_M, TILE_N, COMPONENTS> TILE;
+    typedef stage<TILE_M, TILE_N, COMPONENTS> STAGE;
+    const uint8_t *from[TILE::PANELS];
+    uint32_t component_stride[TILE::PANELS];
+    int rows[TILE::PANELS]; /* from this thread's first on */
     uint32_t to;            /* in a stage */
     int half;               /* that comes next */
 
@@ -92,27 +92,27 @@ template <int TILE_M, int TILE_N, int PIECES> struct tile_source {
     __device__ void begin(const TILE &t) {
         const int row = threadIdx.x / CHUNKS;
 #pragma unroll
-        for (int i = 0; i < TILE::STRIPS; i++) {
-            const strip s = t.strips[i];
-            from[i] = s.from + row * SPLIT_ROW_BYTES + row / 4 % 2 * ROW_BYTES + threadIdx.x % CHUNKS * CHUNK;
-            piece_stride[i] = s.piece_stride;
-            rows[i] = (int)(s.bytes / SPLIT_ROW_BYTES) - row;
+        for (int i = 0; i < TILE::PANELS; i++) {
+            const panel_rows rows_i = t.panels[i];
+            from[i] = rows_i.from + row * SPLIT_ROW_BYTES + row / 4 % 2 * ROW_BYTES + threadIdx.x % CHUNKS * CHUNK;
+            component_stride[i] = rows_i.component_stride;
+            rows[i] = (int)(rows_i.bytes / SPLIT_ROW_BYTES) - row;
         }
         half = 0;
     }
 
     __device__ void copy_next(uint32_t stage) {
 #pragma unroll
-        for (int i = 0; i < TILE::STRIPS; i++) {
-            const uint32_t piece_bytes = i == 0 ? sizeof(STAGE::a[0]) : sizeof(STAGE::b[0]);
+        for (int i = 0; i < TILE::PANELS; i++) {
+            const uint32_t component_bytes = i == 0 ? sizeof(STAGE::a[0]) : sizeof(STAGE::b[0]);
             const uint32_t there = stage + to + (i == 0 ? 0 : offsetof(STAGE, b) + (i - 1) * PANEL_ROWS * ROW_BYTES);
 #pragma unroll
-            for (int piece = 0; piece < PIECES; piece++)
+            for (int component = 0; component < COMPONENTS; component++)
 #pragma unroll
                 for (int r = 0; r < PANEL_ROWS; r += COPY_ROWS)
-                    cp_async_if<16>(there + piece * piece_bytes + r * ROW_BYTES,
-                                    from[i] + piece * piece_stride[i] + r * SPLIT_ROW_BYTES, r < rows[i]);
-            from[i] = (const uint8_t *)((uintptr_t)from[i] ^ ROW_BYTES) + (half ? PIECES * piece_stride[i] : 0);
+                    cp_async_if<16>(there + component * component_bytes + r * ROW_BYTES,
+                                    from[i] + component * component_stride[i] + r * SPLIT_ROW_BYTES, r < rows[i]);
+            from[i] = (const uint8_t *)((uintptr_t)from[i] ^ ROW_BYTES) + (half ? COMPONENTS * component_stride[i] : 0);
         }
         half ^= 1;
         cp_async_commit();
@@ -132,15 +132,16 @@ template <typename STAGE> struct fragment_reader {
         b = offsetof(STAGE, b) + (col + lane / 16 * 8 + lane % 8) * ROW_BYTES + (lane / 8 % 2 ^ lane / 2 % 4) * CHUNK;
     }
 
-    __device__ void load_a(uint32_t (&to)[4], uint32_t stage, int piece, int step, int i) const {
-        load_matrices(to, ((stage + a) ^ step * 2 * CHUNK) + piece * sizeof(STAGE::a[0]) + i * FRAGMENT_M * ROW_BYTES);
+    __device__ void load_a(uint32_t (&to)[4], uint32_t stage, int component, int step, int i) const {
+        load_matrices(to,
+                      ((stage + a) ^ step * 2 * CHUNK) + component * sizeof(STAGE::a[0]) + i * FRAGMENT_M * ROW_BYTES);
     }
 
-    template <int N> __device__ void load_b(uint32_t (&to)[N][2], uint32_t stage, int piece, int step) const {
+    template <int N> __device__ void load_b(uint32_t (&to)[N][2], uint32_t stage, int component, int step) const {
 #pragma unroll
         for (int j = 0; j < N; j += 2)
-            load_matrices(to[j],
-                          ((stage + b) ^ step * 2 * CHUNK) + piece * sizeof(STAGE::b[0]) + j * FRAGMENT_N * ROW_BYTES);
+            load_matrices(to[j], ((stage + b) ^ step * 2 * CHUNK) + component * sizeof(STAGE::b[0]) +
+                                     j * FRAGMENT_N * ROW_BYTES);
     }
 };
 
@@ -151,15 +152,15 @@ template <typename STAGE> struct fragment_reader {
 template <int N>
 __device__ void store(const split_args &g, const work &w, int row0, int col0, float (&v)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
-    constexpr int ACROSS = OUT_COLS / FRAGMENT_N; /* fragments of a block */
+    constexpr int ACROSS = CHECK_COLS / FRAGMENT_N; /* fragments of a block */
     if (row0 >= g.m || col0 >= g.n) return;
-    const verdict on = verdict_on(g, mark_of(g.a, w.batch, row0), mark_of(g.b, w.batch, col0));
-    if (on == LEAVE) return;
+    const action action = action_for(g, mark_of(g.a, w.batch, row0), mark_of(g.b, w.batch, col0));
+    if (action == RECOMPUTE) return;
     const int lane = threadIdx.x % 32;
     const destination d(g, w);
 #pragma unroll 1 /* fewer instructions to fetch */
     for (int block = 0; block < FRAGMENTS_M * (N / ACROSS); block++) {
-        const int row = row0 + block % FRAGMENTS_M * FRAGMENT_M, col = col0 + block / FRAGMENTS_M * OUT_COLS;
+        const int row = row0 + block % FRAGMENTS_M * FRAGMENT_M, col = col0 + block / FRAGMENTS_M * CHECK_COLS;
         if (row >= g.m || col >= g.n) continue;
         const int exponent_a = exponent_of(g.a, w.batch, row + lane % FRAGMENT_M, g.m);
         const int exponent_b = exponent_of(g.b, w.batch, col + lane, g.n);
@@ -174,8 +175,8 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, fl
                     put_sums(sums, out);
                 }
         __syncwarp();
-        if (on == LOOK && g.slices == 1 && in_doubt(g, w.batch, row, col, exponent_a, out)) continue;
-        write_out(g, d, row, col, exponent_b, out);
+        if (action == CHECK && g.slices == 1 && must_recompute(g, w.batch, row, col, exponent_a, out)) continue;
+        store_block(g, d, row, col, exponent_b, out);
     }
 }
 

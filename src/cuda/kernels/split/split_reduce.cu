@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
     const uint32_t blocks_n = divide_up(g.n, CHECK_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int row0 = block / blocks_n * CHECK_ROWS, col0 = block % blocks_n * CHECK_COLS;
     if (row0 >= g.m) return;
-    const verdict on = verdict_on(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));
+    const action action = action_for(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));
     const int rows = min(CHECK_ROWS, g.m - row0), col = min(col0 + lane, g.n - 1);
     const bool there = col0 + lane < g.n;
     const int64_t size = (int64_t)g.m * g.n;
@@ -30,21 +30,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
         for (int r = 0; r < CHECK_ROWS; r++, from += g.n)
             if (r < rows) sums[r] += *from;
     }
-    if (on == LEAVE) return;
+    if (action == RECOMPUTE) return;
 
-    if (on == LOOK) {
+    if (action == CHECK) {
         const int row = row0 + min(lane, rows - 1); /* number `lane` */
         const float of_row = least_sum(g, g.a, batch, row), of_col = least_sum(g, g.b, batch, col);
         const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));
         const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
-        bool doubtful = false;
+        bool too_small = false;
 #pragma unroll
         for (int r = 0; r < CHECK_ROWS; r++) {
             const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
             const float up = __shfl_sync(0xffffffffu, up_a, r);
-            doubtful |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
+            too_small |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
         }
-        if (note_doubt(g, batch, row0, col0, doubtful && there)) return;
+        if (flag_check_block(g, batch, row0, col0, too_small && there)) return;
     }
     if (!there) return;
     float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
