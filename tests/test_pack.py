@@ -1,12 +1,11 @@
 """The packing kernels of the CUDA engine, run on the CPU: src/cuda/kernels/pack/pack.cu itself, each thread of a block a fiber (emulator/), beside a model of what
-args.h and docs/internals/numerics.md say of panels, exponents and marks, written here in NumPy. So scales, pieces, addresses and the second
+args.h and docs/internals/numerics.md say of panels, exponents and marks, written here in NumPy. So scales, components, addresses and the second
 look at what did not fit are tested where there is no GPU."""
 
 import ctypes
 import mmap
 import os
 import signal
-import sys
 from ctypes import POINTER, c_int32, c_int64, c_uint32, c_void_p
 
 import numpy as np
@@ -16,7 +15,7 @@ from toolchain import BUILD, ROOT, need, run
 
 # What args.h has.
 PANEL_ROWS, SPLIT_K, ROW_BYTES, LO_SHIFT, ALL_ZERO = 128, 64, 128, 11, 63
-UNIT_ROWS, SAMPLE_ROWS = 64, 8
+PACK_ROWS, SAMPLE_ROWS = 64, 8
 LEAST_NORMAL, OVERFLOW = np.float32(2.0**-14), np.float32(65520)
 
 
@@ -36,9 +35,8 @@ def emulate():
     """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample; in a process of its own, which may crash without the others."""
     compiler, folder = need("g++"), BUILD / "emulator"
     folder.mkdir(exist_ok=True)
-    run(sys.executable, ROOT / "tests/emulator/translate.py", ROOT / "src/cuda/kernels/pack/pack.cu", folder / "pack.cpp")
-    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-I", ROOT / "tests/emulator", "-I", ROOT / "src",
-        "-o", folder / "pack.so", folder / "pack.cpp")
+    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTESSERA_EMULATOR", "-I", ROOT / "tests/emulator",
+        "-I", ROOT / "src", "-o", folder / "pack.so", ROOT / "tests/emulator/pack.cpp")
     function = ctypes.CDLL(str(folder / "pack.so")).emulate
     function.argtypes, function.restype = [ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32], None
 
@@ -95,58 +93,58 @@ def depths(x, e):
 
 
 def carried_columns(x, e):
-    """tf32: whether each k of each unit of rows is carried; (units, k)."""
+    """tf32: whether each k of each pack tile is carried; (tiles, k)."""
     lost = (x != 0) & (np.abs(scaled_by(x, e)) < LEAST_NORMAL)
     coarsest = np.where(lost, np.ldexp(np.float32(1), -e).astype(np.float32)[:, None], 0)
-    starts = range(0, len(x), UNIT_ROWS)
+    starts = range(0, len(x), PACK_ROWS)
     return np.array([fitting(x[i:i + 64], e[i:i + 64]).all(0) & (coarsest[i:i + 64].max(0) <= 2048 * np.fmax.reduce(np.abs(x[i:i + 64]), axis=0)) for i in starts])
 
 
 class Model:
     """What packing one matrix comes to, and which of its panels were split twice."""
 
-    def __init__(self, x, pieces):
+    def __init__(self, x, components):
         with np.errstate(all="ignore"):
-            self.pack(x, pieces)
+            self.pack(x, components)
 
-    def pack(self, x, pieces):
-        rows, self.pieces = len(x), pieces
+    def pack(self, x, components):
+        rows, self.components = len(x), components
         panels = -(-rows // PANEL_ROWS)
         panel_of = np.arange(rows) // PANEL_ROWS
         e = by_sample(x)
         first = self.marks_of(x, e, panels)
-        self.misfits = np.isinf(first)
+        self.overflowed_panels = np.isinf(first)
         wrong = np.where(fitting(x, e), 0, np.abs(x)).astype(np.float32)
-        self.overflows = bits(wrong).max(axis=1).view(np.float32)  # the bits' order, in which NaN is the largest
-        again = self.misfits[panel_of]
+        self.row_overflows = bits(wrong).max(axis=1).view(np.float32)  # the bits' order, in which NaN is the largest
+        again = self.overflowed_panels[panel_of]
         counted = ((depths(x, e) > 1) & np.isfinite(depths(x, e))).sum(axis=1)
-        e = np.where(again & (self.overflows > 0), exponent_for(self.overflows, 14), e)  # NaN is not
+        e = np.where(again & (self.row_overflows > 0), exponent_for(self.row_overflows, 14), e)  # NaN is not
         counted = counted + again * ((depths(x, e) > 1) & np.isfinite(depths(x, e))).sum(axis=1)
-        self.deep, self.exponents = counted * (pieces == 2), e
-        self.marks = np.where(self.misfits, self.marks_of(x, e, panels), first).astype(np.float32)
+        self.tiny_counts, self.exponents = counted * (components == 2), e
+        self.marks = np.where(self.overflowed_panels, self.marks_of(x, e, panels), first).astype(np.float32)
         scaled = scaled_by(x, e)
         self.hi = scaled.astype(np.float16)
         rest = (x.astype(np.float64) - np.ldexp(self.hi.astype(np.float64), -e[:, None])).astype(np.float32)
         self.lo = (rest * np.ldexp(np.float32(1), e + LO_SHIFT).astype(np.float32)[:, None]).astype(np.float16)
 
     def marks_of(self, x, e, panels):
-        if self.pieces == 2:
+        if self.components == 2:
             of_rows = depths(x, e).max(axis=1)
         else:
-            of_rows = np.repeat(np.where(carried_columns(x, e).all(axis=1), 1, np.inf), UNIT_ROWS)[:len(x)]
+            of_rows = np.repeat(np.where(carried_columns(x, e).all(axis=1), 1, np.inf), PACK_ROWS)[:len(x)]
         return np.array([of_rows[p * PANEL_ROWS:(p + 1) * PANEL_ROWS].max() for p in range(panels)])
 
 
-def piece_in(memory, rows, k_blocks, pieces, piece):
-    """A piece of all rows and k, the padding too, out of the panels."""
+def component_in(memory, rows, k_blocks, components, component):
+    """A component of all rows and k, the padding too, out of the panels."""
     found, at = [], 0
     for first in range(0, rows, PANEL_ROWS):
         stored = min(PANEL_ROWS, -(-(rows - first) // 8) * 8)
-        panel = memory[at:at + k_blocks * pieces * stored * ROW_BYTES].reshape(k_blocks, pieces, stored, 8, 16)[:, piece]
+        panel = memory[at:at + k_blocks * components * stored * ROW_BYTES].reshape(k_blocks, components, stored, 8, 16)[:, component]
         chunks = np.arange(8)[None, :] ^ np.arange(stored)[:, None] % 8
         panel = panel[:, np.arange(stored)[:, None], chunks]  # (k block, row, chunk, byte)
         found.append(panel.transpose(1, 0, 2, 3).reshape(stored, -1).copy().view(np.uint16))
-        at += k_blocks * pieces * PANEL_ROWS * ROW_BYTES
+        at += k_blocks * components * PANEL_ROWS * ROW_BYTES
     return np.concatenate(found)
 
 
@@ -210,11 +208,11 @@ def tiny_columns(rng, shape):
 
 
 def at_the_limit(rng, shape):
-    """Rows whose exponent is 11, and a k that tf32 just takes, or just does not: all its elements are tiny but one of each unit."""
+    """Rows whose exponent is 11, and a k that tf32 just takes, or just does not: all its elements are tiny but one of each tile."""
     x = (2 * rng.random(shape, np.float32) - 1).astype(np.float32)
     x[:, :, 0] = 3
     x[:, :, shape[-1] // 2] = 2.0**-40
-    x[:, ::UNIT_ROWS, shape[-1] // 2] = 2.0**-rng.integers(22, 24)
+    x[:, ::PACK_ROWS, shape[-1] // 2] = 2.0**-rng.integers(22, 24)
     return x
 
 
@@ -235,46 +233,46 @@ DATA = [normal, graded, with_huge, with_tiny, tiny_columns, at_the_limit, sparse
 SHAPES = [(1, 200, 300), (1, 64, 64), (2, 70, 129), (1, 7, 1), (1, 129, 31), (3, 9, 500), (1, 300, 65)]
 
 
-def operand(x, memory, strides, pieces, keep):
+def operand(x, memory, strides, components, keep):
     """PackArgs of a batch of matrices, which it puts into memory; what the kernels write is poisoned. keep: holds the arrays."""
     batch, rows, k = x.shape
     np.lib.stride_tricks.as_strided(memory, x.shape, [4 * s for s in strides])[...] = x
     k_blocks, panels = -(-k // SPLIT_K), -(-rows // PANEL_ROWS)
-    made = {"panels": shared((batch, panels * k_blocks * pieces * PANEL_ROWS * ROW_BYTES), np.uint8, 0xa5),
-            "misfits": shared((batch, panels), np.int32, 77), "marks": shared((batch, panels), np.float32, np.nan),
-            **{name: shared((batch, rows), kind, 77) for name, kind in (("exponents", np.int32), ("overflows", np.float32), ("deep", np.uint32))}}
+    made = {"panels": shared((batch, panels * k_blocks * components * PANEL_ROWS * ROW_BYTES), np.uint8, 0xa5),
+            "overflowed_panels": shared((batch, panels), np.int32, 77), "marks": shared((batch, panels), np.float32, np.nan),
+            **{name: shared((batch, rows), kind, 77) for name, kind in (("exponents", np.int32), ("row_overflows", np.float32), ("tiny_counts", np.uint32))}}
     keep += [memory, *made.values()]
-    args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, pieces,
-                    *(made[name].ctypes.data for name in ("panels", "exponents", "overflows", "deep", "misfits", "marks")),
+    args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, components,
+                    *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows", "tiny_counts", "overflowed_panels", "marks")),
                     made["panels"].shape[1], rows, panels)
     return args, made
 
 
-def check(x, made, pieces):
+def check(x, made, components):
     """What was made of a batch of matrices is what the model says; returns how many panels are marked."""
     marked = 0
     for one in range(len(x)):
-        model = Model(x[one], pieces)
-        for name in ("exponents", "deep", "misfits"):
+        model = Model(x[one], components)
+        for name in ("exponents", "tiny_counts", "overflowed_panels"):
             assert np.array_equal(made[name][one], getattr(model, name)), name
-        for name in ("overflows", "marks"):
+        for name in ("row_overflows", "marks"):
             assert np.array_equal(bits(made[name][one]), bits(getattr(model, name))), name
         rows, k = x[one].shape
         blocks = -(-k // SPLIT_K)
-        for number, piece in enumerate((model.hi, model.lo)[:pieces]):
-            found = piece_in(made["panels"][one], rows, blocks, pieces, number)
+        for number, component in enumerate((model.hi, model.lo)[:components]):
+            found = component_in(made["panels"][one], rows, blocks, components, number)
             assert not found[rows:].any() and not found[:, k:].any(), "padding"
             good = np.isfinite(model.hi)  # what else is there is nothing to anybody: the panel is marked
-            assert np.array_equal(found[:rows, :k][good], piece.view(np.uint16)[good]), ("hi", "lo")[number]
+            assert np.array_equal(found[:rows, :k][good], component.view(np.uint16)[good]), ("hi", "lo")[number]
         marked += np.isinf(model.marks).sum()
     return marked
 
 
 @pytest.mark.parametrize("data", DATA, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("pieces", [2, 1], ids=["fp32", "tf32"])
-def test_packed_as_the_model_says(emulate, rng, pieces, layout, data):
-    turn = LAYOUTS.index(layout) + DATA.index(data) + pieces
+@pytest.mark.parametrize("components", [2, 1], ids=["fp32", "tf32"])
+def test_packed_as_the_model_says(emulate, rng, components, layout, data):
+    turn = LAYOUTS.index(layout) + DATA.index(data) + components
     for first in [(turn + 2 * i) % len(SHAPES) for i in range(4)]:  # each layout and each kind of data meets every shape
         keep, made, matrices = [], [], []
         pair = PackPairArgs()
@@ -283,12 +281,12 @@ def test_packed_as_the_model_says(emulate, rng, pieces, layout, data):
             batch, rows, _ = SHAPES[(first + i) % len(SHAPES)]
             shape = batch, rows, SHAPES[first][2]
             matrices.append(data(rng, shape).astype(np.float32))
-            pair.operand[i], arrays = operand(matrices[-1], *layout(*shape, rng), pieces, keep)
+            pair.operand[i], arrays = operand(matrices[-1], *layout(*shape, rng), components, keep)
             made.append(arrays)
         pair.progress, pair.marked_panels = progress.ctypes.data, marked.ctypes.data
-        units = sum(-(-x.shape[1] // UNIT_ROWS) * x.shape[0] for x in matrices) * -(-SHAPES[first][2] // SPLIT_K)
+        tiles = sum(-(-x.shape[1] // PACK_ROWS) * x.shape[0] for x in matrices) * -(-SHAPES[first][2] // SPLIT_K)
         samples = sum(-(-x.shape[1] // SAMPLE_ROWS) * x.shape[0] for x in matrices)
         emulate(0, samples, pair, int(rng.integers(2**31)))
-        emulate(1, min(units, int(rng.integers(1, 4))), pair, int(rng.integers(2**31)))
-        assert sum(check(x, arrays, pieces) for x, arrays in zip(matrices, made)) == marked[0]
+        emulate(1, min(tiles, int(rng.integers(1, 4))), pair, int(rng.integers(2**31)))
+        assert sum(check(x, arrays, components) for x, arrays in zip(matrices, made)) == marked[0]
         assert progress[3] == 0xa5a5a5a5
