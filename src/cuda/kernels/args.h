@@ -1,5 +1,7 @@
 /* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler.
- * Regions: matrices; ieee (arguments of ieee_*.cu); split (panels and arguments of split_*.cu); pack (of pack.cu). */
+ *
+ * Regions: matrices; ieee (arguments of ieee_*.cu); split (panels, arguments of split_*.cu); pack (of pack.cu).
+ */
 #ifndef TESSERA_CUDA_ARGS_H
 #define TESSERA_CUDA_ARGS_H
 
@@ -50,19 +52,19 @@ typedef struct matrix_out {
 // endregion: matrices
 
 // region: ieee
-/* C = alpha*A*B + beta*S in IEEE float32, operands read in place with any strides (ieee_*.cu). The addend S may be C: the
- * thread that writes an element of C reads the same element of S before. With beta = 0 the addend is not read.
+/* C = alpha*A*B + beta*S in IEEE float32, operands read in place with any strides (ieee_*.cu). The addend S may be C:
+ * the thread that writes an element of C reads the same element of S before. With beta = 0 the addend is not read.
  *
  * C is tiles_m x tiles_n tiles of tile_m x tile_n, the kernel's own size. One thread block computes each of the tiles
  * [0, full_tiles) whole. The others are the stream-K tail: their k ranges, laid end to end and cut at multiples of
- * IEEE_RUN, are shared evenly by tail_blocks thread blocks. A segment is the part of one tile that one block covers. If a
- * tile has several segments, their plain sums go to partial[batch][tile - full_tiles][segment][tile_m][tile_n], which has
- * room for `segments` of them (at least ieee_segments); ieee_reduce, given the same arguments, adds them up in order and
- * applies alpha and beta.
+ * IEEE_RUN, are shared evenly by tail_blocks thread blocks. A segment is the part of one tile that one block covers. If
+ * a tile has several segments, their plain sums go to partial[batch][tile - full_tiles][segment][tile_m][tile_n], which
+ * has room for `segments` of them (at least ieee_segments); ieee_reduce, given the same arguments, adds them up in
+ * order and applies alpha and beta.
  *
- * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply to
- * more than mark_limit are computed, and where that product is finite and `recompute` is given, only their check blocks
- * with a nonzero flag (split_args). A marks batch stride of 0 shares the marks between products. */
+ * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
+ * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only their check
+ * blocks with a nonzero flag (split_args). A marks batch stride of 0 shares the marks between products. */
 enum { IEEE_RUN = 32 };
 
 typedef struct ieee_args {
@@ -91,25 +93,25 @@ static inline int64_t ieee_segments(int64_t k, int64_t tail_tiles, int64_t tail_
 }
 
 // region: split
-/* Split operands. An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row of
- * both. Row r, scaled by 2^exponents[r], is split into fp16 components: x*2^e = hi + lo*2^-11 + a remainder below lo's
- * last bit. tf32 keeps hi alone.
+/* Split operands. An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row
+ * of both. Row r, scaled by 2^exponents[r], is split into fp16 components: x*2^e = hi + lo*2^-11 + a remainder below
+ * lo's last bit. tf32 keeps hi alone.
  *
  * Panels. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block kb of a panel is one tile for each
- * component, hi before lo, of stored_rows x 128 bytes; stored_rows is PANEL_ROWS, or in the last panel its number of rows
- * rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of Hopper's
- * matrix instruction, so that a tile goes to shared memory as one straight copy. Missing rows and k are zero.
+ * component, hi before lo, of stored_rows x 128 bytes; stored_rows is PANEL_ROWS, or in the last panel its number of
+ * rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of
+ * Hopper's matrix instruction, so that a tile goes to shared memory as one straight copy. Missing rows and k are zero.
  *
  *   panel p starts at    p * k_blocks * components * PANEL_ROWS * 128
  *   block kb of it at  + kb * components * stored_rows(p) * 128
  *   its lo tile at     + stored_rows(p) * 128
  *
  * Marks. An element is tiny if, scaled, it lies below fp16's smallest normal number 2^-14; its depth is by what factor.
- * A panel's mark is the largest depth in it: 1 if nothing is tiny, infinite if an element does not fit at all (Inf, NaN,
- * overflow). With two components, tiny_counts has the number of tiny elements of each row. Where the marks of A and B
- * multiply to at most mark_limit, which depends on k (docs/internals/numerics.md), every sum of the split kernels keeps the
- * bound. Where they multiply to more, a sum keeps it if it is large compared with what the tiny elements may have lost;
- * check blocks with a sum that is not, and tiles with an infinite mark, are left to ieee. */
+ * A panel's mark is the largest depth in it: 1 if nothing is tiny, infinite if an element does not fit at all (Inf,
+ * NaN, overflow). With two components, tiny_counts has the number of tiny elements of each row. Where the marks of A
+ * and B multiply to at most mark_limit, which depends on k (docs/internals/numerics.md), every sum of the split kernels
+ * keeps the bound. Where they multiply to more, a sum keeps it if it is large compared with what the tiny elements may
+ * have lost; check blocks with a sum that is not, and tiles with an infinite mark, are left to ieee. */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
 /* The depth that tensor cores sum before the sum is promoted to float32 registers (docs/internals/numerics.md). */
@@ -128,13 +130,13 @@ typedef struct split_operand {
     int64_t marks_batch_stride;
 } split_operand;
 
-/* C = alpha*A*B + beta*S from split operands (split_*.cu), except for tiles whose marks multiply to more than mark_limit.
- * If those marks are finite and `recompute` is given, each check block is tested: it is stored if every sum in it, before
- * it is scaled back, is at least least_per_tiny times the number of tiny elements in its row of A and column of B.
- * recompute[batch][block row][block column] becomes 0 for stored blocks and 1 for the others.
+/* C = alpha*A*B + beta*S from split operands (split_*.cu), except for tiles whose marks multiply to more than
+ * mark_limit. If those marks are finite and `recompute` is given, each check block is tested: it is stored if every sum
+ * in it, before it is scaled back, is at least least_per_tiny times the number of tiny elements in its row of A and
+ * column of B. recompute[batch][block row][block column] becomes 0 for stored blocks and 1 for the others.
  *
- * slices > 1 is split-K: slice s of each tile covers k_blocks_per_slice blocks of k and writes its sums, scaled back but
- * without alpha and beta, to partial[batch*slices + s][m][n]; split_reduce adds the slices and does the rest. */
+ * slices > 1 is split-K: slice s of each tile covers k_blocks_per_slice blocks of k and writes its sums, scaled back
+ * but without alpha and beta, to partial[batch*slices + s][m][n]; split_reduce adds the slices and does the rest. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in addend; /* S; it equals C or does not overlap it, and is not read with beta = 0 */
@@ -153,9 +155,9 @@ typedef struct split_args {
 // endregion: split
 
 // region: pack
-/* Packs one operand into panels (pack.cu). A first pass scales each row by a sample of it. It notes each element that does
- * not fit: the largest of each row in row_overflows, the panel in overflowed_panels. A second pass packs these panels
- * again, their rows scaled by row_overflows. */
+/* Packs one operand into panels (pack.cu). A first pass scales each row by a sample of it. It notes each element that
+ * does not fit: the largest of each row in row_overflows, the panel in overflowed_panels. A second pass packs these
+ * panels again, their rows scaled by row_overflows. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;

@@ -1,7 +1,9 @@
-/* ptx.cuh: every inline PTX instruction of the kernels, once. The CPU emulator of the tests (tests/emulator) takes the
- * place of this file's instructions.
- * Regions, in this order: shared, launch, cp_async, cp_async_hint, barriers, bulk, uniform, registers, wgmma, wgmma_256, clusters,
- * mma_fp16, mma_fp64. All need `shared`. */
+/* ptx.cuh: every inline PTX instruction of the kernels, once. With TESSERA_EMULATOR defined, the CPU emulator of the
+ * tests (tests/emulator) takes their place.
+ *
+ * Regions, in this order: shared, launch, cp_async, cp_async_if, cp_async_hint, barriers, bulk, uniform, registers,
+ * wgmma, wgmma_256, clusters, mma_fp16, mma_fp64. All need `shared`.
+ */
 #ifndef TESSERA_CUDA_PTX_CUH
 #define TESSERA_CUDA_PTX_CUH
 
@@ -22,19 +24,14 @@ template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
     extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
     return memory;
 }
-
-/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
-__device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
-    asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
-}
 // endregion: shared
 
 // region: launch
 /* ---- Programmatic launch: the start of a kernel overlaps the end of the one before, on Hopper and later ---------- */
 
-/* Returns when the previous kernel of the stream, and with it all before that, has ended. Every thread calls it before it
- * reads what the previous kernel writes, or writes what that one reads. Results of kernels before the previous one may be
- * read without waiting, but at least one thread of the grid must wait. */
+/* Returns when the previous kernel of the stream, and all before it, have ended. Every thread calls it before it reads
+ * what the previous kernel writes, or writes what that one reads. Results of earlier kernels may be read without
+ * waiting, but at least one thread of the grid must wait. */
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -51,46 +48,7 @@ __device__ inline void allow_next_kernel() {
 // endregion: launch
 
 // region: cp_async
-/* ---- cp.async: each thread copies 4 or 16 bytes, both addresses aligned to that. Turing loads and stores instead -- */
-
-/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between multiplications. */
-template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
-    static_assert(BYTES == 4 || BYTES == 16, "the sizes that are used");
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
-                     "l"(from), "r"(wanted)
-                     : "memory");
-    else
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to),
-                     "l"(from), "r"(wanted)
-                     : "memory");
-#else
-    if (!wanted) return;
-    if constexpr (BYTES == 16) {
-        const float4 v = *(const float4 *)from;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                     : "memory");
-    } else
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(*(const float *)from) : "memory");
-#endif
-}
-
-/* Copies BYTES if `wanted`, else writes zeros. */
-template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const void *from, bool wanted) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0)
-                     : "memory");
-#else
-    cp_async_if<BYTES>(to, from, wanted);
-    for (int i = 0; !wanted && i < BYTES; i += 4)
-        asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(to + i) : "memory");
-#endif
-}
+/* ---- cp.async: each thread copies 4 or 16 bytes, aligned; on Turing by a load and a store ------------------------ */
 
 __device__ inline void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
@@ -104,7 +62,52 @@ template <int GROUPS> __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
 }
+
+/* Copies BYTES if `wanted`, else writes zeros. */
+template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const void *from, bool wanted) {
+    static_assert(BYTES == 4 || BYTES == 16, "the sizes that are used");
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0)
+                     : "memory");
+#else
+    if constexpr (BYTES == 16) {
+        const float4 v = wanted ? *(const float4 *)from : make_float4(0, 0, 0, 0);
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                     : "memory");
+    } else
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(wanted ? *(const float *)from : 0) : "memory");
+#endif
+}
+
 // endregion: cp_async
+
+// region: cp_async_if
+/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between
+ * multiplications. */
+template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+    else
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+#else
+    if (wanted) cp_async_or_zero<BYTES>(to, from, true);
+#endif
+}
+
+/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
+__device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
+    asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
+}
+// endregion: cp_async_if
 
 // region: cp_async_hint
 /* A cache policy: L2 evicts what is read under it before anything else. */
@@ -116,12 +119,9 @@ __device__ inline uint64_t evict_first_policy() {
 
 /* Copies the first `bytes` of 16 under a cache policy (0: none) and fills the rest with zeros. From Ampere on. */
 __device__ inline void cp_async_part(uint32_t to, const void *from, int bytes, uint64_t policy) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b64 p, %3, 0;\n"
-                 "@p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n"
-                 "@!p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
-                 "}\n" ::"r"(to),
+    asm volatile("{.reg .pred p; setp.ne.b64 p, %3, 0;"
+                 " @p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 " @!p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to),
                  "l"(from), "r"(bytes), "l"(policy));
 }
 // endregion: cp_async_hint
@@ -147,12 +147,8 @@ __device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t byt
 }
 
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "wait:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra wait;\n"
-                 "}\n" ::"r"(shared_address(barrier)),
+    asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
+                 " @!done bra wait;}" ::"r"(shared_address(barrier)),
                  "r"(phase)
                  : "memory");
 }
@@ -173,9 +169,9 @@ __device__ inline void bulk_copy(void *to, const void *from, uint32_t bytes, uin
 // region: uniform
 /* ---- Values that the compiler knows to be the same in a warp ----------------------------------------------------- */
 
-/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with it
- * what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want them, as
- * long as no branch around them depends on anything else. */
+/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with
+ * it what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want
+ * them, as long as no branch around them depends on anything else. */
 __device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
 // endregion: uniform
 
@@ -230,16 +226,13 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
                  " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
                  " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
                  " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;\n"
-                 "}\n"
+                 "%64, %65, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -248,9 +241,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, b
 // region: wgmma_256
 /* d (64 x 256) = a (64 x 16) * b (256 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, bool accumulate) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %130, 0;\n"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; "
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
                  " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
@@ -260,8 +251,7 @@ __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, 
                  " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
                  " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
                  " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1, 0, 0;\n"
-                 "}\n"
+                 "%128, %129, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -277,8 +267,8 @@ __device__ inline int cluster_rank() {
     return rank;
 }
 
-/* Waits for all threads of the cluster. No block may touch another's shared memory before the first call, when the other
- * may not have started, nor after the last, when it may have ended. */
+/* Waits for all threads of the cluster. No block may touch another's shared memory before the first call, when the
+ * other may not have started, nor after the last, when it may have ended. */
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -286,11 +276,8 @@ __device__ inline void cluster_sync() {
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit
  * release at cluster scope would cost a fence of all of memory each time. */
 __device__ inline void barrier_arrive_in(uint64_t *barrier, int rank) {
-    asm volatile("{\n"
-                 ".reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-                 "}\n" ::"r"(shared_address(barrier)),
+    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+                 " mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(shared_address(barrier)),
                  "r"(rank)
                  : "memory");
 }
@@ -308,16 +295,11 @@ __device__ inline void bulk_prefetch(const void *from, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-/* True in one thread of a converged warp. Unlike a comparison of threadIdx.x the compiler knows it to be one thread, and
- * issues a bulk copy there without a loop over threads. */
+/* True in one thread of a converged warp. Unlike a comparison of threadIdx.x the compiler knows it to be one thread,
+ * and issues a bulk copy there without a loop over threads. */
 __device__ inline bool elected() {
     uint32_t yes;
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "elect.sync _|p, 0xffffffff;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}\n"
-                 : "=r"(yes));
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(yes));
     return yes;
 }
 // endregion: clusters

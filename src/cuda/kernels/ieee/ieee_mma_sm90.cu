@@ -1,9 +1,9 @@
 /* ieee_mma_sm90.cu: C = alpha*A*B + beta*S on Hopper's float64 tensor cores, a tile of C at a time.
  *
  * A product of two float32 is exact in float64, and sums in float64 lose next to nothing: what remains is one rounding
- * to float32 in the end. And it is quicker than float32 units are. An SM's float64 tensor cores do no more
+ * to float32 at the end. It is also faster than the float32 units. An SM's float64 tensor cores do no more
  * multiply-adds a cycle, 128, but one warp instruction is 1024 of them and takes 32 cycles, which leaves the issue
- * slots to all that must happen besides.
+ * slots to everything else.
  *
  * Operands come to shared memory as float32, as ieee_slab.cuh says, and are widened in registers.
  *
@@ -18,9 +18,9 @@
  *   - the instruction's columns 2t and 2t + 1 are then columns 4t and 4t + 16, and those of four instructions 4t..4t+3
  *     and the same 16 further on.
  *
- * What the speed hangs on. A warp issues in order, so what stands between two of the instructions must fit into the 32
- * cycles that the first one takes; see multiply. What does not is hidden by the other warps of the SM, which has two or
- * three for each of its four tensor cores.
+ * What the speed depends on. A warp issues in order, so what stands between two of the instructions must fit into the
+ * 32 cycles that the first one takes; see multiply. What does not is hidden by the other warps of the SM, which has two
+ * or three for each of its four tensor cores.
  */
 #include "cuda/kernels/ieee/ieee_slab.cuh"
 #include "cuda/kernels/ptx.cuh"
@@ -148,11 +148,11 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     }
 
     /* Computes one segment's sums and stores them. */
-    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
+    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &seg, const extent &rows,
                                                    const extent &cols, float *shared, const uint8_t *recompute) {
         const place my;
         queue slabs;
-        slabs.begin(args, piece, rows, cols, shared);
+        slabs.begin(args, seg, rows, cols, shared);
         const reading a = slabs.a.how, b = slabs.b.how;
         sums sum = {};
         if (a == READ_VECTORS && b == READ_VECTORS)
@@ -173,7 +173,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             multiply<READ_ANY, READ_ANY>(sum, my, slabs);
         results result;
         collect(result, sum, my, (double2 *)shared);
-        store(args, target(args, piece, rows, cols), result, my, shared, recompute);
+        store(args, target(args, seg, rows, cols), result, my, shared, recompute);
     }
 
     /* What a lane stores: of ROWS_EACH rows (row_of) four neighbouring columns in two places, 16 apart. */
@@ -226,10 +226,10 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
         int rows_own, rows_end, cols_own, cols_end;
         float alpha, beta;
 
-        __device__ __forceinline__ target(const ieee_args &args, const segment &piece, const extent &rows,
+        __device__ __forceinline__ target(const ieee_args &args, const segment &seg, const extent &rows,
                                           const extent &cols)
             : row(rows.first), col(cols.first), rows_own(rows.own - rows.first), cols_own(cols.own - cols.first) {
-            if (piece.whole) {
+            if (seg.whole) {
                 row_stride = args.c.row_stride;
                 col_stride = args.c.col_stride;
                 out = args.c.data + blockIdx.z * args.c.batch_stride + row * row_stride + col * col_stride;
@@ -240,7 +240,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
             } else {
                 row_stride = TILE_N;
                 col_stride = 1;
-                out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
+                out = partial_tile(args, seg.tile, seg.index) - rows_own * TILE_N - cols_own;
                 rows_end = TILE_M;
                 cols_end = TILE_N;
                 alpha = 1;
@@ -303,7 +303,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
         const int col = threadIdx.x % TILE_N;
         if (!to.has_col(col)) return;
         const matrix_in &s = args.addend;
-        const float *source = s.data + blockIdx.z * s.batch_stride + to.row * s.row_stride +
+        const float *addend = s.data + blockIdx.z * s.batch_stride + to.row * s.row_stride +
                               (to.col + col) * s.col_stride;
         int row = threadIdx.x / TILE_N;
         float *out = to.out + row * to.row_stride + col * to.col_stride;
@@ -316,10 +316,10 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i)
                     if (to.has_row(row + i * STEP_ROWS))
-                        value[i] = fmaf(to.alpha, value[i], to.beta * source[(row + i * STEP_ROWS) * s.row_stride]);
+                        value[i] = fmaf(to.alpha, value[i], to.beta * addend[(row + i * STEP_ROWS) * s.row_stride]);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (to.has_row(row) && (!recompute || is_doubted(args, recompute, to.row + row, to.col + col)))
+                if (to.has_row(row) && (!recompute || is_recomputed(args, recompute, to.row + row, to.col + col)))
                     *out = value[i];
                 row += STEP_ROWS;
                 out += STEP_ROWS * to.row_stride;
@@ -336,8 +336,8 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 /* ---- Short k ----------------------------------------------------------------------------------------------------- */
 
 /* Where k is short, a tile is multiplied in less time than its first operands take to come, and its results to go. So
- * here blocks stay. Each has a share of all tiles, row after row of them, and while it multiplies one and stores it, the
- * next one's operands are on their way: a panel of B, and one of A where a row begins. A panel has all terms of k,
+ * here blocks stay. Each has a share of all tiles, row after row of them, and while it multiplies one and stores it,
+ * the next one's operands are on their way: a panel of B, and one of A where a row begins. A panel has all terms of k,
  * [MOST_K][lines + 4], in whole steps, zeros first. There is room for two of each. */
 template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct ieee_mma_short {
     using tile = ieee_mma<TILE_M, TILE_N, WARPS_M, WARPS_N, 1, 3>;

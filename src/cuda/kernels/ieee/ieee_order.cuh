@@ -1,4 +1,5 @@
-/* ieee_order.cuh: which tiles of C, and which terms of k, a block of an ieee kernel computes, and where sums go. */
+/* ieee_order.cuh: which tiles of C, and which terms of k a thread block of an ieee kernel computes, and where sums
+ * go. */
 #pragma once
 
 #include "cuda/kernels/args.h"
@@ -14,21 +15,21 @@ static __device__ __forceinline__ void find_tile(const ieee_args &args, int tile
     *tile_col = in_band / rows;
 }
 
-/* A stretch of terms of one tile: what a block computes at a time. */
+/* A segment: the terms of one tile that a block computes at a time. */
 struct segment {
     int tile;
     int k_begin, terms;
-    int index;         /* among the pieces of the tile, along k */
-    bool whole;        /* the tile's only piece */
-    int64_t next, end; /* what is left of the block's stretch, in runs of the tail */
+    int index;         /* among the tile's segments, along k */
+    bool whole;        /* the tile's only segment */
+    int64_t next, end; /* what is left of the block's share of the tail, in runs */
 };
 
 static __device__ __forceinline__ int runs_per_tile(const ieee_args &args) {
     return (args.k + IEEE_RUN - 1) / IEEE_RUN;
 }
 
-/* Stretch u of the tail is its runs [u*runs/units, (u+1)*runs/units); this finds u for a run. */
-static __device__ __forceinline__ int64_t unit_of_run(const ieee_args &args, int64_t run, int64_t tail_runs) {
+/* Of the tail, block u computes runs [u*runs/blocks, (u+1)*runs/blocks). This finds u for a run. */
+static __device__ __forceinline__ int64_t block_of_run(const ieee_args &args, int64_t run, int64_t tail_runs) {
     return ((run + 1) * args.tail_blocks - 1) / tail_runs;
 }
 
@@ -36,7 +37,7 @@ static __device__ __forceinline__ int tail_tiles(const ieee_args &args) {
     return args.tiles_m * args.tiles_n - args.full_tiles;
 }
 
-/* Sets `s` to the next segment of its stretch; false where there is none. */
+/* Sets `s` to the next segment of the block's share of the tail; false if there is none. */
 static __device__ __forceinline__ bool next_segment(const ieee_args &args, segment *s) {
     if (s->next >= s->end) return false;
     const int runs = runs_per_tile(args);
@@ -47,27 +48,28 @@ static __device__ __forceinline__ bool next_segment(const ieee_args &args, segme
     s->terms = min(args.k - s->k_begin, count * IEEE_RUN);
     s->whole = count == runs;
     s->index = first == 0 ? 0
-                          : (int)(unit_of_run(args, s->next, (int64_t)runs * tail_tiles(args)) -
-                                  unit_of_run(args, (int64_t)tail * runs, (int64_t)runs * tail_tiles(args)));
+                          : (int)(block_of_run(args, s->next, (int64_t)runs * tail_tiles(args)) -
+                                  block_of_run(args, (int64_t)tail * runs, (int64_t)runs * tail_tiles(args)));
     s->next += count;
     return true;
 }
 
-/* The first segment of unit `unit` of the grid: a whole tile, or the start of a stretch of the tail. */
-static __device__ __forceinline__ bool first_segment(const ieee_args &args, int unit, segment *s) {
-    if (unit < args.full_tiles) {
-        *s = segment{unit, 0, args.k, 0, true, 0, 0};
+/* The first segment of share `share`: shares [0, full_tiles) are whole tiles, the others parts of the tail. */
+static __device__ __forceinline__ bool first_segment(const ieee_args &args, int share, segment *s) {
+    if (share < args.full_tiles) {
+        *s = segment{share, 0, args.k, 0, true, 0, 0};
         return true;
     }
-    const int64_t tail_runs = (int64_t)runs_per_tile(args) * tail_tiles(args), stretch = unit - args.full_tiles;
-    s->next = stretch * tail_runs / args.tail_blocks;
-    s->end = (stretch + 1) * tail_runs / args.tail_blocks;
+    const int64_t tail_runs = (int64_t)runs_per_tile(args) * tail_tiles(args), block = share - args.full_tiles;
+    s->next = block * tail_runs / args.tail_blocks;
+    s->end = (block + 1) * tail_runs / args.tail_blocks;
     return next_segment(args, s);
 }
 
 /* Where the sums of a segment that is not whole go. */
-static __device__ __forceinline__ float *partial_tile(const ieee_args &args, int tile, int piece) {
-    const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.segments + piece;
+static __device__ __forceinline__ float *partial_tile(const ieee_args &args, int tile, int segment_index) {
+    const int64_t index = ((int64_t)blockIdx.z * tail_tiles(args) + (tile - args.full_tiles)) * args.segments +
+                          segment_index;
     return args.partial + index * args.tile_m * args.tile_n;
 }
 
@@ -82,16 +84,16 @@ static __device__ __forceinline__ void store_element(const ieee_args &args, int 
     c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
 }
 
-/* The rows, or the columns, of C that a tile covers. The last tile begins early enough to end where the matrix does, if
- * that is large enough, so that it reads no less than the others do; it stores only what is its own, from `own` on. */
+/* The rows, or the columns, of C that a tile reads. If the matrix is large enough, the last tile begins so early that
+ * it ends with the matrix and is as large as the others; it stores only what no other tile has, from `own` on. */
 struct extent {
     int first, own;
     __device__ __forceinline__ extent(int begin, int size, int matrix)
         : first(min(begin, max(matrix - size, 0))), own(begin) {}
 };
 
-/* With marks, whether no tile of this product can be marked: where all marks are 1, the least there is, and the limit is
- * no less. All threads of the block call it. */
+/* With marks, whether no tile of this product needs recomputing because all marks are 1, the least there is, and the
+ * limit is no less. All threads of the block call it. */
 static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
     if (!args.marks_a) return false;
     const float *marks_a = args.marks_a + blockIdx.z * args.marks_a_batch_stride;
@@ -103,20 +105,23 @@ static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
     return !__syncthreads_or(seen);
 }
 
-/* Whether a block of C (args.h) is to be recomputed. */
-static __device__ __forceinline__ bool is_doubted(const ieee_args &args, const uint8_t *recompute, int row, int col) {
+/* Whether the check block (args.h) of an element is to be recomputed. */
+static __device__ __forceinline__ bool is_recomputed(const ieee_args &args, const uint8_t *recompute, int row,
+                                                     int col) {
     return recompute[(int64_t)(row / CHECK_ROWS) * ((args.n + CHECK_COLS - 1) / CHECK_COLS) + col / CHECK_COLS];
 }
 
-/* Whether any block of a tile is, whose first element this is. All threads of the block call it. */
+/* Whether any check block of the tile that begins with this element is. All threads of the block call it. */
 template <int TILE_M, int TILE_N>
-static __device__ __forceinline__ bool any_doubt(const ieee_args &args, const uint8_t *recompute, int row, int col) {
+static __device__ __forceinline__ bool any_recomputed(const ieee_args &args, const uint8_t *recompute, int row,
+                                                      int col) {
     constexpr int ACROSS = TILE_N / CHECK_COLS, BLOCKS = TILE_M / CHECK_ROWS * ACROSS;
-    static_assert(TILE_M % CHECK_ROWS == 0 && TILE_N % CHECK_COLS == 0 && BLOCKS <= 128, "a thread for each block");
+    static_assert(TILE_M % CHECK_ROWS == 0 && TILE_N % CHECK_COLS == 0 && BLOCKS <= 128,
+                  "a thread for each check block");
     row += threadIdx.x / ACROSS * CHECK_ROWS;
     col += threadIdx.x % ACROSS * CHECK_COLS;
     const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
-    return __syncthreads_or(there && is_doubted(args, recompute, row, col));
+    return __syncthreads_or(there && is_recomputed(args, recompute, row, col));
 }
 
 /* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
@@ -128,24 +133,24 @@ static __device__ __forceinline__ void compute_segments(const ieee_args &args, f
         marks_a += blockIdx.z * args.marks_a_batch_stride;
         marks_b += blockIdx.z * args.marks_b_batch_stride;
     }
-    for (int unit = blockIdx.x; unit < args.full_tiles + args.tail_blocks; unit += gridDim.x) {
-        segment piece;
-        for (bool found = first_segment(args, unit, &piece); found; found = next_segment(args, &piece)) {
+    for (int share = blockIdx.x; share < args.full_tiles + args.tail_blocks; share += gridDim.x) {
+        segment seg;
+        for (bool found = first_segment(args, share, &seg); found; found = next_segment(args, &seg)) {
             int tile_row, tile_col;
-            find_tile(args, piece.tile, &tile_row, &tile_col);
+            find_tile(args, seg.tile, &tile_row, &tile_col);
             const extent rows(tile_row * TILE_M, TILE_M, args.m);
             const extent cols(tile_col * TILE_N, TILE_N, args.n);
-            const uint8_t *recompute = nullptr; /* of the blocks to store; else the whole tile is */
+            const uint8_t *recompute = nullptr; /* flags of the check blocks to store; NULL: the whole tile is stored */
             if (marks_a) {
                 const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
                 if (mark <= args.mark_limit) continue;
                 if (mark < INFINITY && args.recompute) {
                     recompute = args.recompute + blockIdx.z * args.recompute_batch_stride;
-                    if (!any_doubt<TILE_M, TILE_N>(args, recompute, rows.own, cols.own)) continue;
+                    if (!any_recomputed<TILE_M, TILE_N>(args, recompute, rows.own, cols.own)) continue;
                 }
                 if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
             }
-            KERNEL::compute(args, piece, rows, cols, shared, recompute);
+            KERNEL::compute(args, seg, rows, cols, shared, recompute);
             __syncthreads(); /* the next segment's slabs take the place of these results */
         }
     }

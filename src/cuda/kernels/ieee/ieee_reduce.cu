@@ -1,8 +1,8 @@
-/* ieee_reduce.cu: adds up the pieces of the tiles that were cut along k, and applies alpha and beta.
+/* ieee_reduce.cu: adds up the segments of the tiles of the stream-K tail, and applies alpha and beta.
  *
- * C = alpha * (piece 0 + piece 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A thread
- * has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads, no
- * shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
+ * C = alpha * (segment 0 + segment 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A
+ * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads,
+ * no shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
  * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
@@ -19,9 +19,9 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
     const int tile_size = args.tile_m * args.tile_n, parts = (tile_size + 511) / 512;
     const int tail = blockIdx.x / parts, part = blockIdx.x - tail * parts;
     const int64_t runs = runs_per_tile(args), tail_runs = runs * tail_tiles(args);
-    const int64_t first = unit_of_run(args, tail * runs, tail_runs);
-    const int pieces = (int)(unit_of_run(args, (tail + 1) * runs - 1, tail_runs) - first) + 1;
-    if (pieces == 1) return; /* the multiplication has stored it */
+    const int64_t first = block_of_run(args, tail * runs, tail_runs);
+    const int segments = (int)(block_of_run(args, (tail + 1) * runs - 1, tail_runs) - first) + 1;
+    if (segments == 1) return; /* the multiplication has stored it */
 
     int tile_row, tile_col;
     find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
     const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;
     float4 sum = four_of(from, args.n - col);
 #pragma unroll 4
-    for (int piece = 1; piece < pieces; ++piece) {
-        const float4 next = four_of(from + (int64_t)piece * tile_size, args.n - col);
+    for (int i = 1; i < segments; ++i) {
+        const float4 next = four_of(from + (int64_t)i * tile_size, args.n - col);
         sum.x += next.x;
         sum.y += next.y;
         sum.z += next.z;

@@ -1,7 +1,7 @@
 /* ieee_slab.cuh: how operands come to shared memory, for the ieee kernels that compute C by tiles.
  *
- * Operands are read in place with any strides. They pass through shared memory in slabs of SLAB terms of k, STAGES
- * slabs deep, k-major whatever their layout in global memory:
+ * Operands are read in place with any strides. They pass through shared memory in slabs of SLAB terms of k, in a ring
+ * of STAGES slabs, k-major whatever their layout in global memory:
  *
  *     a slab of A: [SLAB][TILE_M + 4]      a slab of B: [SLAB][TILE_N + 4]      (+4 floats: see copy_part)
  *
@@ -144,7 +144,8 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
             copy_part<READ_SINGLES>(more);
     }
 
-    /* Copies `terms` terms, strides in floats, to the last of `rows` rows of shared memory; those before become zero. */
+    /* Copies `terms` terms, strides in floats, to the last of `rows` rows of shared memory; those before become
+     * zero. */
     static __device__ __forceinline__ void copy_terms(uint32_t shared, const float *first, int64_t line_stride,
                                                       int64_t k_stride, int lines, int terms, int rows) {
         const reading how = choose(first, line_stride, k_stride, lines);
@@ -181,15 +182,15 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
 
 /* ---- Both operands ----------------------------------------------------------------------------------------------- */
 
-/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block call
- * these functions together. */
+/* The slabs of one segment, from begin and fill on: the one in use and those on their way. All threads of the block
+ * call these functions together. */
 template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> struct slab_queue {
     using a_tile = operand_tile<TILE_M, SLAB, PARTS, THREADS>;
     using b_tile = operand_tile<TILE_N, SLAB, PARTS, THREADS>;
     static constexpr int A_SLAB = SLAB * a_tile::PITCH, STAGE = A_SLAB + SLAB * b_tile::PITCH; /* floats */
     static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
     static constexpr int STEP = SLAB / PARTS; /* terms */
-    static_assert(IEEE_RUN % SLAB == 0, "a piece of a tile is whole slabs, but for the last of k");
+    static_assert(IEEE_RUN % SLAB == 0, "a segment is whole slabs, except at the end of k");
 
     static constexpr bool BEGINS_SUMS = false; /* for ieee_mma_sm90.cu */
 
@@ -199,28 +200,28 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
     int slabs;  /* in all */
     int part;   /* of the slab in use: the step that comes next */
     int stage;  /* of the slab in use */
-    int coming; /* the slab being copied, */
-    int more;   /* if there is one */
+    int coming; /* the slab being copied */
+    int more;   /* whether there is one */
 
-    /* What k leaves over after whole slabs comes first, so that there are whole slabs to copy only from then on; steps
-     * without a term of it are left out. */
-    __device__ __forceinline__ void begin(const ieee_args &args, const segment &piece, const extent &rows,
+    /* The remainder of k after whole slabs comes first, so that the main loop copies only whole slabs. Steps without a
+     * term of the remainder are skipped. */
+    __device__ __forceinline__ void begin(const ieee_args &args, const segment &seg, const extent &rows,
                                           const extent &cols, float *shared) {
         const int64_t batch = blockIdx.z;
         const int a_lines = args.m - rows.first, b_lines = args.n - cols.first;
         const int64_t a_line = args.a.row_stride, a_k = args.a.col_stride;
         const int64_t b_line = args.b.col_stride, b_k = args.b.row_stride;
-        const float *a_first = args.a.data + batch * args.a.batch_stride + rows.first * a_line + piece.k_begin * a_k;
-        const float *b_first = args.b.data + batch * args.b.batch_stride + cols.first * b_line + piece.k_begin * b_k;
+        const float *a_first = args.a.data + batch * args.a.batch_stride + rows.first * a_line + seg.k_begin * a_k;
+        const float *b_first = args.b.data + batch * args.b.batch_stride + cols.first * b_line + seg.k_begin * b_k;
         a.how = a_tile::choose(a_first, a_line, a_k, a_lines);
         b.how = b_tile::choose(b_first, b_line, b_k, b_lines);
-        /* Two pairs less to compile: vectors of one operand and lines of the other are lines of both. */
+        /* Two fewer pairs to compile: vectors of one operand and lines of the other become lines of both. */
         if (a.how == READ_VECTORS && b.how == READ_LINES && a_lines >= TILE_M) a.how = READ_LINES;
         if (b.how == READ_VECTORS && a.how == READ_LINES && b_lines >= TILE_N) b.how = READ_LINES;
 
-        const int ragged = piece.terms % SLAB;
+        const int ragged = seg.terms % SLAB;
         memory = shared_address(shared);
-        slabs = (piece.terms + SLAB - 1) / SLAB;
+        slabs = (seg.terms + SLAB - 1) / SLAB;
         a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
         b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
         part = coming = 0;
@@ -236,7 +237,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         }
     }
 
-    /* Fills all stages but the last, and of that one what belongs to the steps left out: the main loop copies the rest.
+    /* Fills all stages but the last, and of the last the parts of the skipped steps: the main loop copies the rest.
      * Then waits for the first slab. */
     template <reading A, reading B> __device__ __forceinline__ void fill(void) {
 #pragma unroll 1
@@ -285,7 +286,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         ++part;
     }
 
-    /* The same a copy at a time, COPIES of them; finish_part behind the last. */
+    /* The same, one copy at a time: COPIES calls, then finish_part. */
     template <reading A, reading B>
     static constexpr int COPIES = a_tile::template COPIES<A> + b_tile::template COPIES<B>;
 
@@ -302,7 +303,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         ++part;
     }
 
-    /* Where all steps of the slab in use have begun and nobody will read it again: on to the next slab. True then. */
+    /* Once all steps of the slab in use have begun and nobody will read it again, goes on to the next slab and returns
+     * true. */
     __device__ __forceinline__ bool next_slab(void) {
         if (part < PARTS) return false;
         cp_async_commit();

@@ -5,9 +5,9 @@
  *
  * Tile map: a block of 4 warps has TILE_M = 16 rows of C, a warp 4 of them. A warp's lanes run along k, four terms each
  * where A's rows are 16-byte aligned, one otherwise; their sums meet at the end, by shuffles in a fixed order. B passes
- * through shared memory, CHUNK terms at a time, as [COLS][CHUNK]; COLS is n rounded up to 1, 2, 4 or 8.
- * k may be cut into pieces as in ieee_args: tile_m = 16, tile_n = 8, tiles_n = 1, and every
- * tile of the tail in equally many pieces (one piece a block). Marks are not looked at.
+ * through shared memory, CHUNK terms at a time, as [COLS][CHUNK]; COLS is n rounded up to 1, 2, 4 or 8. k may be cut
+ * into segments as in ieee_args: tile_m = 16, tile_n = 8, tiles_n = 1, and every tile of the tail has the same number
+ * of segments, one for each block. Marks are ignored.
  *
  * Limits: 128 threads, 16 KB of shared memory, 6 blocks per SM.
  */

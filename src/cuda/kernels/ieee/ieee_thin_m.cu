@@ -6,9 +6,8 @@
  * Tile map: a block has TILE_M = 128 rows of C. A thread has 4 of them, neighbours where A's columns are 16-byte
  * aligned and m is a multiple of 4, otherwise 32 apart; the block's 4 warps share out the terms of k. Their sums meet
  * in shared memory at the end, in the order of the warps. B passes through shared memory, CHUNK terms at a time, as
- * [CHUNK][COLS]; COLS is n rounded up to 1, 2, 4 or 8.
- * k may be cut into pieces as in ieee_args: tile_m = 128, tile_n = 8, tiles_n = 1, and every
- * tile of the tail in equally many pieces (one piece a block). Marks are not looked at.
+ * [CHUNK][COLS]; COLS is n rounded up to 1, 2, 4 or 8. k may be cut into segments as in ieee_args: tile_m = 128, tile_n
+ * = 8, tiles_n = 1, and every tile of the tail has the same number of segments, one for each block. Marks are ignored.
  *
  * Limits: 128 threads, 16 KB of shared memory, 5 blocks per SM.
  */

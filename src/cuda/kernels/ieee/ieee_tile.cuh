@@ -10,7 +10,7 @@
  * k runs in steps of STEP terms, the body of the one main loop. While a step is multiplied, a part of a later slab is
  * on its way from global to shared memory, and the next term's values from shared memory to registers.
  *
- * What the speed hangs on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
+ * What the speed depends on. A scheduler issues one instruction a cycle, and an fma is one: every other instruction
  * costs. Per term a thread does ROWS*COLS fma for (ROWS + COLS)/4 loads: large thread tiles. And an fma reads three
  * registers, of which each of the two banks (even, odd) delivers one a cycle: so neighbouring fma must share a factor,
  * which the hardware keeps at hand, and the other two registers must be of different parity. See multiply and store.
@@ -109,11 +109,11 @@ struct ieee_tile {
     }
 
     /* Computes one segment's sums and stores them. */
-    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &piece, const extent &rows,
+    static __device__ __forceinline__ void compute(const ieee_args &args, const segment &seg, const extent &rows,
                                                    const extent &cols, float *shared, const uint8_t *recompute) {
         const place my;
         queue slabs;
-        slabs.begin(args, piece, rows, cols, shared);
+        slabs.begin(args, seg, rows, cols, shared);
         const reading a = slabs.a.how, b = slabs.b.how;
         float sum[ROWS][COLS] = {};
         if (SEPARATE && a == READ_VECTORS && b == READ_VECTORS)
@@ -133,14 +133,14 @@ struct ieee_tile {
         else
             multiply<READ_ANY, READ_ANY>(sum, my, shared, slabs);
         slabs.end();
-        store(args, sum, piece, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), recompute);
+        store(args, sum, seg, rows, cols, my, shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH), recompute);
     }
 
     /* Stores a segment's sums. They go through shared memory, LANES_M rows of the warp's part at a time, so that a warp
      * writes whole rows. There, columns 2i and 2i+1 change places: the 16-byte stores need four sums in registers that
      * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
     static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
-                                                 const segment &piece, const extent &rows, const extent &cols,
+                                                 const segment &seg, const extent &rows, const extent &cols,
                                                  const place &my, float *staging, const uint8_t *recompute) {
         const int lane = threadIdx.x % 32;
         /* Of the warp's part: the rows and columns that are this tile's own, and where the matrix ends. */
@@ -150,8 +150,8 @@ struct ieee_tile {
         int64_t row_stride = args.c.row_stride, col_stride = args.c.col_stride;
         float *out = args.c.data + blockIdx.z * args.c.batch_stride + (rows.first + my.warp_m) * row_stride +
                      (cols.first + my.warp_n) * col_stride;
-        if (!piece.whole) {
-            out = partial_tile(args, piece.tile, piece.index) - rows_own * TILE_N - cols_own;
+        if (!seg.whole) {
+            out = partial_tile(args, seg.tile, seg.index) - rows_own * TILE_N - cols_own;
             row_stride = TILE_N;
             col_stride = 1;
             rows_end = WARP_M;
@@ -160,11 +160,11 @@ struct ieee_tile {
             beta = 0.0f;
         }
         const matrix_in &s = args.addend;
-        const float *source = s.data + blockIdx.z * s.batch_stride + (rows.first + my.warp_m) * s.row_stride +
+        const float *addend = s.data + blockIdx.z * s.batch_stride + (rows.first + my.warp_m) * s.row_stride +
                               (cols.first + my.warp_n) * s.col_stride;
         const bool vectors = !recompute && col_stride == 1 && row_stride % 4 == 0 && cols_end % 4 == 0 &&
                              cols_own % 4 == 0 && (uintptr_t)out % 16 == 0;
-        const bool source_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)source % 16 == 0;
+        const bool addend_vectors = s.col_stride == 1 && s.row_stride % 4 == 0 && (uintptr_t)addend % 16 == 0;
 
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) {
@@ -184,8 +184,8 @@ struct ieee_tile {
                     const float4 sums = *(const float4 *)(staging + line * RESULT_PITCH + col);
                     float4 value = {alpha * sums.y, alpha * sums.x, alpha * sums.w, alpha * sums.z};
                     if (beta != 0.0f) {
-                        const float *add = source + out_row * s.row_stride + col * s.col_stride;
-                        const float4 old = source_vectors ? *(const float4 *)add
+                        const float *add = addend + out_row * s.row_stride + col * s.col_stride;
+                        const float4 old = addend_vectors ? *(const float4 *)add
                                                           : make_float4(add[0], add[s.col_stride],
                                                                         add[2 * s.col_stride], add[3 * s.col_stride]);
                         value = {fmaf(alpha, sums.y, beta * old.x), fmaf(alpha, sums.x, beta * old.y),
@@ -199,12 +199,12 @@ struct ieee_tile {
                     const int line = i / WARP_N, col = i % WARP_N, out_row = first_row + line * 4;
                     if (out_row < rows_own || out_row >= rows_end || col < cols_own || col >= cols_end) continue;
                     if (recompute &&
-                        !is_doubted(args, recompute, rows.first + my.warp_m + out_row, cols.first + my.warp_n + col))
+                        !is_recomputed(args, recompute, rows.first + my.warp_m + out_row, cols.first + my.warp_n + col))
                         continue;
                     float *at = out + out_row * row_stride + col * col_stride;
                     const float value = staging[line * RESULT_PITCH + (col ^ 1)];
                     *at = beta == 0.0f ? alpha * value
-                                       : fmaf(alpha, value, beta * source[out_row * s.row_stride + col * s.col_stride]);
+                                       : fmaf(alpha, value, beta * addend[out_row * s.row_stride + col * s.col_stride]);
                 }
             }
         }

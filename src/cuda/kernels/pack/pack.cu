@@ -2,24 +2,24 @@
  *
  * Row r of an operand is scaled by 2^e, e its exponent, and each element x*2^e is split:
  *
- *     hi = fp16(x*2^e)        lo = fp16((x*2^e - hi) * 2^11)        x*2^e = hi + lo*2^-11 + a remainder below lo's last bit
+ *     hi = fp16(x*2^e)      lo = fp16((x*2^e - hi) * 2^11)      x*2^e = hi + lo*2^-11 + a remainder below lo's last bit
  *
- * hi carries 11 bits and lo 11 more with a sign of its own: 23 bits, as long as neither leaves fp16's range. Which e does
- * that depends on the row's largest element, and finding it first would read the operand twice. So:
+ * hi carries 11 bits and lo 11 more with a sign of its own: 23 bits, as long as neither leaves fp16's range. Which e
+ * does that depends on the row's largest element, and finding it first would read the operand twice. So:
  *
- *   pack_sample    takes e from SAMPLES elements of the row, with room above for larger ones
- *   pack_split     splits with that e. It records the panels' marks and the rows' numbers of tiny elements, and which panels
- *                  overflowed. A second pass packs only these panels again, with e from the largest element of each row
+ *   pack_sample    takes e from a sample of 128 elements of the row, with room above for larger ones
+ *   pack_split     splits with that e. It records the panels' marks, the number of tiny elements of each row, and which
+ *                  panels overflowed. A second pass packs these again, with e from the largest element of each row
  *
  * An operand without overflows is read once.
  *
- * Tile map: pack tiles (pack_tile.cuh) of operand 0, then of operand 1; thread blocks take them one by one. A block of 128
- * threads copies two tiles ahead of the one it splits, so that memory is always busy. Threads take four neighbours along k
- * ("quads"), which become 8 bytes of a row of each component. Copies are 16 bytes wide for any contiguous matrix, however its
- * lines are aligned, and 4 bytes for general strides.
+ * Tile map: pack tiles (pack_tile.cuh) of operand 0, then of operand 1; thread blocks take them one by one. A block of
+ * 128 threads copies two tiles ahead of the one it splits, so that memory is always busy. Threads take four neighbours
+ * along k ("quads"), which become 8 bytes of a row of each component. Copies are 16 bytes wide for any contiguous
+ * matrix, however its lines are aligned, and 4 bytes for general strides.
  *
- * Regions: pack_sample, pack_fp32 (all of pack_split but its entry, which chooses between fp32 and tf32).
  * Limits: 53 KB of shared memory, 128 registers, 4 thread blocks per SM.
+ * Regions: pack_sample, pack_fp32 (all of pack_split but its entry, which chooses between fp32 and tf32).
  */
 #include <cuda_fp16.h>
 
@@ -29,64 +29,46 @@
 // region: pack_sample
 /* ---- Exponents from a sample ------------------------------------------------------------------------------------- */
 
-constexpr int SAMPLES = 128;
-static_assert(SAMPLES == PACK_THREADS, "a warp samples one run of all rows, or all runs of its rows");
-
-/* The largest x of a warp's lanes that are a multiple of LEAST_STEP away. */
-template <int LEAST_STEP> __device__ float lanes_max(float x) {
-    for (int step = 16; step >= LEAST_STEP; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
-}
-
 /* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Computes the rows' exponents and initialises what
  * pack_split adds to. */
 extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
-    constexpr int WARPS = PACK_THREADS / 32, RUNS = SAMPLES / 32, READS = SAMPLE_ROWS * SAMPLES / PACK_THREADS;
-    __shared__ float largest[WARPS][SAMPLE_ROWS];
+    /* The sample is RUNS runs along k, spread evenly; they overlap where k is short. */
+    constexpr int RUN = 32, RUNS = 4;
+    constexpr int READS = SAMPLE_ROWS * RUNS * RUN / PACK_THREADS;
+    static_assert(PACK_THREADS / 32 == RUNS && READS == 2 * RUNS,
+                  "a warp has a run of all rows, or all runs of two rows");
+    __shared__ float largest[SAMPLE_ROWS];
+    if (threadIdx.x < SAMPLE_ROWS) largest[threadIdx.x] = 0;
+    __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
     pack_tile t;
     if (!tile_at(pair, blockIdx.x, SAMPLE_ROWS, false, &t)) return;
     const pack_args &o = pair.operand[t.operand];
-    const int rows = min(SAMPLE_ROWS, o.rows - t.row0), last = o.k - 1;
-    const float *first = o.data + t.batch * o.batch_stride + t.row0 * o.row_stride;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int rows = min(SAMPLE_ROWS, o.rows - t.row0), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool across = runs_across(o);
 
-    /* The sample is RUNS runs of 32 along k, spread evenly over it; they overlap where k is short. A warp reads one run of
-     * all rows, where rows are neighbours in memory, else all runs of its rows. A thread issues its READS loads before it
-     * uses any. Past the end of rows or k the last element is read again. */
-    auto run_begin = [&](int run) { return (int)((int64_t)max(0, o.k - 32) * run / (RUNS - 1)); };
-    float x[READS];
-    if (runs_across(o)) {
-        const int row = lane % SAMPLE_ROWS, k = run_begin(warp) + lane / SAMPLE_ROWS;
+    float x[READS]; /* all loaded before any is used; past the end of rows or k the last element again */
+    const float *first = o.data + t.batch * o.batch_stride + t.row0 * o.row_stride;
 #pragma unroll
-        for (int i = 0; i < READS; i++)
-            x[i] = first[min(row, rows - 1) + min(k + i * (32 / SAMPLE_ROWS), last) * o.k_stride];
+    for (int i = 0; i < READS; i++) {
+        const int row = across ? lane % SAMPLE_ROWS : warp * 2 + i / RUNS, run = across ? warp : i % RUNS;
+        const int begin = (int)((int64_t)max(0, o.k - RUN) * run / (RUNS - 1));
+        const int k = begin + (across ? lane / SAMPLE_ROWS + i * (32 / SAMPLE_ROWS) : lane);
+        x[i] = first[min(row, rows - 1) * o.row_stride + min(k, o.k - 1) * o.k_stride];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
         float most = 0;
 #pragma unroll
-        for (int i = 0; i < READS; i++) most = fmaxf(most, fabsf(x[i]));
-        most = lanes_max<SAMPLE_ROWS>(most);
-        if (lane < SAMPLE_ROWS) largest[warp][lane] = most;
-    } else {
-        constexpr int ROWS_PER_WARP = SAMPLE_ROWS / WARPS;
-#pragma unroll
-        for (int i = 0; i < READS; i++) {
-            const int row = min(warp * ROWS_PER_WARP + i / RUNS, rows - 1), k = min(run_begin(i % RUNS) + lane, last);
-            x[i] = first[row * o.row_stride + k * o.k_stride];
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS_PER_WARP; r++) {
-            float most = 0;
-#pragma unroll
-            for (int run = 0; run < RUNS; run++) most = fmaxf(most, fabsf(x[r * RUNS + run]));
-            most = lanes_max<1>(most);
-            if (lane < WARPS) largest[lane][warp * ROWS_PER_WARP + r] = most;
-        }
+        for (int i = 0; i < RUNS; i++) most = fmaxf(most, fabsf(x[half * RUNS + i]));
+        for (int step = 16; step >= (across ? SAMPLE_ROWS : 1); step /= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+        if (lane < (across ? SAMPLE_ROWS : 1)) raise(&largest[across ? lane : warp * 2 + half], most);
     }
     __syncthreads();
     if (threadIdx.x < rows) {
-        float most = 0;
-        for (int w = 0; w < WARPS; w++) most = fmaxf(most, largest[w][threadIdx.x]);
+        const float most = largest[threadIdx.x];
         const int64_t row = t.batch * o.exponents_batch_stride + t.row0 + threadIdx.x;
         o.exponents[row] = most == 0 ? (int)ALL_ZERO : exponent_for(most, SAMPLE_EXPONENT);
         o.row_overflows[row] = 0;
@@ -156,8 +138,8 @@ struct fp32_components {
     }
 };
 
-/* Splits a thread's quads of a tile and returns their depth. read(row, quad, x) reads a quad from shared memory. Without
- * branches as long as all elements are normal, so that the loads and arithmetic of several quads overlap. */
+/* Splits a thread's quads of a tile and returns their depth. read(row, quad, x) reads a quad from shared memory.
+ * Without branches as long as all elements are normal, so that the loads and arithmetic of several quads overlap. */
 template <class COMPONENTS, typename READ>
 __device__ float split_quads(const pack_args &o, const pack_tile &t, const pack_stage &from, READ read) {
     constexpr int COUNT = COMPONENTS::COUNT;
@@ -226,75 +208,7 @@ __device__ float split_tile(const pack_args &o, const pack_tile &t, const pack_s
 
 /* ---- Both passes ------------------------------------------------------------------------------------------------- */
 
-constexpr int PACK_STAGES = 3;
-static_assert(PACK_STAGES == 3, "one tile that is split and two that come");
-
-/* The first pass: all tiles, handed out by tickets, because memory serves some SMs twice as fast as others. A block's
- * first tiles, which it copies before a ticket can have arrived, are fixed. */
-struct first_pass {
-    static constexpr bool SECOND = false;
-    static constexpr int FIXED = PACK_STAGES; /* of the two rounds that only copy, and the first that asks */
-    const pack_pair_args &pair;
-    int (&tickets)[2]; /* shared */
-    int count = 0, ticket = 0;
-    bool overflowed = false; /* this thread has seen an overflow */
-
-    __device__ bool next(pack_tile *t) {
-        const int index = count < FIXED ? blockIdx.x + count * gridDim.x : tickets[count % 2];
-        count++;
-        return tile_at(pair, index, PACK_ROWS, true, t);
-    }
-    __device__ void ask() {
-        if (threadIdx.x == 0) ticket = FIXED * gridDim.x + atomicAdd(&pair.progress->tickets, 1);
-    }
-    __device__ void answer() {
-        if (threadIdx.x == 0) tickets[count % 2] = ticket;
-    }
-    __device__ void record(const pack_args &o, const pack_tile &t, float depth) {
-        if (depth < INFINITY) {
-            raise(&o.marks[panel_of(o, t)], depth);
-            return;
-        }
-        o.overflowed_panels[panel_of(o, t)] = 1;
-        if (!overflowed) atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
-        overflowed = true;
-    }
-};
-
-/* The second pass: the tiles of overflowed panels. A ticket is for 32 tiles far from each other, so that those of one panel
- * go to many blocks; each lane looks at one. */
-struct second_pass {
-    static constexpr bool SECOND = true;
-    const pack_pair_args &pair;
-    int &ticket;       /* shared */
-    unsigned left = 0; /* a bit for each tile of this ticket that remains to be packed */
-
-    __device__ bool next(pack_tile *t) {
-        const int tiles = tiles_in(pair.operand[0], PACK_ROWS, true) + tiles_in(pair.operand[1], PACK_ROWS, true);
-        const int tickets = divide_up(tiles, 32), lane = threadIdx.x % 32;
-        while (!left) {
-            __syncthreads();
-            if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->second_tickets, 1);
-            __syncthreads();
-            if (ticket >= tickets) return false;
-            bool overflowed = tile_at(pair, ticket + lane * tickets, PACK_ROWS, true, t);
-            if (overflowed) {
-                const pack_args &o = pair.operand[t->operand];
-                overflowed = __ldcg(&o.overflowed_panels[panel_of(o, *t)]);
-            }
-            left = __ballot_sync(0xffffffffu, overflowed);
-        }
-        const int first = __ffs((int)left) - 1;
-        left &= left - 1;
-        return tile_at(pair, ticket + first * tickets, PACK_ROWS, true, t);
-    }
-    __device__ void ask() {}
-    __device__ void answer() {}
-    __device__ void record(const pack_args &o, const pack_tile &t, float depth) {
-        const float before = raise(&o.marks[panel_of(o, t)], depth);
-        if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
-    }
-};
+constexpr int PACK_STAGES = 3; /* one tile that is split and two that come */
 
 /* The matrices are read once. If L2 has room for the panels, it shall evict the matrices before them. */
 __device__ uint64_t policy_for(const pack_pair_args &pair) {
@@ -304,15 +218,19 @@ __device__ uint64_t policy_for(const pack_pair_args &pair) {
     return panels <= ROOM ? evict_first_policy() : 0;
 }
 
-/* Splits the tiles of a pass, copying two tiles ahead. The loop begins with two rounds that only copy: one copy of its body
- * keeps instruction-cache misses down. The first two tiles are copied before the previous kernel has computed their
- * exponents. A ticket is asked for before a tile is split, and needed after it. */
-template <class PASS, typename SPLIT>
-__device__ void pack_tiles(const pack_pair_args &pair, pack_stage (&stages)[PACK_STAGES], PASS pass, SPLIT split) {
+/* The first pass: splits all tiles, copying two tiles ahead. Tiles are handed out by tickets, because memory serves
+ * some SMs twice as fast as others. A ticket is asked for before a tile is split and needed after it; a block's
+ * first FIXED tiles, copied before a ticket can have arrived, are fixed. The loop begins with two rounds that only
+ * copy, before the previous kernel has computed the exponents: one copy of the loop body keeps instruction-cache
+ * misses down. */
+template <typename SPLIT>
+__device__ void pack_all(const pack_pair_args &pair, pack_stage (&stages)[PACK_STAGES], SPLIT split) {
+    constexpr int FIXED = PACK_STAGES;
+    __shared__ int tickets[2];
     const uint64_t policy = policy_for(pair);
     pack_tile now = {}, next = {}, after = {};
-    bool has_now = false, has_next = false, has_after = true;
-    int free = 0; /* the stage for tile round + 2 */
+    bool has_now = false, has_next = false, has_after = true, overflowed = false;
+    int free = 0, ticket = 0; /* free: the stage for tile round + 2 */
 #pragma unroll 1
     for (int round = -2; round < 0 || has_now; round++) {
         if (round >= 0) {
@@ -322,33 +240,75 @@ __device__ void pack_tiles(const pack_pair_args &pair, pack_stage (&stages)[PACK
                 cp_async_wait<1>();
             __syncthreads(); /* this tile has landed for all, and all have left the one before it */
         }
-        has_after = has_after && pass.next(&after);
+        const int index = round + 2 < FIXED ? blockIdx.x + (round + 2) * gridDim.x : tickets[round % 2];
+        has_after = has_after && tile_at(pair, index, PACK_ROWS, true, &after);
         const pack_args &of_after = pair.operand[after.operand];
         if (has_after) fetch_elements(of_after, after, stages[free], policy);
         if (round == -1) {
             wait_for_previous_kernel();
-            if (!PASS::SECOND && !has_after) allow_next_kernel();
-            if (has_next) fetch_exponents<PASS::SECOND>(pair.operand[next.operand], next, stages[0]);
+            if (!has_after) allow_next_kernel();
+            if (has_next) fetch_exponents<false>(pair.operand[next.operand], next, stages[0]);
         }
-        if (has_after && round > -2) fetch_exponents<PASS::SECOND>(of_after, after, stages[free]);
-        const bool asks = has_after && round >= 0;
-        if (asks) pass.ask();
+        if (has_after && round > -2) fetch_exponents<false>(of_after, after, stages[free]);
+        const bool asks = has_after && round >= 0 && threadIdx.x == 0;
+        if (asks) ticket = FIXED * gridDim.x + atomicAdd(&pair.progress->tickets, 1);
         cp_async_commit();
         free = (free + 1) % PACK_STAGES; /* now the stage of tile `round` */
         if (has_now) {
             const pack_args &o = pair.operand[now.operand];
             const float depth = split(o, now, stages[free]);
-            if (depth > 1) pass.record(o, now, depth);
+            if (depth == INFINITY) {
+                o.overflowed_panels[panel_of(o, now)] = 1;
+                if (!overflowed) atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
+                overflowed = true;
+            } else if (depth > 1)
+                raise(&o.marks[panel_of(o, now)], depth);
         }
-        if (asks) pass.answer();
+        if (asks) tickets[(round + 1) % 2] = ticket;
         now = next, has_now = has_next;
         next = after, has_next = has_after;
     }
 }
 
+/* The second pass: splits the tiles of overflowed panels again. A ticket is for 32 tiles far from each other, so that
+ * those of one panel go to many blocks; each lane looks at one. No copies ahead: the SM's other blocks hide the
+ * latency. */
+template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &pair, pack_stage &stage, SPLIT split) {
+    __shared__ int ticket;
+    const int tiles = tiles_in(pair.operand[0], PACK_ROWS, true) + tiles_in(pair.operand[1], PACK_ROWS, true);
+    const int tickets = divide_up(tiles, 32), lane = threadIdx.x % 32;
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->second_tickets, 1);
+        __syncthreads();
+        if (ticket >= tickets) return;
+        pack_tile t;
+        bool again = tile_at(pair, ticket + lane * tickets, PACK_ROWS, true, &t);
+        if (again) { /* from L2: other blocks wrote it */
+            const pack_args &o = pair.operand[t.operand];
+            again = __ldcg(&o.overflowed_panels[panel_of(o, t)]);
+        }
+        for (unsigned left = __ballot_sync(0xffffffffu, again); left; left &= left - 1) {
+            tile_at(pair, ticket + (__ffs((int)left) - 1) * tickets, PACK_ROWS, true, &t);
+            const pack_args &o = pair.operand[t.operand];
+            fetch_elements(o, t, stage, 0);
+            fetch_exponents<true>(o, t, stage);
+            cp_async_commit();
+            cp_async_wait<0>();
+            __syncthreads();
+            const float depth = split(o, t, stage);
+            if (depth > 1) {
+                const float before = raise(&o.marks[panel_of(o, t)], depth);
+                if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
+            }
+            __syncthreads();
+        }
+    }
+}
+
 /* Called by each block after its last tile; true if the block should join the second pass. The last block to call knows
- * whether there is one. Blocks that already know of an overflow wait for it, but hardly longer than they worked: on a GPU
- * with other work some blocks may start only when others have left. */
+ * whether there is one. Blocks that already know of an overflow wait for it, but hardly longer than they worked: on a
+ * GPU with other work some blocks may start only when others have left. */
 __device__ bool joins_second_pass(pack_progress *progress, long long begun) {
     __shared__ bool joins;
     __syncthreads();
@@ -368,13 +328,12 @@ __device__ bool joins_second_pass(pack_progress *progress, long long begun) {
     return joins;
 }
 
-/* Packs both operands; split(operand, tile, stage) splits a tile and returns its depth. */
+/* Packs both operands; split(operand, tile, stage) splits a tile and returns the depth of the thread's part. */
 template <typename SPLIT> __device__ void pack_both(const pack_pair_args &pair, SPLIT split) {
     pack_stage(&stages)[PACK_STAGES] = *(pack_stage(*)[PACK_STAGES])dynamic_shared<16>();
-    __shared__ int tickets[2];
     const long long begun = clock64();
-    pack_tiles(pair, stages, first_pass{pair, tickets}, split);
-    if (joins_second_pass(pair.progress, begun)) pack_tiles(pair, stages, second_pass{pair, tickets[0]}, split);
+    pack_all(pair, stages, split);
+    if (joins_second_pass(pair.progress, begun)) pack_overflowed(pair, stages[0], split);
 }
 // endregion: pack_fp32
 

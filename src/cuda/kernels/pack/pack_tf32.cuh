@@ -1,7 +1,7 @@
 /* pack_tf32.cuh: how tf32 packs a tile: hi alone, and a rule of its own for tiny elements.
  *
- * tf32 promises a norm, not each element: bits lost below fp16's smallest normal number do no harm beside a larger element
- * of the same k. 64 errors of up to 2^-25 (scaled) together stay below 2^-11 of the largest element, if
+ * tf32 promises a norm, not each element: bits lost below fp16's smallest normal number do no harm beside a larger
+ * element of the same k. 64 errors of up to 2^-25 (scaled) together stay below 2^-11 of the largest element, if
  * sqrt(64) 2^-25 coarsest <= 2^-11 largest. Where that holds in each part of a tile's rows, it does in the whole.
  */
 #ifndef TESSERA_CUDA_PACK_TF32_CUH
@@ -27,8 +27,8 @@ struct column {
 struct tf32_components {
     static constexpr int COUNT = 1;
 
-    /* The depth of a thread's quads if one element is not normal: 1 if tf32 carries them by themselves, as it does all but
-     * odd data, else infinity, until column_depth has looked at the whole tile. */
+    /* The depth of a thread's quads if one element is not normal: 1 if tf32 carries them by themselves, as it does all
+     * but odd data, else infinity, until column_depth has looked at the whole tile. */
     template <typename READ>
     static __device__ float depth(const pack_args &, const pack_tile &, const pack_stage &from, READ read) {
         column columns[QUAD];

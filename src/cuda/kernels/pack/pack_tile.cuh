@@ -1,8 +1,10 @@
-/* pack_tile.cuh: a pack tile: which part of an operand it is, how its rows are scaled, and how it comes to shared memory.
- * Region: pack_tile.
+/* pack_tile.cuh: a pack tile: which part of an operand it is, how its rows are scaled, and how it is copied to shared
+ * memory.
  *
- * A pack tile is PACK_ROWS rows x SPLIT_K of an operand, half a block of a panel. In shared memory it lies as it does in
- * the matrix: 64 lines of 64 floats along whichever of k and rows is contiguous.
+ * A pack tile is PACK_ROWS rows x SPLIT_K of an operand, half a block of a panel. In shared memory it lies as it does
+ * in the matrix: 64 lines of 64 floats along whichever of k and rows is contiguous.
+ *
+ * Regions: pack_tile.
  */
 #ifndef TESSERA_CUDA_PACK_TILE_CUH
 #define TESSERA_CUDA_PACK_TILE_CUH
@@ -88,9 +90,9 @@ __device__ inline float raise(float *number, float to) {
 
 /* ---- Copying a tile to shared memory ----------------------------------------------------------------------------- */
 
-/* A tile in shared memory. A line's vectors of four floats are swizzled, vector v of line i at v ^ (i/4 % 8): then reading
- * along a line finds its floats in different banks, and reading two floats of each of sixteen lines, four apart, finds
- * them in sixteen banks at least. The pitch has room for a line that is not aligned. */
+/* A tile in shared memory. A line's vectors of four floats are swizzled, vector v of line i at v ^ (i/4 % 8): then
+ * reading along a line finds its floats in different banks, and reading two floats of each of sixteen lines, four
+ * apart, finds them in sixteen banks at least. The pitch has room for a line that is not aligned. */
 struct __align__(16) pack_stage {
     float lines[LINE][LINE + 4];
     int32_t exponents[PACK_ROWS];
@@ -101,8 +103,8 @@ struct __align__(16) pack_stage {
     __device__ auto address(int line, int i) { return shared_address(&lines[line][place_of(line, i / 4) + i % 4]); }
 };
 
-/* A tile in memory: `lines` lines of `length` floats. Contiguous lines are copied in aligned vectors of four floats, so a
- * line begins `shift` floats into the first vector. What is before it there belongs to the same allocation and is
+/* A tile in memory: `lines` lines of `length` floats. Contiguous lines are copied in aligned vectors of four floats, so
+ * a line begins `shift` floats into the first vector. What is before it there belongs to the same allocation and is
  * ignored. */
 struct tile_view {
     const float *first;

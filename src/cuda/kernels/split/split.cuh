@@ -1,6 +1,8 @@
-/* split.cuh: what the kernels that multiply split operands (split_*.cu) share, whatever instruction multiplies: the order
- * of the tiles, where their rows lie in the panels (args.h), and the epilogue that turns sums into C.
- * Regions: powers (pack.cu needs it, too), tiles, epilogue. */
+/* split.cuh: what the kernels that multiply split operands (split_*.cu) share, whatever instruction multiplies: the
+ * order of the tiles, where their rows lie in the panels (args.h), and the epilogue that turns sums into C.
+ *
+ * Regions: powers (pack.cu needs it, too), tiles, epilogue.
+ */
 #ifndef TESSERA_CUDA_SPLIT_CUH
 #define TESSERA_CUDA_SPLIT_CUH
 
@@ -90,7 +92,7 @@ struct destination {
 
 /* What happens to the sums of a panel of A times a panel of B: ieee recomputes them, each check block is tested, or all
  * are stored. */
-enum action { RECOMPUTE, CHECK, STORE };
+enum action { RECOMPUTE, CHECK_SUMS, STORE };
 
 __device__ inline float mark_of(const split_operand &o, int batch, int row) {
     return o.marks[batch * o.marks_batch_stride + row / PANEL_ROWS];
@@ -98,7 +100,7 @@ __device__ inline float mark_of(const split_operand &o, int batch, int row) {
 
 __device__ inline action action_for(const split_args &g, float mark_a, float mark_b) {
     const float mark = mark_a * mark_b;
-    return mark <= g.mark_limit ? STORE : g.recompute && mark < INFINITY ? CHECK : RECOMPUTE;
+    return mark <= g.mark_limit ? STORE : g.recompute && mark < INFINITY ? CHECK_SUMS : RECOMPUTE;
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -106,8 +108,8 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* A row's share of the least size that a sum, before it is scaled back, must have; the other operand's row adds its own.
- * Any sum will do in a row of zeros. */
+/* A row's share of the least size that a sum, before it is scaled back, must have; the other operand's row adds its
+ * own. Any sum will do in a row of zeros. */
 __device__ inline float least_sum(const split_args &g, const split_operand &o, int batch, int row) {
     const int64_t at = batch * o.exponents_batch_stride + row;
     return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_tiny * (float)o.tiny_counts[at];
@@ -121,13 +123,13 @@ __device__ inline bool flag_check_block(const split_args &g, int batch, int row0
     return recompute;
 }
 
-/* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. Rows are 40
- * floats apart, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+/* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. Rows are
+ * 40 floats apart, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 constexpr int OUT_STRIDE = 40;
 typedef float out_buffer[CHECK_ROWS][OUT_STRIDE];
 
-/* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a check block,
- * the matrix instructions' layout of accumulators. exponent_a is that of row number `lane`. */
+/* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a check
+ * block, the matrix instructions' layout of accumulators. exponent_a is that of row number `lane`. */
 template <int N> __device__ void scale_rows(float (&v)[N], int exponent_a) {
     const int row = threadIdx.x % 32 / 4;
     const float down[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row)),
@@ -164,8 +166,8 @@ __device__ inline bool must_recompute(const split_args &g, int batch, int row0, 
     return flag_check_block(g, batch, row0, col0, too_small && col0 + lane < g.n);
 }
 
-/* Scales a check block back by its columns and stores it, 32 neighbours of a row at a time, or of four rows where vectors
- * of four columns are possible. exponent_b is that of column col0 + lane. */
+/* Scales a check block back by its columns and stores it, 32 neighbours of a row at a time, or of four rows where
+ * vectors of four columns are possible. exponent_b is that of column col0 + lane. */
 __device__ inline void store_block(const split_args &g, const destination &d, int row0, int col0, int exponent_b,
                                    const out_buffer &sums) {
     const int lane = threadIdx.x % 32, rows = g.m - row0;

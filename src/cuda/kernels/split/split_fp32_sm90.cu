@@ -1,11 +1,14 @@
 /* split_fp32_sm90.cu: C = alpha*A*B + beta*S from split operands (args.h), float32 accuracy, on Hopper's wgmma.
  *
- * Arithmetic and order of the products: split_wgmma.cuh. Region: fp32_kernel.
- * Tile map: tiles of 128 x 128. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of
- * the tile each.
+ * Arithmetic and order of the products: split_wgmma.cuh.
+ *
+ * Tile map: tiles of 128 x 128. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows
+ * of the tile each.
+ *
  * Names: wg warpgroup; kb block of k.
- * Limits: 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in warpgroup 0; 3 stages of 64 KB, one
+ * Limits: 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in warpgroup 0; 3 stages of 64 KB; one
  * thread block per SM.
+ * Regions: fp32_kernel.
  */
 #include "cuda/kernels/split/split_wgmma.cuh"
 

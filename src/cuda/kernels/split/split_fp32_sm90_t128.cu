@@ -1,12 +1,15 @@
-/* split_fp32_sm90_t128.cu: C = alpha*A*B + beta*S from split operands (args.h), float32 accuracy, on Hopper's wgmma, with
- * 128 threads per thread block.
+/* split_fp32_sm90_t128.cu: C = alpha*A*B + beta*S from split operands (args.h), float32 accuracy, on Hopper's wgmma,
+ * with 128 threads per thread block.
  *
- * Arithmetic and order of the products: split_wgmma.cuh. Region: fp32_t128_kernel.
+ * Arithmetic and order of the products: split_wgmma.cuh.
+ *
  * Tile map: tiles of 128 x 128, computed by clusters of two thread blocks, 64 rows each. A block's one warpgroup copies
- * and multiplies in turn. Both blocks need the same columns of B, of which each copies half, to both, so that L2 is read
+ * and multiplies in turn. Both blocks need the same columns of B. Each copies half of them, to both, so that L2 is read
  * as often as by one block of 384 threads.
+ *
  * Names: rank number of a block in its cluster; kb block of k.
  * Limits: 216 registers; 2 stages of 48 KB; two thread blocks per SM.
+ * Regions: fp32_t128_kernel.
  */
 #include "cuda/kernels/split/split_wgmma.cuh"
 
@@ -29,11 +32,12 @@ __device__ work work_of(const split_args &g, int index, int rank) {
     return w;
 }
 
-/* Copies a quarter of each stage, block after block of k and tile after tile: every warp has one, because issuing a copy
- * takes so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A (warps 0
- * and 2), and of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though one issues the
- * copy: see warp_number. Two stages are too few to cover the latency of device memory, so what is needed AHEAD blocks later
- * is prefetched into L2; the tiles that share these rows, neighbours in a group, prefetch a part each. */
+/* Copies a quarter of each stage, block after block of k and tile after tile: every warp has one, because issuing a
+ * copy takes so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A
+ * (warps 0 and 2), and of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though
+ * one issues the copy: see warp_number. Two stages are too few to cover the latency of device memory, so what is needed
+ * AHEAD blocks later is prefetched into L2; the tiles that share these rows, neighbours in a group, prefetch a part
+ * each. */
 struct quarter_copier {
     static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;
     static constexpr int AHEAD = 4, PREFETCH_PARTS = GROUP_ROWS;

@@ -13,7 +13,7 @@
  * and C = (v + q 2^-11) * 2^-(e_a + e_b). tf32 sums hi_a*hi_b over all of k.
  *
  * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16
- * x 8. Blocks stay and take every gridDim-th tile.
+ * x 8. Thread blocks are persistent: each takes every gridDim-th tile.
  *
  * Stages. A stage is half a block of k, STAGE_K, of both operands' tiles: rows of 64 bytes, in which 16-byte chunk c of
  * row r lies at c ^ (r/2 % 4), so that the eight rows that ldmatrix reads at once fall on all banks. (The panels' own
@@ -175,7 +175,7 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, fl
                     put_sums(sums, out);
                 }
         __syncwarp();
-        if (action == CHECK && g.slices == 1 && must_recompute(g, w.batch, row, col, exponent_a, out)) continue;
+        if (action == CHECK_SUMS && g.slices == 1 && must_recompute(g, w.batch, row, col, exponent_a, out)) continue;
         store_block(g, d, row, col, exponent_b, out);
     }
 }
@@ -215,7 +215,7 @@ namespace fp32 {
 constexpr int TILE_M = 128, TILE_N = 128, WARP_N = 32, N = WARP_N / FRAGMENT_N;
 typedef stage<TILE_M, TILE_N, 2> STAGE;
 typedef tile<TILE_M, TILE_N, 2> TILE;
-static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share out the tile");
+static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share the tile");
 static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
 static_assert(STAGES * sizeof(STAGE) == SPLIT_FP32_MMA_SM80_SHARED, "what the host asks for");
 } // namespace fp32
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
     const int warp = threadIdx.x / 32, row = warp % WARPS_M * WARP_M, col = warp / WARPS_M * WARP_N;
     const fragment_reader<STAGE> read(row, col);
     stage_ring<STAGE> ring;
-    __shared__ TILE tiles[2]; /* this one and the next, in turn */
+    __shared__ TILE tiles[2]; /* the current one and the next, alternating */
     wait_for_previous_kernel();
     allow_next_kernel();
     if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
@@ -286,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[i][j][e] = fmaf(q[i][j][e], LO_SCALE, v[i][j][e]);
         const work w = tiles[turn].at;
-        __syncthreads(); /* all know their tile: its place is free for the one after the next */
+        __syncthreads(); /* all have read their tile: its place is free for the tile after next */
         if (threadIdx.x == 0) tiles[turn].find(g, index + 2 * gridDim.x);
         store(g, w, w.m0 + row, w.n0 + col, v, ring.free_as_out(warp));
         __syncthreads(); /* the stage is free again */
@@ -299,7 +299,7 @@ namespace tf32 {
 constexpr int TILE_M = 128, TILE_N = 256, WARP_N = 64, N = WARP_N / FRAGMENT_N;
 typedef stage<TILE_M, TILE_N, 1> STAGE;
 typedef tile<TILE_M, TILE_N, 1> TILE;
-static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share out the tile");
+static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share the tile");
 static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
 static_assert(STAGES * sizeof(STAGE) == SPLIT_TF32_MMA_SM80_SHARED, "what the host asks for");
 } // namespace tf32

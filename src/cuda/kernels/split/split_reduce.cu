@@ -1,9 +1,11 @@
-/* split_reduce.cu: adds up the slices of k that a split kernel left in `partial`, and applies alpha and beta.
+/* split_reduce.cu: adds up the k slices that a split kernel left in `partial`, and applies alpha and beta.
  *
  * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
- * A warp has a block of CHECK_ROWS x CHECK_COLS of C, a thread one of its columns; blocks that are left to ieee, because
- * of their tile's marks or of a sum that is too small to be good, are left here. Limits: 128 threads, no shared memory;
- * grid.x covers the blocks of one product, four to a block of threads, grid.y is the batch.
+ * Check blocks that are left to ieee, because of their tile's marks or a sum that is too small, are not stored.
+ *
+ * Tile map: a warp has a check block of C, a thread one of its columns. grid.x covers the check blocks of one product,
+ * four for each thread block; grid.y is the batch.
+ * Limits: 128 threads, no shared memory.
  */
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/split/split.cuh"
@@ -32,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
     }
     if (action == RECOMPUTE) return;
 
-    if (action == CHECK) {
+    if (action == CHECK_SUMS) {
         const int row = row0 + min(lane, rows - 1); /* number `lane` */
         const float of_row = least_sum(g, g.a, batch, row), of_col = least_sum(g, g.b, batch, col);
         const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));

@@ -1,10 +1,13 @@
-/* split_tf32_sm90.cu: C = alpha*A*B + beta*S from split operands of one component, hi (args.h), on Hopper's wgmma: tf32.
+/* split_tf32_sm90.cu: C = alpha*A*B + beta*S from the hi components of split operands (args.h), on Hopper's wgmma.
  *
  * The tensor cores sum hi_a*hi_b over all of k. Stages and epilogue: split_wgmma.cuh.
- * Tile map: tiles of 128 x 256. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of
- * the tile each.
- * Limits: 232 registers in warpgroups 1 and 2 (128 of them accumulators), 40 in warpgroup 0; 4 stages of 48 KB, one thread
- * block per SM.
+ *
+ * Tile map: tiles of 128 x 256. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows
+ * of the tile each.
+ *
+ * Names: wg warpgroup; kb block of k.
+ * Limits: 232 registers in warpgroups 1 and 2 (128 of them accumulators), 40 in warpgroup 0; 4 stages of 48 KB; one
+ * thread block per SM.
  */
 #include "cuda/kernels/split/split_wgmma.cuh"
 

@@ -1,10 +1,9 @@
-/* split_wgmma.cuh: what the split kernels for Hopper (split_*_sm90*.cu) share: stages in shared memory and their barriers,
- * the copies that fill them, the products of fp32, and the epilogue of a warpgroup.
- * Regions: pipeline, producer (kernels of 384 threads), fp32_products, output.
+/* split_wgmma.cuh: what the split kernels for Hopper (split_*_sm90*.cu) share: stages in shared memory and their
+ * barriers, the copies that fill them, the products of fp32, and the epilogue of a warpgroup.
  *
  * Thread blocks are persistent: each takes every gridDim-th tile. A stage holds one block of k of both operands' tiles,
- * copied straight from the panels (args.h). full[s] completes when stage s has landed, empty[s] when all warps have read
- * it.
+ * copied straight from the panels (args.h). full[s] completes when stage s has landed, empty[s] when all warps have
+ * read it.
  *
  * Arithmetic of fp32. With A = hi_a + lo_a 2^-11 and B likewise (scaled), each part of a block of k, SPLIT_SUM_K, gives
  *
@@ -12,14 +11,16 @@
  *                                        tensor cores truncate as they accumulate, so they never do it for long
  *     corr += hi_a*lo_b + lo_a*hi_b      2^11 smaller, so that its truncation does not matter: one sum for all of k
  *
- * and C = (main + corr 2^-11) * 2^-(e_a + e_b). lo_a*lo_b is below float32's last bit. docs/internals/numerics.md has the
- * bound.
+ * and C = (main + corr 2^-11) * 2^-(e_a + e_b). lo_a*lo_b is below float32's last bit. docs/internals/numerics.md has
+ * the bound.
  *
  * Order within a warpgroup: the tensor cores are never idle, because
  *
- *     issue corr(i)   wait hi*hi(i)   main += it   issue hi*hi(i+1)   wait corr(i), and free its stage if it was the last
+ *     issue corr(i)   wait hi*hi(i)   main += it   issue hi*hi(i+1)   wait corr(i), free its stage if it was the last
  *
  * runs the additions of part i under corr(i), and hi*hi(i+1) is queued before corr(i) has drained.
+ *
+ * Regions: pipeline, producer (kernels of 384 threads), fp32_products, output.
  */
 #ifndef TESSERA_CUDA_SPLIT_WGMMA_CUH
 #define TESSERA_CUDA_SPLIT_WGMMA_CUH
@@ -166,8 +167,8 @@ struct stage_products {
         wgmma_commit();
     }
 
-    /* All of the stage but the first part's hi*hi, which has been issued. Returns with the last part's corrections under
-     * way. */
+    /* All of the stage but the first part's hi*hi, which has been issued. Returns with the last part's corrections
+     * under way. */
     __device__ void issue_rest(accumulators &sums, bool accumulate) const {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
@@ -183,8 +184,8 @@ struct stage_products {
     }
 };
 
-/* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called when
- * this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
+/* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
+ * when this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
 __device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
                                 int kb_begin, int kb_end, RELEASE release) {
@@ -245,8 +246,8 @@ template <int TILE_N> struct output {
     }
 
     /* One check block after the other. Unrolled, one is on its way to memory while the next is prepared; but the first
-     * tile's instructions come from device memory, too. For the eight blocks of a wide tile, often an SM's only one, that
-     * takes longer than it saves. */
+     * tile's instructions come from device memory, too. For the eight blocks of a wide tile, often an SM's only one,
+     * that takes longer than it saves. */
     __device__ void store(const split_args &g, const work &w, float (&v)[TILE_N / 2], out_buffer &out) const {
         constexpr int AT_ONCE = BLOCKS > 4 ? 1 : BLOCKS;
         const destination d(g, w);
@@ -267,7 +268,8 @@ template <int TILE_N> struct output {
             __syncwarp();
             /* The same in all lanes; by a vote, so that the compiler knows it (warp_number). */
             if (!__any_sync(0xffffffffu, action != RECOMPUTE && row0 < g.m && col0 < g.n)) continue;
-            if (action == CHECK && g.slices == 1 && must_recompute(g, w.batch, row0, col0, exponent_a, out)) continue;
+            if (action == CHECK_SUMS && g.slices == 1 && must_recompute(g, w.batch, row0, col0, exponent_a, out))
+                continue;
             store_block(g, d, row0, col0, exponent, out);
         }
     }
