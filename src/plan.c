@@ -8,11 +8,17 @@ tsr_status plan_make(tsr_plan *plan) {
                          : cpu_plan_make(&plan->cpu, plan->context, &plan->problem);
 }
 
-size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace : plan->cpu.workspace; }
+size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace.bytes : plan->cpu.workspace; }
 
 double plan_seconds(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.seconds : plan->cpu.seconds; }
 
 bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.split : plan->cpu.pieces > 0; }
+
+static void print_seconds(double seconds, tsr_text *text) {
+    const char *unit = seconds < 1e-3 ? "us" : seconds < 1 ? "ms" : "s";
+    const double of_unit = seconds < 1e-3 ? 1e-6 : seconds < 1 ? 1e-3 : 1;
+    tsr_text_add(text, "estimate: %.4g %s\n", seconds / of_unit, unit);
+}
 
 void plan_print(const tsr_plan *plan, tsr_text *text) {
     const tsr_problem *p = &plan->problem;
@@ -24,6 +30,7 @@ void plan_print(const tsr_plan *plan, tsr_text *text) {
     else
         cpu_plan_print(&plan->cpu, p, text);
     tsr_text_add(text, "workspace: %zu bytes\n", plan_workspace(plan));
+    if (plan_seconds(plan) > 0) print_seconds(plan_seconds(plan), text);
 }
 
 tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch) {

@@ -7,19 +7,36 @@
 struct cuda_device; /* cuda/kernels.h */
 struct cuda_kernel;
 
+/* Where the parts of a packed operand lie in its memory (kernels/args.h). Offsets in bytes, the panels being at 0;
+ * strides from one item of a batch to the next, as split_operand counts them. */
+typedef struct panels_layout {
+    int64_t panels_stride, exponents_stride, marks_stride;
+    size_t exponents, row_overflows, tiny_counts, overflowed_panels, marks, progress;
+    size_t bytes; /* in all, a multiple of 256 */
+} panels_layout;
+
+/* Where everything lies in the workspace of a call: offsets in bytes. */
+typedef struct cuda_workspace_layout {
+    panels_layout a, b;        /* split: within the memory of each operand's panels, */
+    size_t a_panels, b_panels; /* which begins here where it was not packed beforehand */
+    size_t partial_sums;
+    size_t recompute_flags; /* split: one for each check block */
+    size_t bytes;           /* in all */
+} cuda_workspace_layout;
+
 /* How one product is computed on a GPU. Pure data. Sizes are of the product as it is computed: transposed, where that
  * lets C be written along its contiguous dimension. */
 typedef struct cuda_plan {
     const struct cuda_device *device;
-    const struct cuda_kernel *multiply; /* the kernel that computes C, or parts of its sums */
+    const struct cuda_kernel *multiply; /* the kernel that computes C, or partial sums of it */
     bool transposed;                    /* C^T = B^T A^T is computed */
-    bool split;                         /* operands are packed into fp16 pieces; else read in place */
-    int64_t slices, k_per_slice;  /* split: of k; more than one: their sums are added in order by a second kernel */
-    int64_t full_tiles;           /* ieee: tiles of C computed whole, by a block each; all others' terms are shared */
-    int64_t tail_units;           /* evenly by so many blocks, and their sums added in order by a second kernel */
-    int64_t chunk_m, chunk_n;     /* rows and columns computed at a time: all of them, unless max_workspace or */
+    bool split;                         /* operands are packed into fp16 components; else read in place */
+    int64_t slices, k_per_slice;        /* split: of k; several are reduced in order by a second kernel */
+    int64_t full_tiles;       /* ieee: tiles that a thread block each computes whole; the k ranges of all others, */
+    int64_t tail_blocks;      /* the stream-K tail, are shared by so many, and reduced in order by a second kernel */
+    int64_t chunk_m, chunk_n; /* rows and columns computed at a time: all of them, unless max_workspace or */
     int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
-    size_t workspace;
+    cuda_workspace_layout workspace;
     double seconds;     /* estimated */
     const char *reason; /* one clause: why this kernel */
 } cuda_plan;

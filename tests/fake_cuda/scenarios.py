@@ -546,7 +546,7 @@ def test_max_workspace_computes_in_parts(limit, precision, kernel):
     context = Context(CUDA, precision, kernel, max_workspace=limit)
     plan = Plan(context, problem.operand_a, problem.operand_b, problem.result_c)
     whole = Plan(Context(CUDA, precision, kernel), problem.operand_a, problem.operand_b, problem.result_c).workspace()
-    assert plan.workspace() <= limit and ("in parts of: " in plan.text()) == (limit < whole)
+    assert plan.workspace() <= limit and ("chunks: " in plan.text()) == (limit < whole)
     assert problem.run(context) == 0
     problem.check()
     problem.free()

@@ -7,25 +7,6 @@
 
 #include <stdint.h>
 
-/* Dynamic shared memory of a block, in bytes, for who launches it; each kernel asserts that this is what it lays out.
- */
-enum {
-    IEEE_TILE_128X128_SHARED = 67584,
-    IEEE_TILE_128X64_SHARED = 51200,
-    IEEE_TILE_64X64_SHARED = 34816,
-    IEEE_MMA_64X128_SHARED = 76800,
-    IEEE_MMA_64X64_SHARED = 52224,
-    IEEE_MMA_32X64_SHARED = 53248,
-    IEEE_MMA_32X32_SHARED = 36864,
-    IEEE_MMA_SHORT_K_SHARED = 69632,
-    PACK_SHARED = 52992,
-    SPLIT_FP32_SM90_SHARED = 217136,
-    SPLIT_FP32_SM90_T128_SHARED = 108576,
-    SPLIT_TF32_SM90_SHARED = 217152,
-    SPLIT_FP32_MMA_SM80_SHARED = 98304,
-    SPLIT_TF32_MMA_SM80_SHARED = 73728
-};
-
 // region: matrices
 /* Rows of A, or columns of B, that are packed, marked and recomputed together. Every multiply kernel's tile is a
  * multiple or a divisor of it, so that a tile of C belongs to one mark of A and one of B. */

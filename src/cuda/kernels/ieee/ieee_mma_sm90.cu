@@ -23,11 +23,13 @@
  * or three for each of its four tensor cores.
  */
 #include "cuda/kernels/ieee/ieee_slab.cuh"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */
 
 template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STAGES> struct ieee_mma {
+    static constexpr int M = TILE_M, N = TILE_N;
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
     static constexpr int SLAB = 32, STEP = 8 * WARPS_K;
@@ -429,7 +431,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct i
 
 /* Large products, and what of a split product is to be computed again. A warp has 64 x 32; 2 blocks per SM. */
 using mma_64x128 = ieee_mma<64, 128, 1, 4, 1, 3>;
-static_assert(mma_64x128::SHARED_BYTES == IEEE_MMA_64X128_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_MMA_64X128, mma_64x128::M, mma_64x128::N, mma_64x128::THREADS, mma_64x128::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __grid_constant__ ieee_args args) {
     if (nothing_marked(args)) { /* known since before the split kernel in front of us began */
@@ -443,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __gri
 
 /* Medium products. A warp has 32 x 32; 3 blocks per SM. */
 using mma_64x64 = ieee_mma<64, 64, 2, 2, 1, 3>;
-static_assert(mma_64x64::SHARED_BYTES == IEEE_MMA_64X64_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_MMA_64X64, mma_64x64::M, mma_64x64::N, mma_64x64::THREADS, mma_64x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_64x64(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
@@ -453,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_64x64(const __grid
 
 /* Small products: more tiles. Two warps have 32 x 32 together, half of k each; 3 blocks per SM. */
 using mma_32x64 = ieee_mma<32, 64, 1, 2, 2, 4>;
-static_assert(mma_32x64::SHARED_BYTES == IEEE_MMA_32X64_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_MMA_32X64, mma_32x64::M, mma_32x64::N, mma_32x64::THREADS, mma_32x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x64(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
@@ -463,7 +465,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x64(const __grid
 
 /* The smallest. Each warp has the whole tile, and a quarter of k; 3 blocks per SM. */
 using mma_32x32 = ieee_mma<32, 32, 1, 1, 4, 4>;
-static_assert(mma_32x32::SHARED_BYTES == IEEE_MMA_32X32_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_MMA_32X32, mma_32x32::M, mma_32x32::N, mma_32x32::THREADS, mma_32x32::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();
@@ -473,7 +475,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid
 
 /* Products of few terms. A warp has 32 x 32; 3 blocks per SM. */
 using mma_short_k = ieee_mma_short<64, 64, 2, 2, 64>;
-static_assert(mma_short_k::SHARED_BYTES == IEEE_MMA_SHORT_K_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_MMA_SHORT_K, mma_short_k::tile::M, mma_short_k::tile::N, mma_short_k::tile::THREADS,
+                 mma_short_k::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_short_k(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();

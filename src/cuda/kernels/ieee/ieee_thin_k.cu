@@ -12,6 +12,7 @@
  * Limits: 128 threads, 16 KB of shared memory, 6 blocks per SM.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
 template <int COLS> struct thin_k {
@@ -108,6 +109,8 @@ template <int COLS> struct thin_k {
             }
     }
 };
+
+ASSERT_LISTED_AS(IEEE_THIN_K, thin_k<8>::TILE_M, thin_k<8>::TILE_N, thin_k<8>::THREADS, 0);
 
 extern "C" __global__ void __launch_bounds__(128, 6) ieee_thin_k(const __grid_constant__ ieee_args args) {
     __shared__ __align__(16) float shared_b[8 * thin_k<8>::CHUNK];

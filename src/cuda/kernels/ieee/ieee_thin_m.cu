@@ -12,6 +12,7 @@
  * Limits: 128 threads, 16 KB of shared memory, 5 blocks per SM.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
 template <int COLS> struct thin_m {
@@ -85,6 +86,8 @@ template <int COLS> struct thin_m {
         }
     }
 };
+
+ASSERT_LISTED_AS(IEEE_THIN_M, thin_m<8>::TILE_M, thin_m<8>::TILE_N, thin_m<8>::THREADS, 0);
 
 extern "C" __global__ void __launch_bounds__(128, 5) ieee_thin_m(const __grid_constant__ ieee_args args) {
     __shared__ __align__(16) float shared[thin_m<8>::SHARED];

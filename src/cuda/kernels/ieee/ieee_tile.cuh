@@ -23,6 +23,7 @@
 template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int ROWS, int COLS, int SLAB, int STEP, int STAGES,
           bool SEPARATE>
 struct ieee_tile {
+    static constexpr int M = TILE_M, N = TILE_N;
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
     static constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
     static constexpr int LANES_M = WARP_M / ROWS, LANES_N = WARP_N / COLS;

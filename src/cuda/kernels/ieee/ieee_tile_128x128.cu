@@ -7,10 +7,11 @@
  * (1 with 100 KB of shared memory: sm_86, sm_89, sm_120).
  */
 #include "cuda/kernels/ieee/ieee_tile.cuh"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
 using tile_128x128 = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
-static_assert(tile_128x128::SHARED_BYTES == IEEE_TILE_128X128_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_TILE_128X128, tile_128x128::M, tile_128x128::N, tile_128x128::THREADS, tile_128x128::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_tile_128x128(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();

@@ -5,10 +5,11 @@
  * Limits: 128 threads, at most 168 registers, 51,200 bytes of shared memory: 3 blocks per SM (1 before sm_80).
  */
 #include "cuda/kernels/ieee/ieee_tile.cuh"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
 using tile_128x64 = ieee_tile<128, 64, 2, 2, 8, 8, 32, 8, 2, true>;
-static_assert(tile_128x64::SHARED_BYTES == IEEE_TILE_128X64_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_TILE_128X64, tile_128x64::M, tile_128x64::N, tile_128x64::THREADS, tile_128x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_tile_128x64(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();

@@ -5,10 +5,11 @@
  * Limits: 128 threads, at most 96 registers, 34,816 bytes of shared memory: 5 blocks per SM (1 before sm_80).
  */
 #include "cuda/kernels/ieee/ieee_tile.cuh"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
 using tile_64x64 = ieee_tile<64, 64, 2, 2, 4, 8, 32, 8, 2, true>;
-static_assert(tile_64x64::SHARED_BYTES == IEEE_TILE_64X64_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(IEEE_TILE_64X64, tile_64x64::M, tile_64x64::N, tile_64x64::THREADS, tile_64x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 5) ieee_tile_64x64(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();

@@ -23,6 +23,7 @@
  */
 #include <cuda_fp16.h>
 
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/pack/pack_tf32.cuh"
 #include "cuda/kernels/pack/pack_tile.cuh"
 
@@ -337,11 +338,12 @@ template <typename SPLIT> __device__ void pack_both(const pack_pair_args &pair, 
 }
 // endregion: pack_fp32
 
-static_assert(sizeof(pack_stage[PACK_STAGES]) == PACK_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(PACK_SAMPLE, SAMPLE_ROWS, 0, PACK_THREADS, 0);
+ASSERT_LISTED_AS(PACK_SPLIT, PACK_ROWS, 0, PACK_THREADS, sizeof(pack_stage[PACK_STAGES]));
 
 /* Grid: any; 4 blocks per SM fill the memory. The next kernel starts early only if no block has more than one tile. Its
  * blocks start wherever one of these ends, and then blocks that share panels are not neighbours on the chip
- * (docs/internals/tuning.md). */
+ * (docs/internals/experiments.md). */
 extern "C" __global__ void __launch_bounds__(PACK_THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     pack_both(pair, [](const pack_args &o, const pack_tile &t, const pack_stage &from) {
         if (o.components == 2) return split_tile<fp32_components>(o, t, from);

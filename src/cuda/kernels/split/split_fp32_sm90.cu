@@ -10,6 +10,7 @@
  * thread block per SM.
  * Regions: fp32_kernel.
  */
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_wgmma.cuh"
 
 // region: fp32_kernel
@@ -19,7 +20,6 @@ constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3;
 typedef shared_layout<stage<TILE_M, TILE_N, 2>, STAGES, 8> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
 static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
-static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_SHARED, "what the host asks for");
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
@@ -63,3 +63,5 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     }
 }
 // endregion: fp32_kernel
+
+ASSERT_LISTED_AS(SPLIT_FP32_SM90, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));

@@ -11,6 +11,7 @@
  * Limits: 216 registers; 2 stages of 48 KB; two thread blocks per SM.
  * Regions: fp32_t128_kernel.
  */
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_wgmma.cuh"
 
 // region: fp32_t128_kernel
@@ -23,7 +24,6 @@ typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
 static_assert(TILE_M == CLUSTER * WG_ROWS, "the warpgroups of a cluster share a tile's rows");
 static_assert(TILE_M <= PANEL_ROWS, "so that a block's rows, even past the matrix, have the marks of a panel there is");
 static_assert(2 * sizeof(SHARED) <= 226 * 1024, "two blocks share an SM");
-static_assert(sizeof(SHARED) == SPLIT_FP32_SM90_T128_SHARED, "what the host asks for");
 
 /* work_at of a cluster, as block `rank` of it sees it. */
 __device__ work work_of(const split_args &g, int index, int rank) {
@@ -123,3 +123,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     cluster_sync(); /* the other block may still release stages to this one */
 }
 // endregion: fp32_t128_kernel
+
+ASSERT_LISTED_AS(SPLIT_FP32_SM90_T128, TILE_M, TILE_N, WARPGROUP, sizeof(SHARED));

@@ -30,6 +30,7 @@
 #include <stddef.h>
 
 #include "cuda/kernels/args.h"
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split.cuh"
 
 namespace {
@@ -217,7 +218,7 @@ typedef stage<TILE_M, TILE_N, 2> STAGE;
 typedef tile<TILE_M, TILE_N, 2> TILE;
 static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share the tile");
 static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
-static_assert(STAGES * sizeof(STAGE) == SPLIT_FP32_MMA_SM80_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(SPLIT_FP32_MMA_SM80, TILE_M, TILE_N, THREADS, STAGES * sizeof(STAGE));
 } // namespace fp32
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(const __grid_constant__ split_args g) {
@@ -301,7 +302,7 @@ typedef stage<TILE_M, TILE_N, 1> STAGE;
 typedef tile<TILE_M, TILE_N, 1> TILE;
 static_assert(TILE_M == WARPS_M * WARP_M && TILE_N == THREADS / 32 / WARPS_M * WARP_N, "the warps share the tile");
 static_assert(PANEL_ROWS % WARP_N == 0, "a warp's columns are of one panel, which is marked or not");
-static_assert(STAGES * sizeof(STAGE) == SPLIT_TF32_MMA_SM80_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(SPLIT_TF32_MMA_SM80, TILE_M, TILE_N, THREADS, STAGES * sizeof(STAGE));
 } // namespace tf32
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(const __grid_constant__ split_args g) {

@@ -9,6 +9,7 @@
  * Limits: 232 registers in warpgroups 1 and 2 (128 of them accumulators), 40 in warpgroup 0; 4 stages of 48 KB; one
  * thread block per SM.
  */
+#include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_wgmma.cuh"
 
 constexpr int TILE_M = 128, TILE_N = 256, STAGES = 4;
@@ -16,7 +17,7 @@ typedef stage<TILE_M, TILE_N, 1> STAGE;
 typedef shared_layout<STAGE, STAGES, 8> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
 static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
-static_assert(sizeof(SHARED) == SPLIT_TF32_SM90_SHARED, "what the host asks for");
+ASSERT_LISTED_AS(SPLIT_TF32_SM90, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(const __grid_constant__ split_args g) {
     SHARED &s = *(SHARED *)dynamic_shared<1024>();

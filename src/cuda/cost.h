@@ -1,0 +1,32 @@
+/* cost.h: the cost model of the CUDA engine: how long a product would take, in seconds. Pure. */
+#ifndef TESSERA_CUDA_COST_H
+#define TESSERA_CUDA_COST_H
+
+#include "cuda/kernels.h"
+
+/* One way to compute a product. */
+typedef struct cuda_candidate {
+    const cuda_kernel *kernel;       /* NULL: none */
+    int64_t slices, k_per_slice;     /* of k, for split kernels */
+    int64_t full_tiles, tail_blocks; /* ieee: tiles computed whole; thread blocks that share the stream-K tail, or 0 */
+    size_t partial_bytes;            /* of partial sums */
+    double seconds;                  /* estimated */
+} cuda_candidate;
+
+/* Tiles of C. */
+int64_t cuda_tiles(const cuda_kernel *kernel, const tsr_problem *problem);
+
+/* Multiplying, by any kernel but the thin ones, and adding up slices or segments where there are several. `candidate`
+ * has all but its seconds. */
+double cost_multiply(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
+
+/* The same by a thin kernel. */
+double cost_multiply_thin(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
+
+/* What a split product costs beside multiplying: packing so many elements, and its launches. */
+double cost_split(const cuda_device *device, double elements);
+
+/* A product without terms. */
+double cost_scale(const cuda_device *device, const tsr_problem *problem);
+
+#endif

@@ -1,0 +1,75 @@
+/* ieee.c: queues the ieee kernels: products of operands in place, products without terms, and what of a split product
+ * must be recomputed. */
+#include "cuda/launch.h"
+
+matrix_in matrix_in_place(const tsr_operand *o) {
+    return (matrix_in){o->data, o->row_stride, o->col_stride, o->batch_stride};
+}
+
+matrix_out matrix_of_result(const tsr_result *c) {
+    return (matrix_out){c->data, c->row_stride, c->col_stride, c->batch_stride};
+}
+
+static ieee_args ieee_args_of(const tsr_problem *p, const cuda_kernel *kernel) {
+    ieee_args args = {
+        .a = matrix_in_place(&p->a),
+        .b = matrix_in_place(&p->b),
+        .addend = matrix_in_place(&p->addend),
+        .c = matrix_of_result(&p->c),
+        .m = (int32_t)p->m,
+        .n = (int32_t)p->n,
+        .k = (int32_t)p->k,
+        .batch = (int32_t)p->batch,
+        .alpha = p->alpha,
+        .beta = p->beta,
+    };
+    if (kernel->tile_m) {
+        args.tile_m = kernel->tile_m;
+        args.tile_n = kernel->tile_n;
+        args.tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m);
+        args.tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n);
+        args.full_tiles = args.tiles_m * args.tiles_n;
+    }
+    return args;
+}
+
+tsr_status queue_scale(launch_queue *q, const tsr_problem *p) {
+    const cuda_kernel *kernel = &cuda_kernels[IEEE_SCALE];
+    ieee_args args = ieee_args_of(p, kernel);
+    const int64_t most = 1 << 20; /* blocks: beyond, each takes several elements */
+    return launch_kernel(q, kernel, (launch_grid){min64(ceil_div(p->m * p->n, kernel->threads), most), 1, p->batch},
+                         &args);
+}
+
+tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
+    const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[IEEE_REDUCE];
+    ieee_args args = ieee_args_of(p, kernel);
+    const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
+    const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
+    if (plan->tail_blocks && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
+        args.full_tiles = (int32_t)plan->full_tiles;
+        args.tail_blocks = (int32_t)plan->tail_blocks;
+        args.segments = (int32_t)ieee_segments(p->k, tiles - plan->full_tiles, plan->tail_blocks);
+        args.partial = (float *)(workspace + plan->workspace.partial_sums);
+    }
+    const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles, args.tail_blocks);
+    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args);
+    if (status || args.segments <= 1) return status;
+    const int64_t parts = ceil_div(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
+    return launch_kernel(q, reduce, (launch_grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
+}
+
+tsr_status queue_recompute(launch_queue *q, const cuda_device *device, const tsr_problem *p, const split_args *split) {
+    const cuda_kernel *kernel = cuda_recompute_kernel(device);
+    ieee_args args = ieee_args_of(p, kernel);
+    args.marks_a = split->a.marks;
+    args.marks_b = split->b.marks;
+    args.mark_limit = split->mark_limit;
+    args.marks_a_batch_stride = split->a.marks_batch_stride;
+    args.marks_b_batch_stride = split->b.marks_batch_stride;
+    args.recompute = split->recompute;
+    args.recompute_batch_stride = split->recompute_batch_stride;
+    args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
+    const int64_t blocks = min64(args.full_tiles, (int64_t)device->multiprocessors * kernel->blocks);
+    return launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args);
+}

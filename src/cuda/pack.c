@@ -1,0 +1,141 @@
+/* pack.c: queues the packing kernels, for a call's own operands and for packed operands that are kept. */
+#include "cuda/launch.h"
+
+/* ---- Packing ----------------------------------------------------------------------------------------------------- */
+
+split_operand panels_of(const split_source *s) {
+    const panels_layout *l = s->layout;
+    const int64_t first_panel = s->first_row / PANEL_ROWS, k_blocks = ceil_div(s->k, SPLIT_K);
+    return (split_operand){
+        .panels = (uint8_t *)s->memory + first_panel * k_blocks * s->components * PANEL_ROWS * SPLIT_ROW_BYTES,
+        .exponents = (int32_t *)(s->memory + l->exponents) + s->first_row,
+        .marks = (float *)(s->memory + l->marks) + first_panel,
+        .tiny_counts = (uint32_t *)(s->memory + l->tiny_counts) + s->first_row,
+        .panels_batch_stride = s->batch > 1 ? l->panels_stride : 0,
+        .exponents_batch_stride = s->batch > 1 ? l->exponents_stride : 0,
+        .marks_batch_stride = s->batch > 1 ? l->marks_stride : 0,
+    };
+}
+
+static pack_args pack_args_of(const split_source *s) {
+    const panels_layout *l = s->layout;
+    return (pack_args){
+        .data = s->data,
+        .row_stride = s->row_stride,
+        .k_stride = s->k_stride,
+        .batch_stride = s->batch_stride,
+        .rows = (int32_t)s->rows,
+        .k = (int32_t)s->k,
+        .batch = (int32_t)s->batch,
+        .k_blocks = (int32_t)ceil_div(s->k, SPLIT_K),
+        .components = s->components,
+        .panels = (uint8_t *)s->memory,
+        .exponents = (int32_t *)(s->memory + l->exponents),
+        .row_overflows = (float *)(s->memory + l->row_overflows),
+        .tiny_counts = (uint32_t *)(s->memory + l->tiny_counts),
+        .overflowed_panels = (int32_t *)(s->memory + l->overflowed_panels),
+        .marks = (float *)(s->memory + l->marks),
+        .panels_batch_stride = l->panels_stride,
+        .exponents_batch_stride = l->exponents_stride,
+        .marks_batch_stride = l->marks_stride,
+    };
+}
+
+tsr_status queue_pack(launch_queue *q, const split_source *first, const split_source *second) {
+    if (!first && !second) return TSR_OK;
+    pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
+    if (first) pair.operand[0] = pack_args_of(first);
+    if (second) pair.operand[1] = pack_args_of(second);
+    const split_source *either = first ? first : second;
+    pair.progress = (pack_progress *)(either->memory + either->layout->progress);
+    const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
+    int64_t samples = 0, splits = 0; /* blocks */
+    for (int i = 0; i < 2; i++) {
+        const pack_args *o = &pair.operand[i];
+        samples += o->batch * ceil_div(o->rows, sample->tile_m);
+        splits += o->batch * ceil_div(o->rows, split->tile_m) * o->k_blocks;
+    }
+    /* They are persistent, share the work, and may wait for each other: no more than fit on the GPU. An SM has the shared
+     * memory of its largest block and 1 KB for each. */
+    const cuda_device *device = &q->cuda->device;
+    const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
+    splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
+    tsr_status status = launch_kernel(q, sample, (launch_grid){samples, 1, 1}, &pair);
+    return status ? status : launch_kernel(q, split, (launch_grid){splits, 1, 1}, &pair);
+}
+
+/* ---- Packed operands that are kept --------------------------------------------------------------------------------- */
+
+/* An operand seen with k along its rows. */
+static tsr_operand with_k_along_rows(tsr_side side, const tsr_operand *operand) {
+    return side == TSR_LEFT ? *operand : operand_transpose(operand);
+}
+
+size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand) {
+    const cuda_kernel *kernel = cuda_split_kernel(context);
+    const tsr_operand o = with_k_along_rows(side, operand);
+    if (!kernel || !o.rows || !o.cols || o.rows > INT32_MAX / 2 || o.cols > INT32_MAX / 2) return 0;
+    return panels_layout_of(o.rows, o.cols, 1, kernel->components).bytes;
+}
+
+tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream) {
+    const struct cuda_context *cuda = packed->context->cuda;
+    const tsr_operand o = with_k_along_rows(packed->side, &packed->source);
+    const int components = cuda_split_kernel(packed->context)->components;
+    const panels_layout layout = panels_layout_of(o.rows, o.cols, 1, components);
+    split_source source = {
+        .data = o.data,
+        .rows = o.rows,
+        .k = o.cols,
+        .row_stride = o.row_stride,
+        .k_stride = o.col_stride,
+        .batch = 1,
+        .components = components,
+        .memory = packed->panels,
+        .layout = &layout,
+    };
+    const tsr_status status = check_memory(cuda, "operand.data", (void **)&source.data);
+    launch_queue q = {cuda, stream, false};
+    return status ? status : queue_pack(&q, &source, NULL);
+}
+
+static tsr_status pack_in_context(tsr_packed *packed, const tsr_launch *given) {
+    const struct cuda_context *cuda = packed->context->cuda;
+    tsr_status status = check_stream(cuda, given ? given->stream : NULL);
+    if (status) return status;
+    CUdeviceptr memory = 0;
+    packed->borrowed = given && given->workspace;
+    if (packed->borrowed) {
+        packed->panels = given->workspace;
+        status = check_memory(cuda, "launch.workspace", &packed->panels);
+    } else {
+        /* Not from the pool: in a captured stream that memory would be the graph's, and freeing it later would not wait
+         * for streams that still read it. */
+        status = cuda_memory_take(cuda, packed->bytes, &memory);
+        packed->panels = (void *)memory;
+    }
+    if (status) return status;
+    status = cuda_pack_panels(packed, given ? given->stream : NULL);
+    if (status && !packed->borrowed) cuda_memory_give(cuda, memory);
+    return status;
+}
+
+/* Where products in this context would not be split, a packed operand is only a name for the matrix: panels stays NULL.
+ */
+tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *given) {
+    packed->bytes = cuda_pack_size(packed->context, packed->side, &packed->source);
+    if (!packed->bytes) return TSR_OK;
+    bool pushed;
+    tsr_status status = cuda_enter(packed->context->cuda, &pushed);
+    if (status) return status;
+    status = pack_in_context(packed, given);
+    cuda_leave(packed->context->cuda, pushed);
+    return status;
+}
+
+void cuda_packed_destroy(tsr_packed *packed) {
+    bool pushed;
+    if (!packed->panels || packed->borrowed || cuda_enter(packed->context->cuda, &pushed)) return;
+    cuda_memory_give(packed->context->cuda, (CUdeviceptr)packed->panels);
+    cuda_leave(packed->context->cuda, pushed);
+}

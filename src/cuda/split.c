@@ -1,0 +1,96 @@
+/* split.c: queues split products: packing, multiplying, reducing slices, recomputing. */
+#include <math.h>
+
+#include "cuda/launch.h"
+
+/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md). fp32: what the
+ * bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it
+ * is for short k, every tile is recomputed. tf32: a panel is carried or it is not. */
+static float mark_limit(int64_t k, int components) {
+    if (components == 1) return 1;
+    const float terms = (float)k;
+    return (terms - terms / 32 - 76) / (16.1f + terms / 800);
+}
+
+/* How large a sum, before it is scaled back, must be for each tiny element behind it, to be good although its tile's
+ * marks exceed mark_limit (docs/internals/numerics.md); infinite where no sum is. */
+static float least_per_tiny(int64_t k) {
+    const float terms = (float)k, lost = 94 + terms / 24;
+    return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
+}
+
+static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, const split_source *source_a,
+                           const split_source *source_b, char *workspace) {
+    const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[SPLIT_REDUCE];
+    split_args args = {
+        .a = panels_of(source_a),
+        .b = panels_of(source_b),
+        .addend = matrix_in_place(&p->addend),
+        .c = matrix_of_result(&p->c),
+        .m = (int32_t)p->m,
+        .n = (int32_t)p->n,
+        .batch = (int32_t)p->batch,
+        .k_blocks = (int32_t)ceil_div(p->k, SPLIT_K),
+        .alpha = p->alpha,
+        .beta = p->beta,
+        .mark_limit = mark_limit(p->k, kernel->components),
+        .least_per_tiny = least_per_tiny(p->k),
+        .tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m),
+        .tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n),
+        .slices = 1,
+        .k_blocks_per_slice = (int32_t)ceil_div(p->k, SPLIT_K),
+        .short_end = (p->k - 1) % SPLIT_K < SPLIT_SUM_K,
+    };
+    if (plan->slices > 1) {
+        args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
+        args.slices = (int32_t)ceil_div(args.k_blocks, args.k_blocks_per_slice);
+        args.partial = (float *)(workspace + plan->workspace.partial_sums);
+    }
+    if (kernel->components == 2 && args.mark_limit >= 1 && args.least_per_tiny < INFINITY) { /* else no sum is good */
+        args.recompute = (uint8_t *)workspace + plan->workspace.recompute_flags;
+        args.recompute_batch_stride = check_blocks_in(p->m, p->n);
+    }
+    const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
+    const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
+    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args);
+    if (!status && args.slices > 1)
+        status = launch_kernel(
+            q, reduce, (launch_grid){ceil_div(check_blocks_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
+    return status ? status : queue_recompute(q, plan->device, p, &args);
+}
+
+/* Rows of one side of a chunk, `o` being that operand of the chunk with k along its rows. `packed`: the panels of the
+ * whole operand, in which ours begin at row first_row; NULL: ours are to be packed at `memory`. */
+static split_source source_of(const tsr_operand *o, int64_t batch, const void *packed, int64_t first_row,
+                              const panels_layout *layout, int components, char *memory) {
+    return (split_source){
+        .data = o->data,
+        .rows = o->rows,
+        .k = o->cols,
+        .row_stride = o->row_stride,
+        .k_stride = o->col_stride,
+        .batch_stride = o->batch_stride,
+        .batch = packed ? 1 : operand_count(o, batch),
+        .components = components,
+        .memory = packed ? (char *)packed : memory,
+        .layout = layout,
+        .first_row = packed ? first_row : 0,
+    };
+}
+
+/* A chunk of B serves all chunks of m that follow; a chunk of A that is the whole of m serves all chunks of n. */
+tsr_status queue_split(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, const problem_range *at,
+                       char *workspace) {
+    const cuda_workspace_layout *w = &plan->workspace;
+    const int components = plan->multiply->components;
+    const tsr_problem chunk = problem_part(p, at);
+    const tsr_operand b_rows = operand_transpose(&chunk.b);
+    const void *a_packed = operand_panels(&p->a, p->batch), *b_packed = operand_panels(&p->b, p->batch);
+    const split_source a = source_of(&chunk.a, at->batch, a_packed, at->m0, &w->a, components, workspace + w->a_panels);
+    const split_source b = source_of(&b_rows, at->batch, b_packed, at->n0, &w->b, components, workspace + w->b_panels);
+
+    const bool a_is_new = !a_packed && (at->n0 == 0 || plan->chunk_m < p->m);
+    const bool b_is_new = !b_packed && at->m0 == 0;
+    tsr_status status = queue_pack(q, a_is_new ? &a : NULL, b_is_new ? &b : NULL);
+    return status ? status : multiply(q, plan, &chunk, &a, &b, workspace);
+}
