@@ -81,7 +81,8 @@ static const struct {
 static const char *driver_load(void) {
     static void *library;
     if (library) return NULL;
-    void *opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    tsr_info_print(NULL, 0); /* loads the driver: the library knows where to look, and where not */
+    void *opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (!opened) return "there is no NVIDIA driver (libcuda.so.1)";
     for (size_t i = 0; i < sizeof driver_symbols / sizeof driver_symbols[0]; i++) {
         void *found = dlsym(opened, driver_symbols[i].symbol);

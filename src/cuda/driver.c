@@ -2,8 +2,11 @@
 #include "cuda/driver.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* The oldest driver that has every symbol of the list (cuCtxGetId is the youngest). */
 enum { OLDEST_DRIVER = 12000 };
@@ -19,18 +22,58 @@ static void explain(const char *format, ...) {
     va_end(arguments);
 }
 
+/* ---- Where the driver is ----------------------------------------------------------------------------------------- */
+
+#define LIBRARY "libcuda.so.1"
+
+/* Where distributions, containers and WSL put the driver. */
+static const char *const driver_folders[] = {
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/compat",
+    "/usr/lib/wsl/lib"};
+
+static void *open_in(const char *folder, size_t length) {
+    char path[PATH_MAX];
+    const int written = snprintf(path, sizeof path, "%.*s/" LIBRARY, (int)length, folder);
+    return written > 0 && (size_t)written < sizeof path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
+/* In LD_LIBRARY_PATH, which the loader ignores in a program with more rights than its user, and so do we. */
+static void *open_in_library_path(void) {
+    const char *folder = secure_getenv("LD_LIBRARY_PATH");
+    void *library = NULL;
+    while (folder && *folder && !library) {
+        const size_t length = strcspn(folder, ":;");
+        if (folder[0] == '/' && length < PATH_MAX) library = open_in(folder, length);
+        folder += length + (folder[length] != '\0');
+    }
+    return library;
+}
+
+/* A driver that the process has loaded already is the one to use: two of them in a process do not work. Otherwise
+ * absolute folders come first. By its bare name the loader would also look in the folders of the program's run path,
+ * where an empty or relative one means the current folder, and whoever can write there. */
+static void *open_driver(void) {
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (!library) library = open_in_library_path();
+    for (size_t i = 0; !library && i < sizeof driver_folders / sizeof *driver_folders; i++)
+        library = open_in(driver_folders[i], strlen(driver_folders[i]));
+    return library ? library : dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+}
+
+/* ---- Loading ----------------------------------------------------------------------------------------------------- */
+
 static void load(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void *library = open_driver();
     if (!library) {
-        explain(
-            "no CUDA driver on this machine (libcuda.so.1 cannot be loaded): install NVIDIA's driver, or use the CPU");
+        explain("no CUDA driver on this machine (" LIBRARY
+                " cannot be loaded): install NVIDIA's driver, or use the CPU");
         return;
     }
     /* A driver that is too old may lack symbols: its version is the better explanation, so it comes first. */
     __typeof__(cuDriverGetVersion) *get_version;
     *(void **)&get_version = dlsym(library, "cuDriverGetVersion");
     if (!get_version || get_version(&driver.version) != CUDA_SUCCESS) {
-        explain("libcuda.so.1 does not tell its version: reinstall NVIDIA's driver, or use the CPU");
+        explain(LIBRARY " does not tell its version: reinstall NVIDIA's driver, or use the CPU");
         return;
     }
     if (driver.version < OLDEST_DRIVER) {
@@ -39,10 +82,10 @@ static void load(void) {
         return;
     }
 #define TEXT_OF(name) #name
-#define LOOK_UP(name)                                                                               \
-    if (!(*(void **)&driver.name = dlsym(library, TEXT_OF(name)))) {                                \
-        explain("libcuda.so.1 lacks %s: reinstall NVIDIA's driver, or use the CPU", TEXT_OF(name)); \
-        return;                                                                                     \
+#define LOOK_UP(name)                                                                           \
+    if (!(*(void **)&driver.name = dlsym(library, TEXT_OF(name)))) {                            \
+        explain(LIBRARY " lacks %s: reinstall NVIDIA's driver, or use the CPU", TEXT_OF(name)); \
+        return;                                                                                 \
     }
     CUDA_DRIVER_SYMBOLS(LOOK_UP)
 #undef LOOK_UP
