@@ -1,6 +1,7 @@
 """Plans, and workspace that the caller brings."""
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
@@ -150,6 +151,16 @@ def test_print(engine):
         assert engine.kernel in text
 
 
+def test_seconds(engine):
+    """An estimate grows with the product, and is printed with the plan."""
+    if engine.device == CPU:
+        pytest.skip("the CUDA engine's cost model")
+    seconds = [plan_of(engine, n, n, n).seconds() for n in (64, 512, 4096, 32768)]
+    assert seconds == sorted(set(seconds)) and 1e-6 < seconds[0] and seconds[-1] < 60, seconds
+    number, unit = re.search(r"^estimate: (\S+) (us|ms|s)$", plan_of(engine, 512, 512, 512).text(), re.M).groups()
+    assert float(number) * {"us": 1e-6, "ms": 1e-3, "s": 1}[unit] == pytest.approx(seconds[1], rel=1e-3)
+
+
 def test_is_split(engine):
     """What the plan says, and what tsr_stats counts."""
     for m, n, k in ((1, 5, 7), (2000, 2000, 2000), (100, 60, 150)):
@@ -176,6 +187,7 @@ def test_plans_are_the_same_every_time(engine):
 
 def test_null_is_allowed_where_the_header_says():
     assert binding.lib.tsr_plan_workspace(None) == 0
+    assert binding.lib.tsr_plan_seconds(None) == 0
     assert binding.lib.tsr_plan_is_split(None) == 0
     assert binding.lib.tsr_plan_print(None, None, 0) == 0
     binding.lib.tsr_plan_destroy(None)

@@ -60,6 +60,7 @@ def load(path):
             POINTER(Result))
     declare("tsr_plan_destroy", None, c_void_p)
     declare("tsr_plan_workspace", c_size_t, c_void_p)
+    declare("tsr_plan_seconds", c_double, c_void_p)
     declare("tsr_plan_is_split", c_int, c_void_p)
     declare("tsr_plan_print", c_size_t, c_void_p, c_char_p, c_size_t)
     declare("tsr_plan_execute", c_int, c_void_p, c_float, c_void_p, c_void_p, c_float, c_void_p, POINTER(Launch))
@@ -164,6 +165,9 @@ class Plan:
 
     def workspace(self):
         return lib.tsr_plan_workspace(self.handle)
+
+    def seconds(self):
+        return lib.tsr_plan_seconds(self.handle)
 
     def is_split(self):
         return bool(lib.tsr_plan_is_split(self.handle))

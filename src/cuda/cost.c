@@ -33,13 +33,12 @@ typedef struct device_costs {
 
 /* One row for each device that was measured.
  *
- * H200. The first numbers were chosen so that the plan's choices are right; beside the measured times of 68 products
- * (bench/results/h200.json, and a few of real models) the estimates are, as a ratio:
+ * H200: estimated over measured time, for 53 products of bench/results/h200.json and 8 of other shapes:
  *
- *   ieee                          1.05 to 1.14
- *   fp32, 2048 cubed and larger   0.99 to 1.11; 1024 cubed 1.36; 12544 x 384 x 1536 0.71
- *   tf32                          1.10 to 1.31
- *   thin                          0.90 to 1.08, of three */
+ *   ieee tiles   1.05 to 1.14; 256 cubed 1.22, 200704 x 384 x 96 1.30
+ *   fp32 split   0.94 to 1.11; 1024 cubed 1.36, 12544 x 384 x 1536 0.71
+ *   tf32 split   1.10 to 1.31
+ *   thin         0.90 to 1.08, of three products */
 static const device_costs measured[] = {{
     .capability = 90,
     .clock = H200_CLOCK,

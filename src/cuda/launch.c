@@ -2,16 +2,16 @@
  * chunk on the caller's stream.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
- *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel that recomputes the tiles
- *           of marked panels, which returns at once where there are none
+ *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel that recomputes what the
+ *           split kernel left, which returns at once where that is nothing
  */
 #include "cuda/launch.h"
 
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 
-/* A kernel that waits by itself for the one before it may be launched early, its start overlapping that one's end. Not
- * so the call's first: the stranger before it may have let us start early without having waited for what is before
- * *it*. */
+/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. Not so
+ * the call's first: the kernel before it is somebody else's, and may let us start without having waited for the one
+ * before itself. */
 tsr_status launch_kernel(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, void *args) {
     CUfunction function;
     tsr_status status = cuda_function(q->cuda, kernel, &function);

@@ -55,8 +55,8 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
         samples += o->batch * ceil_div(o->rows, sample->tile_m);
         splits += o->batch * ceil_div(o->rows, split->tile_m) * o->k_blocks;
     }
-    /* They are persistent, share the work, and may wait for each other: no more than fit on the GPU. An SM has the shared
-     * memory of its largest block and 1 KB for each. */
+    /* They are persistent, share the work, and may wait for each other: no more than fit on the GPU. An SM has the
+     * shared memory of its largest block and 1 KB for each. */
     const cuda_device *device = &q->cuda->device;
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
     splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
@@ -64,7 +64,7 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
     return status ? status : launch_kernel(q, split, (launch_grid){splits, 1, 1}, &pair);
 }
 
-/* ---- Packed operands that are kept --------------------------------------------------------------------------------- */
+/* ---- Packed operands --------------------------------------------------------------------------------------------- */
 
 /* An operand seen with k along its rows. */
 static tsr_operand with_k_along_rows(tsr_side side, const tsr_operand *operand) {

@@ -1,15 +1,15 @@
 /* plan.c: problem -> cuda_plan, from the table of kernels, the cost model and what the GPU is. Pure.
  *
- * Each kernel that could compute the product, with k whole or cut, is a candidate; the one with the least estimated time
- * is the plan.
+ * Each kernel that could compute the product, with k whole or cut, is a candidate. The plan is the candidate with the
+ * least estimated time.
  */
 #include "cuda/plan.h"
 
 #include "cuda/context.h"
 #include "cuda/cost.h"
 
-/* Bytes of partial sums that are always allowed; more is where it is little beside the operands. */
-enum { SMALL_PARTIAL_SUMS = 32 << 20, OPERANDS_PER_PARTIAL_SUMS = 16 };
+/* Partial sums of a split product may take so many bytes, or this fraction of the operands' bytes if that is more. */
+enum { PARTIAL_BYTES = 32 << 20, PARTIAL_FRACTION = 16 };
 
 enum { MIN_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slice costs more than it gains */
 enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
@@ -140,8 +140,8 @@ static cuda_candidate sliced_candidate(const cuda_kernel *kernel, const tsr_prob
  * result. */
 static cuda_candidate split_candidate(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     const double elements = elements_of_a(p) + elements_of_b(p);
-    const double little = elements * sizeof(float) / OPERANDS_PER_PARTIAL_SUMS;
-    const size_t max_partial_bytes = little > SMALL_PARTIAL_SUMS ? (size_t)little : SMALL_PARTIAL_SUMS;
+    const double fraction = elements * sizeof(float) / PARTIAL_FRACTION;
+    const size_t max_partial_bytes = fraction > PARTIAL_BYTES ? (size_t)fraction : PARTIAL_BYTES;
     const int64_t max_slices = p->k / (MIN_SLICE_STEPS * kernel->tile_k);
     cuda_candidate best = {0};
     consider(&best, device, whole_candidate(kernel, p), p, max_partial_bytes);
@@ -289,7 +289,7 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
     use(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
 }
 
-/* The time of the plan as it came out: its chunks, one after the other, and only the packing that is still to be done. */
+/* The time of the plan as it came out: its chunks one after the other, without what was packed beforehand. */
 static double estimate(const cuda_plan *plan, const tsr_problem *p) {
     tsr_problem chunk = *p;
     chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;

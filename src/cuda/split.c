@@ -3,9 +3,9 @@
 
 #include "cuda/launch.h"
 
-/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md). fp32: what the
- * bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's least normal number; below 1, as it
- * is for short k, every tile is recomputed. tf32: a panel is carried or it is not. */
+/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md).
+ * fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and sums; below 1, as it is for short k,
+ * every tile is recomputed. tf32: a panel is carried or it is not. */
 static float mark_limit(int64_t k, int components) {
     if (components == 1) return 1;
     const float terms = (float)k;
@@ -59,10 +59,9 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
     return status ? status : queue_recompute(q, plan->device, p, &args);
 }
 
-/* Rows of one side of a chunk, `o` being that operand of the chunk with k along its rows. `packed`: the panels of the
- * whole operand, in which ours begin at row first_row; NULL: ours are to be packed at `memory`. */
-static split_source source_of(const tsr_operand *o, int64_t batch, const void *packed, int64_t first_row,
-                              const panels_layout *layout, int components, char *memory) {
+/* One operand of a chunk, with k along its rows, and where its panels are. */
+static split_source source_of(const tsr_operand *o, int64_t batch, int components, const panels_layout *layout,
+                              char *memory, int64_t first_row) {
     return (split_source){
         .data = o->data,
         .rows = o->rows,
@@ -70,11 +69,11 @@ static split_source source_of(const tsr_operand *o, int64_t batch, const void *p
         .row_stride = o->row_stride,
         .k_stride = o->col_stride,
         .batch_stride = o->batch_stride,
-        .batch = packed ? 1 : operand_count(o, batch),
+        .batch = batch,
         .components = components,
-        .memory = packed ? (char *)packed : memory,
+        .memory = memory,
         .layout = layout,
-        .first_row = packed ? first_row : 0,
+        .first_row = first_row,
     };
 }
 
@@ -86,8 +85,12 @@ tsr_status queue_split(launch_queue *q, const cuda_plan *plan, const tsr_problem
     const tsr_problem chunk = problem_part(p, at);
     const tsr_operand b_rows = operand_transpose(&chunk.b);
     const void *a_packed = operand_panels(&p->a, p->batch), *b_packed = operand_panels(&p->b, p->batch);
-    const split_source a = source_of(&chunk.a, at->batch, a_packed, at->m0, &w->a, components, workspace + w->a_panels);
-    const split_source b = source_of(&b_rows, at->batch, b_packed, at->n0, &w->b, components, workspace + w->b_panels);
+    const split_source a = a_packed ? source_of(&chunk.a, 1, components, &w->a, (char *)a_packed, at->m0)
+                                    : source_of(&chunk.a, operand_count(&p->a, at->batch), components, &w->a,
+                                                workspace + w->a_panels, 0);
+    const split_source b = b_packed ? source_of(&b_rows, 1, components, &w->b, (char *)b_packed, at->n0)
+                                    : source_of(&b_rows, operand_count(&p->b, at->batch), components, &w->b,
+                                                workspace + w->b_panels, 0);
 
     const bool a_is_new = !a_packed && (at->n0 == 0 || plan->chunk_m < p->m);
     const bool b_is_new = !b_packed && at->m0 == 0;

@@ -170,12 +170,22 @@ def early():
     return [bool(one.early) for one in launches()]
 
 
+def source_of(path, seen):
+    """A .cu with its headers in place, each once."""
+    seen.add(path)
+    text = path.read_text()
+    for header in re.findall(r'^#include "(cuda/kernels/.*)"$', text, re.M):
+        if ROOT / "src" / header not in seen:
+            text = text.replace(f'#include "{header}"', source_of(ROOT / "src" / header, seen))
+    return text
+
+
 def kernels_that_wait():
-    """By their sources: those that wait for the kernel before them, or call a function of their file that does."""
+    """By their sources: those that wait for the kernel before them, or call a function that does."""
     found = set()
-    for source in (ROOT / "src" / "cuda").glob("*.cu"):
+    for path in (ROOT / "src" / "cuda" / "kernels").rglob("*.cu"):
         waiting = ["wait_for_previous_kernel"]
-        for definition in source.read_text().split("\n}\n"):
+        for definition in source_of(path, set()).split("\n}\n"):
             if not any(re.search(rf"\b{name}[<(]", definition) for name in waiting):
                 continue
             kernel = re.search(r'extern "C" __global__ .*?(\w+)\(const __grid_constant__', definition, re.S)
