@@ -142,11 +142,16 @@ tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const 
                         float beta, const tsr_operand *addend, const tsr_result *c, const tsr_launch *launch);
 
 /* The same as tsr_gemm_batch for matrices in ordinary host memory, done when the call returns, on any context. On CUDA
- * they travel to the GPU and back in pieces, copies and products at once, and may be larger than its memory. Where the
+ * they are copied to the GPU and back in blocks while it multiplies, and may be larger than its memory. Where the
  * GPU fails in the middle the CPU computes what is missing: the result is right, and *share, unless NULL, is how much
  * of C the context's own device has computed, 0 to 1. Below 1, tsr_last_error says why. */
 tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                          float beta, const tsr_result *c, double *share);
+
+/* Seconds that tsr_gemm_host is estimated to take, copies included, in the sense of tsr_plan_seconds. Data pointers are
+ * not looked at. 0 where it cannot be planned; tsr_last_error says why. */
+double tsr_gemm_host_seconds(tsr_context *context, int64_t batch, const tsr_operand *a, const tsr_operand *b, float beta,
+                             const tsr_result *c);
 
 /* ---- Plans: decide once, execute often --------------------------------------------------------------------------- */
 
@@ -206,6 +211,10 @@ size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, in
  * tsr_packed_destroy. */
 tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side, float factor,
                        const tsr_operand *operand);
+
+/* Reads elements back from a packed operand on the CPU, rows x cols from (row, col) on, into a row-major block without
+ * gaps. Takes no memory. */
+tsr_status tsr_packed_read(const tsr_packed *packed, int64_t row, int64_t col, int64_t rows, int64_t cols, float *to);
 
 /* ---- What is here, and what happened ----------------------------------------------------------------------------- */
 

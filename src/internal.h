@@ -2,6 +2,7 @@
 #ifndef TESSERA_INTERNAL_H
 #define TESSERA_INTERNAL_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ void tsr_text_add(tsr_text *text, const char *format, ...) __attribute__((format
 
 struct cpu_kernel;   /* src/cpu/kernel.h */
 struct cuda_context; /* src/cuda/cuda.h */
+struct offload;      /* src/offload/resources.h */
 
 struct tsr_context {
     tsr_options options; /* threads and device_index resolved; kernel points at kernel_name or is NULL */
@@ -29,6 +31,8 @@ struct tsr_context {
     struct cuda_context *cuda;           /* NULL on the CPU */
     const struct cpu_kernel *cpu_kernel; /* NULL on CUDA */
     enum { CPU_AMX_NEVER, CPU_AMX_WHERE_QUICKER, CPU_AMX_ALWAYS } cpu_amx;
+    struct offload *offload; /* what products in host memory keep on the GPU; NULL before the first */
+    pthread_mutex_t offload_lock;
     atomic_uint_fast64_t products, split_products, marked_panels, fallback_tiles;
 };
 

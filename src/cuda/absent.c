@@ -28,11 +28,6 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
     return absent();
 }
 
-tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double *share) {
-    (void)context, (void)problem, (void)share;
-    return absent();
-}
-
 size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand) {
     (void)context, (void)side, (void)operand;
     return 0;

@@ -345,7 +345,6 @@ tsr_status cuda_context_create(struct cuda_context **made, tsr_options *options)
     struct cuda_context *cuda = calloc(1, sizeof *cuda);
     if (!cuda) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a context");
     cuda->driver = driver;
-    pthread_mutex_init(&cuda->offload_lock, NULL);
     CUdevice handle;
     tsr_status status = choose_context(cuda, options->device_index, &handle);
     if (!status) status = describe_device(driver, handle, &cuda->device);
@@ -371,7 +370,6 @@ void cuda_context_destroy(struct cuda_context *cuda) {
     bool pushed;
     bool alive = !cuda_enter(cuda, &pushed);
     if (alive) cuda_memory_give(cuda, cuda->counters);
-    cuda_offload_release(cuda, alive);
     resident_release(cuda, alive);
     if (alive) cuda_leave(cuda, pushed);
     if (cuda->retained) cuda->driver->cuDevicePrimaryCtxRelease(cuda->device.ordinal);
@@ -401,9 +399,6 @@ tsr_status cuda_trim(tsr_context *context) {
     bool pushed;
     tsr_status status = cuda_enter(cuda, &pushed);
     if (status) return status;
-    pthread_mutex_lock(&cuda->offload_lock);
-    cuda_offload_release(cuda, true);
-    pthread_mutex_unlock(&cuda->offload_lock);
     CUresult error = cuda->resident->pool ? cuda->driver->cuMemPoolTrimTo(cuda->resident->pool, 0) : CUDA_SUCCESS;
     cuda_leave(cuda, pushed);
     return error ? cuda_fail(error, "trimming the memory pool on GPU %d", cuda->device.ordinal) : TSR_OK;

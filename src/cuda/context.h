@@ -2,8 +2,6 @@
 #ifndef TESSERA_CUDA_CONTEXT_H
 #define TESSERA_CUDA_CONTEXT_H
 
-#include <pthread.h>
-
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
@@ -34,8 +32,6 @@ struct cuda_context {
     cuda_resident *resident;
     const cuda_kernel *forced; /* options.kernel, or NULL */
     CUdeviceptr counters;      /* a cuda_counters */
-    pthread_mutex_t offload_lock;
-    struct cuda_offload *offload; /* offload.c: what products in host memory keep here; NULL before the first */
 };
 
 /* Makes the context current on this thread, until cuda_leave with the same *pushed. */
@@ -54,10 +50,6 @@ CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, C
 
 /* launch.c: fills an operand's panels, at packed->panels, in `stream`'s order. */
 tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream);
-
-/* Frees what products in host memory have kept. `alive`: the CUcontext still exists and is current; else what was in it
- * went with it. */
-void cuda_offload_release(struct cuda_context *cuda, bool alive);
 
 /* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it.
  */

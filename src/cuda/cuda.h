@@ -49,9 +49,6 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
 tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
                         const tsr_launch *launch);
 
-/* Matrices in host memory: offload.c. */
-tsr_status cuda_offload(tsr_context *context, const tsr_problem *problem, double *share);
-
 /* Bytes that an operand's panels take; 0 where this context would not split it. */
 size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand);
 

@@ -1,9 +1,9 @@
-/* stall.h: goes in front of offload.c. Every so often a thread that copies stops for a while, as one does that loses its
- * core. */
+/* stall.h: included in front of src/offload/copier.c. Every so often a thread that copies stops for a while, as a thread
+ * does that loses its core. */
 #include <string.h>
 #include <time.h>
 
-static void *stalling_memcpy(void *to, const void *from, size_t size) {
+static inline void *stalling_memcpy(void *to, const void *from, size_t size) {
     static _Thread_local size_t copied;
     copied += size;
     if (copied > 300000) {
@@ -13,4 +13,4 @@ static void *stalling_memcpy(void *to, const void *from, size_t size) {
     return memcpy(to, from, size);
 }
 
-#define memcpy stalling_memcpy
+#define OFFLOAD_MEMCPY stalling_memcpy
