@@ -150,8 +150,8 @@ tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const
 
 /* Seconds that tsr_gemm_host is estimated to take, copies included, in the sense of tsr_plan_seconds. Data pointers are
  * not looked at. 0 where it cannot be planned; tsr_last_error says why. */
-double tsr_gemm_host_seconds(tsr_context *context, int64_t batch, const tsr_operand *a, const tsr_operand *b, float beta,
-                             const tsr_result *c);
+double tsr_gemm_host_seconds(tsr_context *context, int64_t batch, const tsr_operand *a, const tsr_operand *b,
+                             float beta, const tsr_result *c);
 
 /* ---- Plans: decide once, execute often --------------------------------------------------------------------------- */
 

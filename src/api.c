@@ -52,8 +52,8 @@ tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const
     return TSR_OK;
 }
 
-double tsr_gemm_host_seconds(tsr_context *context, int64_t batch, const tsr_operand *a, const tsr_operand *b, float beta,
-                             const tsr_result *c) {
+double tsr_gemm_host_seconds(tsr_context *context, int64_t batch, const tsr_operand *a, const tsr_operand *b,
+                             float beta, const tsr_result *c) {
     tsr_plan plan = {.context = context};
     matrix_span spans[SPANS];
     double seconds = 0;
@@ -93,7 +93,7 @@ tsr_status tsr_plan_create(tsr_plan **plan, tsr_context *context, int64_t batch,
     tsr_plan draft = {.context = context};
     tsr_status status = check_shapes(&draft.problem, draft.spans, context, batch, a, b, c);
     if (status || (status = plan_make(&draft))) return status;
-    draft.may_be_small = context->cpu_kernel && batch == 1 && !a->packed && !b->packed;
+    draft.small = batch == 1 && cpu_is_small(context, a, b, c);
     tsr_plan *made = malloc(sizeof *made);
     if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a plan");
     *made = draft;
@@ -140,22 +140,13 @@ tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *
     return plan_execute(plan, &p, launch);
 }
 
-/* As tsr_gemm does; the plan saves no work on a product that takes less time than planning. */
-static bool execute_small(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c) {
-    tsr_operand left = plan->problem.a, right = plan->problem.b;
-    tsr_result result = plan->problem.c;
-    left.data = a;
-    right.data = b;
-    result.data = c;
-    if (!cpu_multiply_small(plan->context, alpha, &left, &right, beta, &result)) return false;
-    count_product(plan->context);
-    return true;
-}
-
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch) {
     if (!plan) return tsr_fail(TSR_INVALID_ARGUMENT, "plan is NULL");
-    if (plan->may_be_small && !launch && execute_small(plan, alpha, a, b, beta, c)) return TSR_OK;
+    if (plan->small && !launch && cpu_execute_small(plan->context, &plan->problem, alpha, a, b, beta, c)) {
+        count_product(plan->context);
+        return TSR_OK;
+    }
     tsr_operand addend = result_as_addend(&plan->problem.c);
     addend.data = c;
     return tsr_plan_execute_add(plan, alpha, a, b, beta, &addend, c, launch);

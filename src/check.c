@@ -41,8 +41,7 @@ tsr_status check_shapes(tsr_problem *p, matrix_span spans[SPAN_ADDEND], const ts
     if (batch < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "batch is %lld: it must not be negative", (long long)batch);
     const tsr_operand c_matrix = result_as_addend(c);
     tsr_status status;
-    if ((status = span_make(&spans[SPAN_A], "a", a, batch)) ||
-        (status = span_make(&spans[SPAN_B], "b", b, batch)) ||
+    if ((status = span_make(&spans[SPAN_A], "a", a, batch)) || (status = span_make(&spans[SPAN_B], "b", b, batch)) ||
         (status = span_make(&spans[SPAN_C], "c", &c_matrix, batch)))
         return status;
     if (a->cols != b->rows)

@@ -7,9 +7,9 @@
 
 struct tsr_plan {
     tsr_context *context;
-    tsr_problem problem; /* shapes and strides; an execution brings the pointers, alpha and beta */
+    tsr_problem problem;  /* shapes and strides; an execution brings the pointers, alpha and beta */
     matrix_span spans[3]; /* tsr_plan_create: of A, B and C, as check.h numbers them */
-    bool may_be_small;    /* tsr_plan_create: an execution asks cpu_multiply_small first */
+    bool small;           /* tsr_plan_create: an execution tries cpu_execute_small first */
     union {
         cpu_plan cpu;
         cuda_plan cuda;

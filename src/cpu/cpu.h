@@ -41,6 +41,12 @@ tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *w
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c);
 
+/* The same in two steps, for a plan: whether the product is small, by its shapes and strides; and one whose shapes are,
+ * at these addresses. */
+bool cpu_is_small(const tsr_context *context, const tsr_operand *a, const tsr_operand *b, const tsr_result *c);
+bool cpu_execute_small(const tsr_context *context, const tsr_problem *problem, float alpha, const float *a,
+                       const float *b, float beta, float *c);
+
 /* Sets the context's cpu_kernel and cpu_amx by options->kernel or, where that names none, TESSERA_CPU_KERNEL in the
  * environment; else the best that this machine can run, and AMX where it is quicker and options->precision allows it. */
 tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options);

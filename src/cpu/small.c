@@ -25,9 +25,9 @@ static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, in
     return (uintptr_t)data + (last + 1) * sizeof *data;
 }
 
-/* A matrix with elements in front of its first, or of which ranges cannot be told without care, is not plain. */
-static inline bool is_plain(const float *data, int64_t row_stride, int64_t col_stride) {
-    return ((uint64_t)row_stride | (uint64_t)col_stride) < 1u << 31 && data && (uintptr_t)data % sizeof *data == 0;
+/* A matrix with elements in front of its first, or whose end might overflow, is not plain. */
+static inline bool has_plain_strides(int64_t row_stride, int64_t col_stride) {
+    return ((uint64_t)row_stride | (uint64_t)col_stride) < 1u << 31;
 }
 
 /* Of B, copied: see kernel.h. */
@@ -45,23 +45,30 @@ static inline bool is_few_rows(const struct cpu_kernel *kernel, uint64_t m, uint
            (cpu_is_few_rows((int64_t)m, (int64_t)n, (int64_t)k) || cpu_is_few_rows((int64_t)n, (int64_t)m, (int64_t)k));
 }
 
-/* For a product with C row-major whose matrices are in order beyond doubt. */
-static inline bool is_small(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
-                            const tsr_result *c) {
+/* Whether the product is small and C row-major, by shapes and strides. */
+static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
+                                   const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
         m * n * k > most_work(m, n, k) || is_few_rows(kernel, m, n, k) ||
         (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
-    const uintptr_t a_end = end_of(a->data, a->rows, a->cols, a->row_stride, a->col_stride);
-    const uintptr_t b_end = end_of(b->data, b->rows, b->cols, b->row_stride, b->col_stride);
-    const uintptr_t c_end = end_of(c->data, c->rows, c->cols, c->row_stride, c->col_stride);
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
-           is_plain(a->data, a->row_stride, a->col_stride) && is_plain(b->data, b->row_stride, b->col_stride) &&
-           is_plain(c->data, c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
-           (c_end <= (uintptr_t)a->data || a_end <= (uintptr_t)c->data) &&
-           (c_end <= (uintptr_t)b->data || b_end <= (uintptr_t)c->data) &&
+           has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
+           has_plain_strides(c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
            (b->col_stride == 1 || n == 1 || strip_floats(n, k) <= CPU_STRIP_FLOATS);
+}
+
+/* Whether the pointers of such a product are valid and C is apart from A and B, beyond doubt. */
+static inline bool are_apart(const tsr_operand *a, const float *a_data, const tsr_operand *b, const float *b_data,
+                             const tsr_result *c, const float *c_data) {
+    const uintptr_t a_end = end_of(a_data, a->rows, a->cols, a->row_stride, a->col_stride);
+    const uintptr_t b_end = end_of(b_data, b->rows, b->cols, b->row_stride, b->col_stride);
+    const uintptr_t c_end = end_of(c_data, c->rows, c->cols, c->row_stride, c->col_stride);
+    return a_data && b_data && c_data &&
+           ((uintptr_t)a_data | (uintptr_t)b_data | (uintptr_t)c_data) % sizeof(float) == 0 &&
+           (c_end <= (uintptr_t)a_data || a_end <= (uintptr_t)c_data) &&
+           (c_end <= (uintptr_t)b_data || b_end <= (uintptr_t)c_data);
 }
 
 /* For a kernel that leaves this to us. B is small enough to stay in the nearest cache for all rows. */
@@ -244,11 +251,12 @@ void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, 
     multiply_shared(kernel, &product, p->b.col_stride, threads);
 }
 
-bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
-                        const tsr_result *c) {
+/* A product of small shape, at these addresses; false where they are not plainly valid. */
+static inline bool multiply_if_apart(const tsr_context *context, float alpha, const tsr_operand *a, const float *a_data,
+                                     const tsr_operand *b, const float *b_data, float beta, const tsr_result *c,
+                                     float *c_data) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
-    if (!kernel || alpha == 0 || !is_small(kernel, a, b, c) || amx_takes(context, a->rows, b->cols, a->cols))
-        return false;
+    if (!are_apart(a, a_data, b, b_data, c, c_data)) return false;
     const int64_t work = a->rows * b->cols * a->cols;
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
@@ -256,14 +264,14 @@ bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_opera
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
                             .k = a->cols,
-                            .a = a->data,
+                            .a = a_data,
                             .a_row = a->row_stride,
                             .a_step = a->col_stride,
-                            .b = b->data,
+                            .b = b_data,
                             .b_step = b->row_stride,
-                            .s = c->data,
+                            .s = c_data,
                             .s_row = c->row_stride,
-                            .c = c->data,
+                            .c = c_data,
                             .c_row = c->row_stride,
                             .alpha = alpha,
                             .beta = beta};
@@ -276,4 +284,20 @@ bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_opera
     multiply(kernel, &tile, b_col);
     cpu_rounding_end(mode);
     return true;
+}
+
+bool cpu_is_small(const tsr_context *context, const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {
+    const struct cpu_kernel *kernel = context->cpu_kernel;
+    return kernel && has_small_shape(kernel, a, b, c) && !amx_takes(context, a->rows, b->cols, a->cols);
+}
+
+bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
+                        const tsr_result *c) {
+    return !is_zero(alpha) && cpu_is_small(context, a, b, c) &&
+           multiply_if_apart(context, alpha, a, a->data, b, b->data, beta, c, c->data);
+}
+
+bool cpu_execute_small(const tsr_context *context, const tsr_problem *p, float alpha, const float *a, const float *b,
+                       float beta, float *c) {
+    return !is_zero(alpha) && multiply_if_apart(context, alpha, &p->a, a, &p->b, b, beta, &p->c, c);
 }

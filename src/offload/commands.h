@@ -23,7 +23,7 @@ typedef struct command {
 typedef struct command_queue {
     command commands[MOST_COMMANDS]; /* a ring */
     int64_t issued, done;
-    int64_t blocks_sent;            /* transfer blocks for which a SEND has been issued */
+    int64_t blocks_sent;           /* transfer blocks for which a SEND has been issued */
     int64_t sent_by_slot[RING_IN]; /* the number of the command that sends what is in the slot */
 } command_queue;
 

@@ -6,9 +6,9 @@
 
 /* Measured on an H200 behind PCIe 5.0 and the 16 cores beside it: cubes of 1024 to 16384 within 5 %. */
 static const struct {
-    double call;         /* seconds of a product without copies: starting, the first panel, the last block */
-    double bus;          /* bytes a second, each way, with the way of the last panel in it */
-    double copy_thread;  /* bytes a second that one CPU thread copies into the ring, or out of it */
+    double call;        /* seconds of a product without copies: starting, the first panel, the last block */
+    double bus;         /* bytes a second, each way, with the way of the last panel in it */
+    double copy_thread; /* bytes a second that one CPU thread copies into the ring, or out of it */
 } rates = {4e-4, 4.5e10, 1e10};
 
 tsr_status offload_seconds(tsr_context *context, const tsr_problem *p, bool reads_c, double *seconds) {

@@ -170,10 +170,8 @@ static tsr_problem oriented(const tsr_problem *p) {
 static tsr_status multiply(tsr_context *context, const tsr_problem *problem, double *share) {
     tsr_status status = context->offload ? TSR_OK : offload_create(context, &context->offload);
     if (status) return status;
-    transfer t = {.context = context,
-                  .driver = context->cuda->driver,
-                  .offload = context->offload,
-                  .p = oriented(problem)};
+    transfer t = {
+        .context = context, .driver = context->cuda->driver, .offload = context->offload, .p = oriented(problem)};
     status = compute_on_gpu(&t);
     *share = 1;
     if (!status) return TSR_OK;

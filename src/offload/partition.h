@@ -21,8 +21,8 @@
 
 #include "internal.h"
 
-enum { MOST_PANELS = 32 };     /* of A, and of B */
-enum { PANEL_SETS = 2 };       /* the next item of a batch is sent while the last one is computed */
+enum { MOST_PANELS = 32 }; /* of A, and of B */
+enum { PANEL_SETS = 2 };   /* the next item of a batch is sent while the last one is computed */
 enum { MOST_OPERAND_SLOTS = PANEL_SETS * MOST_PANELS };
 enum { MOST_C_SLOTS = 32 };
 enum { CHUNK_SLOTS = 3 };
@@ -47,7 +47,7 @@ tsr_problem partition_block(const tsr_problem *problem, int64_t m, int64_t n, in
 /* Goes through the blocks of C in order. */
 typedef struct block_walk {
     int64_t a_panels, b_panels; /* those that have been sent, the one being multiplied among them */
-    bool down; /* the last one sent is of B: it is multiplied by all of A's; else the other way round */
+    bool down;    /* the last one sent is of B: it is multiplied by all of A's; else the other way round */
     int64_t i, j; /* the block */
 } block_walk;
 

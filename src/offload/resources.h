@@ -8,9 +8,9 @@
 
 /* Where the events of each kind begin. */
 enum {
-    SLOT_SENT = 0,                  /* a slot of the ring has been copied to the GPU */
+    SLOT_SENT = 0,                   /* a slot of the ring has been copied to the GPU */
     SLOT_BACK = SLOT_SENT + RING_IN, /* or from it */
-    A_USED = SLOT_BACK + RING_OUT,  /* the product that read the slot is done */
+    A_USED = SLOT_BACK + RING_OUT,   /* the product that read the slot is done */
     B_USED = A_USED + MOST_OPERAND_SLOTS,
     COMPUTED = B_USED + MOST_OPERAND_SLOTS, /* the block of C, by its slot */
     ARRIVED = COMPUTED + MOST_C_SLOTS,      /* what was queued last on `in` */

@@ -78,7 +78,8 @@ static void count_copy(return_queue *queue) {
 void returns_go_on(transfer *t) {
     return_queue *queue = &t->returns;
     while (queue->done < queue->posted && oldest_copy_is_done(t)) count_copy(queue);
-    for (returning_block *block; !t->status && queue->queued - queue->done < RING_OUT && (block = next_to_queue(queue));)
+    for (returning_block *block;
+         !t->status && queue->queued - queue->done < RING_OUT && (block = next_to_queue(queue));)
         queue_copy(t, block);
     while (!t->status && queue->posted < queue->queued) {
         const CUresult error = t->driver->cuEventQuery(t->offload->events[SLOT_BACK + queue->posted % RING_OUT]);
