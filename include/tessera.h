@@ -94,6 +94,9 @@ typedef struct tsr_context tsr_context;
 tsr_status tsr_context_create(tsr_context **context, const tsr_options *options);
 void tsr_context_destroy(tsr_context *context);
 
+/* The most CPU threads that a call uses: options.threads, or what 0 stands for there. */
+int tsr_context_threads(const tsr_context *context);
+
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
 typedef struct tsr_packed tsr_packed;

@@ -61,6 +61,8 @@ void tsr_context_destroy(tsr_context *context) {
     free(context);
 }
 
+int tsr_context_threads(const tsr_context *context) { return context ? context->options.threads : 0; }
+
 tsr_status tsr_stats_read(tsr_context *context, tsr_stats *stats) {
     if (!context) return tsr_fail(TSR_INVALID_ARGUMENT, "context is NULL");
     if (!stats) return tsr_fail(TSR_INVALID_ARGUMENT, "stats is NULL");

@@ -418,7 +418,7 @@ def test_verbose():
     ({"TESSERA_NUM_THREADS": "many"}, 'TESSERA_NUM_THREADS is "many", which is not a number of threads'),
     ({"TESSERA_NUM_THREADS": "0"}, 'TESSERA_NUM_THREADS is "0"'), ({"TESSERA_PRECISION": "bf16"}, 'TESSERA_PRECISION is "bf16", which is not'),
     ({"TESSERA_DEVICE": "tpu"}, 'TESSERA_DEVICE is "tpu", which is not auto'), ({"TESSERA_DEVICE": "cuda:x"}, 'TESSERA_DEVICE is "cuda:x"'),
-    ({"TESSERA_CPU_KERNEL": "none"}, "taking the portable kernel")])
+    ({"TESSERA_CPU_KERNEL": "none"}, "using the portable kernel")])
 def test_settings(environment, expected):
     assert expected in python("multiply(50)", TESSERA_VERBOSE="1", **environment)[1]
 

@@ -24,14 +24,14 @@ typedef struct blas_product {
 /* Computes it, on the device that settings and size choose. */
 void blas_multiply(const blas_product *product);
 
-/* No size of a small product is larger: none of them is for a GPU, or for more than one thread. */
+/* No size of a small product is larger. None of them is for a GPU, or worth waking a thread for. */
 enum { BLAS_SMALL = 128 };
 
-/* The context for small products, for entry points to use before anything else costs them time; NULL before the first
- * call, and where the settings ask for more than that. */
+/* The context for small products, which entry points use without going through blas_multiply; NULL before the first
+ * call, and where the settings ask for a GPU or for verbose lines. */
 extern tsr_context *_Atomic blas_small_context;
 
-/* The context, on the CPU, in which operands are packed. */
+/* The context, on the CPU, in which operands are packed; NULL where there is no memory for it. */
 tsr_context *blas_packing_context(void);
 
 /* A and B as tessera.h has them. C is row-major there, so that it is C^T that is computed: op(A)^T is on the right of
@@ -39,7 +39,7 @@ tsr_context *blas_packing_context(void);
 tsr_operand blas_right_operand(const blas_product *product);
 tsr_operand blas_left_operand(const blas_product *product);
 
-/* What cannot be reported through the standard's interface, and leaves no result: says so and aborts. */
+/* For what leaves no result and cannot be reported through the standard's interface: prints why and aborts. */
 _Noreturn void blas_give_up(const char *why);
 
 #endif

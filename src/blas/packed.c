@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "blas.h"
+#include "cpu/rounding.h"
+#include "problem.h"
 #include "tessera_blas.h"
 #include "xerbla.h"
 
@@ -43,7 +45,7 @@ static size_t pack_get_size(blas_interface caller, CBLAS_IDENTIFIER identifier, 
     const int64_t lanes = identifier == CblasAMatrix ? m : n;
     const size_t left = tsr_pack_size(blas_packing_context(), TSR_LEFT, lanes, k);
     const size_t right = tsr_pack_size(blas_packing_context(), TSR_RIGHT, k, lanes);
-    if (!left || !right) return 0; /* more than there are addresses */
+    if (!left || !right) return 0; /* more than there are addresses, or no memory for a context */
     return HEADER_ALIGNMENT - 1 + sizeof(struct packed_header) + (left > right ? left : right);
 }
 
@@ -71,6 +73,28 @@ void cblas_sgemm_free_64(float *dest) { free(dest); }
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
+/* factor*operand, row-major, where there is no context to pack it in: products read it as an ordinary matrix. */
+static tsr_operand copy_scaled(float *memory, float factor, const tsr_operand *o) {
+    const uint64_t mode = cpu_rounding_begin();
+    for (int64_t i = 0; i < o->rows; i++)
+        for (int64_t j = 0; j < o->cols; j++)
+            memory[i * o->cols + j] = is_zero(factor) ? 0 : factor * o->data[i * o->row_stride + j * o->col_stride];
+    cpu_rounding_end(mode);
+    return (tsr_operand){memory, o->rows, o->cols, o->cols, 1, 0, NULL};
+}
+
+/* The operand of later products, in `memory`. */
+static tsr_operand pack_operand(void *memory, tsr_side side, float factor, const tsr_operand *operand) {
+    tsr_context *context = blas_packing_context();
+    if (!context) return copy_scaled(memory, factor, operand);
+    tsr_operand packed = *operand;
+    tsr_packed *form;
+    if (tsr_pack_at(&form, memory, context, side, factor, operand)) blas_give_up(tsr_last_error());
+    packed.data = memory;
+    packed.packed = form;
+    return packed;
+}
+
 static void pack(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_IDENTIFIER identifier, CBLAS_TRANSPOSE trans,
                  int64_t m, int64_t n, int64_t k, float alpha, const float *src, int64_t ld, float *dest) {
     const bool row_major = layout == CblasRowMajor, is_a = identifier == CblasAMatrix;
@@ -94,13 +118,7 @@ static void pack(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_IDENTIFIER id
                            .cols = row_major ? cols : rows,
                            .row_stride = by_rows ? ld : 1,
                            .col_stride = by_rows ? 1 : ld};
-    void *memory = header + 1;
-    tsr_packed *packed;
-    if (tsr_pack_at(&packed, memory, blas_packing_context(), side_of(layout, identifier), alpha, &operand))
-        blas_give_up(tsr_last_error());
-    operand.data = memory;
-    operand.packed = packed;
-    header->operand = operand;
+    header->operand = pack_operand(header + 1, side_of(layout, identifier), alpha, &operand);
 }
 
 void cblas_sgemm_pack(CBLAS_LAYOUT layout, CBLAS_IDENTIFIER identifier, CBLAS_TRANSPOSE trans, int m, int n, int k,

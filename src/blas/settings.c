@@ -7,8 +7,6 @@
 
 enum { MOST_THREADS = 1024, MOST_GPUS = 1024 };
 
-static const char *const precision_names[] = {[TSR_FP32] = "fp32", [TSR_IEEE] = "ieee", [TSR_TF32] = "tf32"};
-
 /* The variable's text; NULL where it is not set, or empty. */
 static const char *value_of(const char *variable) {
     const char *value = getenv(variable);
@@ -16,8 +14,7 @@ static const char *value_of(const char *variable) {
 }
 
 static void complain(const char *variable, const char *value, const char *expected) {
-    fprintf(stderr, "libtessera_blas: %s is \"%.40s\", which is not %s: it is left out of account\n", variable, value,
-            expected);
+    fprintf(stderr, "libtessera_blas: %s is \"%.40s\", which is not %s: ignored\n", variable, value, expected);
 }
 
 /* The number that `text` begins with, from `least` to `most`; -1 where there is none. *end: what follows it. */
@@ -58,8 +55,8 @@ static void read_device(blas_settings *settings) {
 static tsr_precision read_precision(void) {
     const char *value = value_of("TESSERA_PRECISION");
     if (!value) return TSR_FP32;
-    for (int i = 0; i < 3; i++)
-        if (!strcmp(value, precision_names[i])) return (tsr_precision)i;
+    for (tsr_precision precision = TSR_FP32; precision <= TSR_TF32; precision++)
+        if (!strcmp(value, tsr_precision_name(precision))) return precision;
     complain("TESSERA_PRECISION", value, "fp32, ieee or tf32");
     return TSR_FP32;
 }
@@ -80,5 +77,3 @@ void blas_device_print(const blas_settings *settings, char text[16]) {
     else
         snprintf(text, 16, "%s", settings->device == BLAS_CPU ? "cpu" : "auto");
 }
-
-const char *blas_precision_name(tsr_precision precision) { return precision_names[precision]; }

@@ -16,11 +16,10 @@ typedef struct blas_settings {
     bool verbose;
 } blas_settings;
 
-/* Reads the environment. A value that makes no sense is named on standard error and left out of account. */
+/* Reads the environment. A value that makes no sense is named on standard error and ignored. */
 blas_settings blas_settings_read(void);
 
-/* "auto", "cpu", "cuda:0"; "fp32", "ieee", "tf32". */
+/* "auto", "cpu" or "cuda:0". */
 void blas_device_print(const blas_settings *settings, char text[16]);
-const char *blas_precision_name(tsr_precision precision);
 
 #endif
