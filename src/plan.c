@@ -1,11 +1,18 @@
 /* plan.c: sends a problem to the engine its context names, and says what was decided. */
 #include "plan.h"
 
+#include "cpu/rounding.h"
+
 static bool on_cuda(const tsr_plan *plan) { return plan->context->options.device == TSR_DEVICE_CUDA; }
 
+/* Estimates and executions are in the default floating-point mode: the caller's rounding changes no decision, and its
+ * traps stay quiet. */
 tsr_status plan_make(tsr_plan *plan) {
-    return on_cuda(plan) ? cuda_plan_make(&plan->cuda, plan->context, &plan->problem)
-                         : cpu_plan_make(&plan->cpu, plan->context, &plan->problem);
+    const uint64_t mode = cpu_rounding_begin();
+    const tsr_status status = on_cuda(plan) ? cuda_plan_make(&plan->cuda, plan->context, &plan->problem)
+                                            : cpu_plan_make(&plan->cpu, plan->context, &plan->problem);
+    cpu_rounding_end(mode);
+    return status;
 }
 
 size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace.bytes : plan->cpu.workspace; }
@@ -35,8 +42,10 @@ void plan_print(const tsr_plan *plan, tsr_text *text) {
 
 tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch) {
     if (!problem->m || !problem->n || !problem->batch) return TSR_OK;
+    const uint64_t mode = cpu_rounding_begin();
     tsr_status status = on_cuda(plan) ? cuda_execute(&plan->cuda, plan->context, problem, launch)
                                       : cpu_execute(&plan->cpu, problem, launch ? launch->workspace : NULL);
+    cpu_rounding_end(mode);
     if (!status)
         atomic_fetch_add_explicit(&plan->context->products, (uint_fast64_t)problem->batch, memory_order_relaxed);
     return status;

@@ -196,6 +196,18 @@ def test_an_operand_that_overlaps_c(rng, size):
     reference.assert_exact(x, before, b, 1, 1, before)
 
 
+@pytest.mark.parametrize("overlaps", ["a", "b"])
+def test_a_batch_whose_operands_overlap_c(rng, overlaps):
+    """Each item reads its own matrix of the copies."""
+    size, batch = 7, 4
+    x, other = [reference.integers(rng, batch, size, size) for _ in range(2)]
+    before, address, step = x.copy(), x.ctypes.data, size * size
+    left, right = (address, other.ctypes.data) if overlaps == "a" else (other.ctypes.data, address)
+    blas.cblas_sgemm_batch_strided(ROW, NO, NO, size, size, size, 1, left, size, step, right, size, step, 1, address, size, step, batch)
+    for i in range(batch):
+        reference.assert_exact(x[i], *((before[i], other[i]) if overlaps == "a" else (other[i], before[i])), 1, 1, before[i])
+
+
 def test_matrices_that_interleave(rng):
     """A and C share columns of one memory, with leading dimensions that have nothing in common: they are apart all the same."""
     memory = np.zeros(200, np.float32)
@@ -511,6 +523,58 @@ blas.cblas_sgemm(101, 111, 112, n, n, n, ctypes.c_float(1), arguments[0], n, arg
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert np.array_equal(c, a.astype(np.float64) @ b.T + 2)
 """, TESSERA_NUM_THREADS="1")
+
+
+def test_the_callers_floating_point_mode(tmp_path):
+    run(compiled(tmp_path, "modes.c"))
+
+
+@pytest.fixture(scope="module")
+def without_memory(tmp_path_factory):
+    """The loops that a product falls back to when there is no memory at all."""
+    library = tmp_path_factory.mktemp("no_memory") / "no_memory.so"
+    run(need("cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}", ROOT / "src" / "blas" / "no_memory.c",
+        "-o", library, f"-L{LIBRARY.parent}", "-ltessera", f"-Wl,-rpath,{LIBRARY.parent}")
+    function = ctypes.CDLL(str(library)).blas_multiply_without_memory
+    function.restype = None
+    function.argtypes = c_int64, c_float, POINTER(binding.Operand), POINTER(binding.Operand), c_float, POINTER(binding.Result)
+
+    def multiply(a, b, c, alpha=1.0, beta=0.0, packed=None):
+        operands = [binding.matrix(binding.Operand, a, packed=packed), binding.matrix(binding.Operand, b)]
+        function(c.shape[0] if c.ndim == 3 else 1, alpha, *map(byref, operands), beta, byref(binding.matrix(binding.Result, c)))
+
+    return multiply
+
+
+@pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (-1.0, 1.0), (0.0, 0.5), (0.7, 1.3), (2.0**120, 0.0)])
+@pytest.mark.parametrize("layout", ["row_major", "column_major", "padded"])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (8, 32, 32), (9, 33, 65), (7, 31, 0), (30, 70, 500)])
+def test_loops_without_memory(without_memory, rng, m, n, k, layout, alpha, beta):
+    make = layouts.LAYOUTS[layout]
+    scale = np.float32(2.0**-60 if alpha > 2 else 1)
+    values = [rng.standard_normal(shape, np.float32) * scale for shape in ((m, k), (k, n), (m, n))]
+    a, b, c = [layouts.filled(make, x) for x in values]
+    without_memory(a, b, c, alpha, beta)
+    reference.assert_componentwise(c, a, b, np.float32(alpha).item(), np.float32(beta).item(), values[2])
+    layouts.assert_guards(c)
+
+
+def test_loops_without_memory_on_batches_packed_operands_and_special_values(without_memory, rng):
+    a, b = rng.standard_normal((3, 20, 40), np.float32), rng.standard_normal((1, 40, 50), np.float32)
+    c = np.full((3, 20, 50), np.nan, np.float32)
+    without_memory(a, np.broadcast_to(b, (3, 40, 50)), c)
+    for i in range(3):
+        reference.assert_componentwise(c[i], a[i], b[0])
+    packed = binding.Packed(binding.Context(), binding.LEFT, binding.matrix(binding.Operand, a[0]))
+    without_memory(a[0], b[0], c[0], packed=packed)
+    reference.assert_componentwise(c[0], a[0], b[0])
+    a[0, 3, 5], a[0, 5, 2], b[0, 1, 4], a[0, 6] = np.inf, np.nan, -np.inf, 0
+    without_memory(a[0], b[0], c[0])
+    reference.assert_special_values(c[0], a[0], b[0])
+    small = reference.integers(rng, 20, 40) * np.float32(2.0**-149)
+    whole = reference.integers(rng, 40, 50)
+    without_memory(small, whole, c[0])
+    assert np.array_equal(c[0], reference.product64(small, whole))
 
 
 # ---- A GPU ------------------------------------------------------------------------------------------------------------

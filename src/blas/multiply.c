@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "blas.h"
+#include "cpu/rounding.h"
 #include "no_memory.h"
 #include "problem.h"
 #include "runtime.h"
@@ -182,7 +183,9 @@ void blas_multiply(const blas_product *p) {
         multiply_anyway(NULL, &x, TSR_OUT_OF_MEMORY);
         return;
     }
+    const uint64_t mode = cpu_rounding_begin(); /* for the choice of a device, and seconds in doubles */
     const double begun = r->settings.verbose ? now() : 0;
     multiply(r, &x, &course);
     if (r->settings.verbose) blas_verbose_print(p, &course, r->settings.precision, now() - begun);
+    cpu_rounding_end(mode);
 }

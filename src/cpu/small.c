@@ -276,12 +276,11 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
                             .alpha = alpha,
                             .beta = beta};
     const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
-    if (threads > 1) {
-        multiply_shared(kernel, &tile, b_col, cpu_useful_threads((double)work, threads));
-        return true;
-    }
     const uint64_t mode = cpu_rounding_begin();
-    multiply(kernel, &tile, b_col);
+    if (threads > 1)
+        multiply_shared(kernel, &tile, b_col, cpu_useful_threads((double)work, threads));
+    else
+        multiply(kernel, &tile, b_col);
     cpu_rounding_end(mode);
     return true;
 }

@@ -2,6 +2,7 @@
  * slowest of them counts. */
 #include "offload/offload.h"
 
+#include "cpu/rounding.h"
 #include "plan.h"
 
 /* Measured on an H200 behind PCIe 5.0 and the 16 cores beside it: cubes of 1024 to 16384 within 5 %. */
@@ -15,6 +16,7 @@ tsr_status offload_seconds(tsr_context *context, const tsr_problem *p, bool read
     tsr_plan plan = {.context = context, .problem = *p};
     const tsr_status status = plan_make(&plan);
     if (status) return status;
+    const uint64_t mode = cpu_rounding_begin();
     const double batch = (double)p->batch, c = sizeof(float) * batch * (double)p->m * (double)p->n;
     const double in = sizeof(float) * (double)p->k *
                           ((double)p->m * (double)operand_count(&p->a, p->batch) +
@@ -26,5 +28,6 @@ tsr_status offload_seconds(tsr_context *context, const tsr_problem *p, bool read
     for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++)
         if (candidates[i] > slowest) slowest = candidates[i];
     *seconds = rates.call + slowest;
+    cpu_rounding_end(mode);
     return TSR_OK;
 }

@@ -15,6 +15,7 @@
 #include "offload/offload.h"
 
 #include "cpu/cpu.h"
+#include "cpu/rounding.h"
 #include "cpu/threads.h"
 #include "offload/transfer.h"
 
@@ -197,6 +198,7 @@ tsr_status offload_multiply(tsr_context *context, const tsr_problem *problem, do
     *share = 0;
     tsr_status status = cuda_enter(cuda, &pushed);
     if (status) return status;
+    const uint64_t rounding = cpu_rounding_begin();
     /* One at a time: they would share the bus, and need the same memory twice. */
     pthread_mutex_lock(&context->offload_lock);
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -204,6 +206,7 @@ tsr_status offload_multiply(tsr_context *context, const tsr_problem *problem, do
     status = multiply(context, problem, share);
     cuda->driver->cuThreadExchangeStreamCaptureMode(&mode);
     pthread_mutex_unlock(&context->offload_lock);
+    cpu_rounding_end(rounding);
     cuda_leave(cuda, pushed);
     return status;
 }
