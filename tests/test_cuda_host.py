@@ -58,7 +58,7 @@ def test_products_in_host_memory():
 
 
 def test_products_in_host_memory_with_copiers_that_stall():
-    pytest_passes(HERE / "fake_cuda" / "offload.py", "-k", "many_pieces", TESSERA_LIBRARY=str(FAKE / "libtessera_stalling.so"))
+    pytest_passes(HERE / "fake_cuda" / "offload.py", "-k", "many_transfer_blocks", TESSERA_LIBRARY=str(FAKE / "libtessera_stalling.so"))
 
 
 # ---- Machines that cannot ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Every refusal of src/api.c: the status, a message that names the argument, and nothing written."""
+"""Every refusal of src/check.c, context.c and packed.c: the status, a message that names the argument, and nothing written."""
 
 import ctypes
-from ctypes import byref, c_void_p
+from ctypes import byref, c_int64, c_void_p
 
 import numpy as np
 import pytest
@@ -371,6 +371,27 @@ def test_packed_for_something_else(engine, rng):
         attempt(engine.operand(other, left), plain, "a.packed was packed from another matrix")
         attempt(engine.operand(a.T, left), plain, "a.packed was packed from another matrix")
         attempt(plain, engine.operand(a.T, right), "b.packed was packed from another matrix")
+        plan = Plan(engine.context, engine.operand(a, left), plain, result)
+        refused(lib.tsr_plan_execute(plan.handle, 1.0, engine.address(other), engine.address(a), 0.0, engine.address(c), None),
+                "a.packed was packed from another matrix")
+
+
+def packed_read(packed, *arguments):
+    return lib.tsr_packed_read(packed, *map(c_int64, arguments[:4]), arguments[4])
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT])
+def test_elements_of_a_packed_operand(cpu, rng, side):
+    x, whole, part = rng.random((45, 500), np.float32), np.zeros((45, 500), np.float32), np.zeros((3, 7), np.float32)
+    packed = Packed(cpu.context, side, binding.matrix(Operand, x))
+    assert packed_read(packed.handle, 0, 0, 45, 500, c_void_p(whole.ctypes.data)) == OK and np.array_equal(whole, x)
+    to = c_void_p(part.ctypes.data)
+    assert packed_read(packed.handle, 41, 490, 3, 7, to) == OK and np.array_equal(part, x[41:44, 490:497])
+    assert packed_read(packed.handle, 45, 500, 0, 0, None) == OK
+    refused(packed_read(None, 0, 0, 1, 1, to), "packed is NULL")
+    refused(packed_read(packed.handle, 0, 0, 1, 1, None), "to is NULL")
+    for outside in (-1, 0, 1, 1), (0, -1, 1, 1), (0, 0, -1, 1), (0, 0, 1, -1), (44, 0, 2, 1), (0, 499, 1, 2), (2**62, 0, 2**62, 1):
+        refused(packed_read(packed.handle, *outside, to), "leave the matrix")
 
 
 # ---- Messages -------------------------------------------------------------------------------------------------------

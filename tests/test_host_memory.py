@@ -1,7 +1,7 @@
 """tsr_gemm_host: matrices in host memory, on every engine. What a failing GPU leaves, and the order of copies and products, are
 tested on the fake driver (fake_cuda/offload.py)."""
 
-from ctypes import byref, c_double
+from ctypes import byref, c_double, c_float, c_int64
 
 import numpy as np
 import pytest
@@ -76,6 +76,28 @@ def test_a_batch_and_the_same_bits_again(engine, rng):
     multiply(engine.context, a, b, second)
     assert np.array_equal(first, second)
     assert np.allclose(first, a.astype(np.float64) @ b, rtol=0, atol=2e-2)
+
+
+def seconds(context, m, n, k, beta=0.0, batch=1):
+    function = lib.tsr_gemm_host_seconds
+    function.restype = c_double
+    return function(context.handle, c_int64(batch), byref(Operand(None, m, k, k, 1, m * k)), byref(Operand(None, k, n, n, 1, k * n)),
+                    c_float(beta), byref(Result(None, m, n, n, 1, m * n)))
+
+
+def test_estimate(engine):
+    """A GPU's has its copies in it, so that it grows with them; what cannot be planned has none."""
+    context = engine.context
+    plan = binding.Plan(context, *[kind(None, 2000, 2000, 2000, 1, 0) for kind in (Operand, Operand, Result)])
+    lib.tsr_plan_seconds.restype = c_double
+    planned = lib.tsr_plan_seconds(plan.handle)
+    if engine.device == CPU:
+        assert seconds(context, 2000, 2000, 2000) == planned
+    else:
+        assert seconds(context, 2000, 2000, 2000) > planned
+        assert seconds(context, 9000, 9000, 20, beta=1.0) > seconds(context, 9000, 9000, 20) >= seconds(context, 5000, 9000, 20)
+        assert seconds(context, 500, 500, 500, batch=100) > seconds(context, 500, 500, 500)
+    assert seconds(context, -1, 5, 5) == 0 and "a.rows is -1" in lib.tsr_last_error().decode()
 
 
 def test_refusals(engine):

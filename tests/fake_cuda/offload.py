@@ -1,4 +1,4 @@
-"""Products of matrices in host memory (src/offload/offload.c), on the fake driver, whose streams do nothing until they are waited
+"""Products of matrices in host memory (src/offload), on the fake driver, whose streams do nothing until they are waited
 for: a copy or product that does not wait for what it needs gives a wrong result. test_cuda_host.py starts it."""
 
 import ctypes
@@ -64,8 +64,8 @@ class Problem:
         return np.array_equal(self.c, self.before)
 
 
-# Which limits on the GPU's memory cut the product into how many blocks and chunks follows from offload.c; together they make
-# each of its loops run once and several times.
+# Which limits on the GPU's memory cut the product into how many blocks and chunks follows from partition.c; together they
+# make each loop run once and several times.
 SHAPES = [(1, 1, 1, 0), (33, 65, 17, 0), (1500, 1600, 3, 0), (1600, 1500, 3, 0), (3, 5, 400000, 0), (200, 300, 500, 1 * MIB),
           (300, 200, 500, 1 * MIB), (70, 90, 3000, 1 * MIB), (150, 160, 170, 300000), (10, 3000, 40, 300000)]
 
@@ -105,14 +105,14 @@ def test_batch(limit):
 
 
 @pytest.mark.parametrize("m, n, k", [(411, 5300, 12), (437, 6700, 21), (402, 6100, 17)])
-def test_many_pieces_both_ways(m, n, k):
+def test_many_transfer_blocks_both_ways(m, n, k):
     """With the library whose copiers stall, copies end in another order than they began."""
     problem = Problem(m, n, k, 1.0)
     assert problem.run(Context(CUDA, IEEE, threads=3, max_workspace=8 * MIB)) == (0, 1)
     problem.check()
 
 
-def test_many_pieces_of_more_blocks_than_there_is_room_for():
+def test_many_transfer_blocks_of_more_blocks_than_there_is_room_for():
     problem = Problem(150, 160, 1, batch=100)
     assert problem.run(Context(CUDA, IEEE, threads=3)) == (0, 1)
     problem.check()

@@ -46,6 +46,11 @@ static void multiply_packed(CBLAS_IDENTIFIER identifier) {
     check("cblas_sgemm_compute", 1);
 }
 
+/* As a program with OpenMP has it: inside a region, products are computed by another context. */
+static int in_parallel;
+int omp_in_parallel(void);
+int omp_in_parallel(void) { return in_parallel; }
+
 static void scenario(bool faulty) {
     (void)faulty;
     memcpy(c, before, sizeof c);
@@ -53,6 +58,10 @@ static void scenario(bool faulty) {
     multiply_small();
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 2, a, K, b, K, 1, c, N);
     check("cblas_sgemm", 1);
+    in_parallel = 1;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, M, N, K, 2, a, K, b, K, 1, c, N);
+    check("cblas_sgemm in a parallel region", 1);
+    in_parallel = 0;
     const int m = N, n = M, k = K;
     const float alpha = 2, beta = 1;
     sgemm_("T", "N", &m, &n, &k, &alpha, b, &k, a, &k, &beta, c, &m); /* C^T = B^T A^T, column-major */
