@@ -16,8 +16,8 @@
  *
  * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more,
  * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|).
- * With beta = 0 C (or S) is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision, same
- * number of threads: the same bits, every time. docs/internals/numerics.md derives the bounds.
+ * With beta = 0 C (or S) is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision,
+ * same number of threads: the same bits, every time. docs/internals/numerics.md derives the bounds.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -181,12 +181,13 @@ int tsr_plan_is_split(const tsr_plan *plan);
  * whole, as snprintf does. */
 size_t tsr_plan_print(const tsr_plan *plan, char *text, size_t size);
 
-/* Executes on these matrices, whose shapes, strides and packed forms are the plan's. */
+/* Executes on these matrices, whose shapes, strides and packed forms are the plan's. Those were checked when it was
+ * made; an execution checks the pointers (not NULL, aligned, C apart from A and B) and the workspace. */
 tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta, float *c,
                             const tsr_launch *launch);
 
-/* The same with an addend, as in tsr_gemm_add. A plan does not depend on one: each execution brings its own, strides
- * and all. */
+/* The same with an addend, as in tsr_gemm_add. A plan does not depend on the addend: each execution has its own,
+ * with strides of its own. */
 tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta,
                                 const tsr_operand *addend, float *c, const tsr_launch *launch);
 
@@ -196,22 +197,21 @@ typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it
 
 /* Packs `operand` for use on one side of products in this context, at its precision. To use it, set operand.packed in
  * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged:
- * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream, and launch->workspace,
- * unless NULL, is where the packed form is kept: tsr_pack_size bytes, which stay the caller's; use on another stream must
- * be ordered after it by the caller. The context must outlive it, and it every plan, graph and queued product that uses
- * it. */
+ * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream, and
+ * launch->workspace, unless NULL, is where the packed form is kept: tsr_pack_size bytes, which stay the caller's; use
+ * on another stream must be ordered after it by the caller. The context must outlive it, and it every plan, graph and
+ * queued product that uses it. */
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
 
-/* Bytes that the packed form of a matrix takes; 0 where there is none (CUDA, in a context that does not split operands) or
- * where no memory could hold it. */
+/* Bytes that the packed form of a matrix takes; 0 where there is none (CUDA, in a context that does not split operands)
+ * or where no memory could hold it. */
 size_t tsr_pack_size(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols);
 
-/* Packing factor*operand into memory of the caller's, on the CPU: tsr_pack_size bytes, 64-byte aligned, which become the
- * packed operand, there and nowhere else. The matrix is not needed any more (with factor = 0 it is not even read): to use
- * the packed form set operand.packed, and operand.data to `memory`. It is gone with the memory, and is not for
- * tsr_packed_destroy. */
+/* Packs factor*operand into the caller's memory, on the CPU: tsr_pack_size bytes, 64-byte aligned, which must not move.
+ * The matrix is not needed afterwards (with factor = 0 it is not even read): to use the packed form set operand.packed,
+ * and operand.data to `memory`. It lives as long as the memory; tsr_packed_destroy is not for it. */
 tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, tsr_side side, float factor,
                        const tsr_operand *operand);
 
@@ -225,7 +225,8 @@ tsr_status tsr_packed_read(const tsr_packed *packed, int64_t row, int64_t col, i
  * tsr_plan_print. */
 size_t tsr_info_print(char *text, size_t size);
 
-/* Counts since the context was created. On CUDA, reading them waits until the context's device has done what is queued. */
+/* Counts since the context was created. On CUDA, reading them waits until the context's device has done what is
+ * queued. */
 typedef struct tsr_stats {
     uint64_t products;       /* products executed, each of a batch counted */
     uint64_t split_products; /* of those, how many took a split (matrix engine) path */

@@ -1,9 +1,9 @@
-/* tessera_blas.h: the functions of libtessera_blas, for programs without a cblas.h of their own (which would declare the
- * first of them, too: include one or the other).
+/* tessera_blas.h: the functions of libtessera_blas, for programs without a cblas.h of their own (which would declare
+ * the first of them, too: include one or the other).
  *
- * sgemm_ and cblas_sgemm are those of the BLAS standard; batches and packed products are those of oneMKL. Names that end
- * in 64_ or _64 take 64-bit integers. Whatever a function finds wrong it reports through xerbla_ or cblas_xerbla, as the
- * reference implementation does, and returns. docs/guide/blas.md says what the environment chooses.
+ * sgemm_ and cblas_sgemm are those of the BLAS standard; batches and packed products are those of oneMKL. Names that
+ * end in 64_ or _64 take 64-bit integers. Whatever a function finds wrong it reports through xerbla_ or cblas_xerbla,
+ * as the reference implementation does, and returns. docs/guide/blas.md says what the environment chooses.
  */
 #ifndef TESSERA_BLAS_H
 #define TESSERA_BLAS_H
@@ -54,11 +54,12 @@ void cblas_sgemm_batch_strided_64(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, C
 
 /* ---- Packed products: an operand packed once serves many --------------------------------------------------------- */
 
-/* Bytes that cblas_sgemm_pack writes for op(A), m x k, or op(B), k x n. */
+/* Bytes that cblas_sgemm_pack writes for op(A), m x k, or op(B), k x n; 0 where there is no memory for that many. */
 size_t cblas_sgemm_pack_get_size(CBLAS_IDENTIFIER identifier, int m, int n, int k);
 size_t cblas_sgemm_pack_get_size_64(CBLAS_IDENTIFIER identifier, int64_t m, int64_t n, int64_t k);
 
-/* The same as memory, or NULL; cblas_sgemm_free gives it back. Memory of the caller's own does as well. */
+/* Allocates that many bytes, or returns NULL; cblas_sgemm_free frees them. The caller may use its own memory
+ * instead. */
 float *cblas_sgemm_alloc(CBLAS_IDENTIFIER identifier, int m, int n, int k);
 float *cblas_sgemm_alloc_64(CBLAS_IDENTIFIER identifier, int64_t m, int64_t n, int64_t k);
 void cblas_sgemm_free(float *dest);
@@ -70,8 +71,8 @@ void cblas_sgemm_pack(CBLAS_LAYOUT layout, CBLAS_IDENTIFIER identifier, CBLAS_TR
 void cblas_sgemm_pack_64(CBLAS_LAYOUT layout, CBLAS_IDENTIFIER identifier, CBLAS_TRANSPOSE trans, int64_t m, int64_t n,
                          int64_t k, float alpha, const float *src, int64_t ld, float *dest);
 
-/* C = op(A)*op(B) + beta*C. transa or transb is CblasPacked where a or b is what cblas_sgemm_pack wrote; the leading
- * dimension is not looked at then. */
+/* C = op(A)*op(B) + beta*C. transa or transb is CblasPacked where a or b is what cblas_sgemm_pack wrote; its leading
+ * dimension is ignored then. */
 void cblas_sgemm_compute(CBLAS_LAYOUT layout, int transa, int transb, int m, int n, int k, const float *a, int lda,
                          const float *b, int ldb, float beta, float *c, int ldc);
 void cblas_sgemm_compute_64(CBLAS_LAYOUT layout, int transa, int transb, int64_t m, int64_t n, int64_t k,

@@ -17,8 +17,8 @@ tsr_status check_shapes(tsr_problem *problem, matrix_span spans[SPAN_ADDEND], co
 tsr_status check_sum(tsr_problem *problem, matrix_span spans[SPANS], float alpha, float beta,
                      const tsr_operand *addend);
 
-/* The pointers of a product whose shapes and sum are checked: not NULL where they are read, aligned, and C's range apart
- * from the others'. `workspace`: the bytes that launch->workspace must have. */
+/* The pointers of a product whose shapes and sum are checked: not NULL where they are read, aligned, and C's range
+ * apart from the others'. `workspace`: the bytes that launch->workspace must have. */
 tsr_status check_pointers(const tsr_problem *problem, const matrix_span spans[SPANS], const tsr_launch *launch,
                           size_t workspace);
 

@@ -1,4 +1,5 @@
-/* internal.h: what api.c, plan.c and the engines share. Nothing here is exported. */
+/* internal.h: contexts, packed operands and messages, which every file of the library knows. Nothing here is
+ * exported. */
 #ifndef TESSERA_INTERNAL_H
 #define TESSERA_INTERNAL_H
 
@@ -36,12 +37,12 @@ struct tsr_context {
     atomic_uint_fast64_t products, split_products, marked_panels, fallback_tiles;
 };
 
-/* The packed form of one operand; which engine's member is set follows from context->options.device. */
+/* The packed form of one operand, in its context's engine. */
 struct tsr_packed {
     tsr_context *context;
     tsr_side side;
     tsr_operand source; /* the matrix it was made from */
-    void *panels;       /* the engine's own layout; see cpu/pack.c and cuda/pack.cu */
+    void *panels;       /* in the engine's own layout */
     size_t bytes;
     bool borrowed; /* CUDA: panels are memory of the caller's, who frees it */
 };

@@ -1,4 +1,4 @@
-/* plan.h: problem -> plan, for api.c. */
+/* plan.h: problem -> plan, for api.c and offload/. */
 #ifndef TESSERA_PLAN_H
 #define TESSERA_PLAN_H
 

@@ -76,8 +76,7 @@ tsr_status span_make(matrix_span *s, const char *name, const tsr_operand *o, int
     static const char *const size_name[2] = {"rows", "cols"};
     static const char *const stride_name[3] = {"row_stride", "col_stride", "batch_stride"};
     const int64_t limit = INT64_MAX / (int64_t)(2 * sizeof(float));
-    *s = (matrix_span){
-        name, o->data, {o->rows, o->cols, batch}, {o->row_stride, o->col_stride, o->batch_stride}, 0, 0};
+    *s = (matrix_span){name, o->data, {o->rows, o->cols, batch}, {o->row_stride, o->col_stride, o->batch_stride}, 0, 0};
     for (int d = 0; d < 2; d++) {
         if (s->count[d] < 0)
             return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not be negative", name, size_name[d],

@@ -203,9 +203,11 @@ def test_a_batch_whose_operands_overlap_c(rng, overlaps):
     x, other = [reference.integers(rng, batch, size, size) for _ in range(2)]
     before, address, step = x.copy(), x.ctypes.data, size * size
     left, right = (address, other.ctypes.data) if overlaps == "a" else (other.ctypes.data, address)
-    blas.cblas_sgemm_batch_strided(ROW, NO, NO, size, size, size, 1, left, size, step, right, size, step, 1, address, size, step, batch)
+    blas.cblas_sgemm_batch_strided(ROW, NO, NO, size, size, size, 1, left, size, step, right, size, step, 1, address,
+                                   size, step, batch)
     for i in range(batch):
-        reference.assert_exact(x[i], *((before[i], other[i]) if overlaps == "a" else (other[i], before[i])), 1, 1, before[i])
+        operands = (before[i], other[i]) if overlaps == "a" else (other[i], before[i])
+        reference.assert_exact(x[i], *operands, 1, 1, before[i])
 
 
 def test_matrices_that_interleave(rng):
@@ -533,15 +535,18 @@ def test_the_callers_floating_point_mode(tmp_path):
 def without_memory(tmp_path_factory):
     """The loops that a product falls back to when there is no memory at all."""
     library = tmp_path_factory.mktemp("no_memory") / "no_memory.so"
-    run(need("cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}", ROOT / "src" / "blas" / "no_memory.c",
-        "-o", library, f"-L{LIBRARY.parent}", "-ltessera", f"-Wl,-rpath,{LIBRARY.parent}")
+    run(need("cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}",
+        ROOT / "src" / "blas" / "no_memory.c", "-o", library, f"-L{LIBRARY.parent}", "-ltessera",
+        f"-Wl,-rpath,{LIBRARY.parent}")
     function = ctypes.CDLL(str(library)).blas_multiply_without_memory
     function.restype = None
-    function.argtypes = c_int64, c_float, POINTER(binding.Operand), POINTER(binding.Operand), c_float, POINTER(binding.Result)
+    operand = POINTER(binding.Operand)
+    function.argtypes = c_int64, c_float, operand, operand, c_float, POINTER(binding.Result)
 
     def multiply(a, b, c, alpha=1.0, beta=0.0, packed=None):
         operands = [binding.matrix(binding.Operand, a, packed=packed), binding.matrix(binding.Operand, b)]
-        function(c.shape[0] if c.ndim == 3 else 1, alpha, *map(byref, operands), beta, byref(binding.matrix(binding.Result, c)))
+        batch, result = c.shape[0] if c.ndim == 3 else 1, binding.matrix(binding.Result, c)
+        function(batch, alpha, *map(byref, operands), beta, byref(result))
 
     return multiply
 

@@ -1,5 +1,6 @@
-"""Calls that fail: each allocation, thread, map and write in turn (tests/faults). The library gives the right result or a status
-with a message, the BLAS always the right result, and the command a right file or a sentence, and nothing left behind."""
+"""Calls that fail: each allocation, thread, map and write in turn (tests/faults). The library gives the right result or
+a status with a message, the BLAS always the right result, and the command a right file or a sentence; it leaves nothing
+behind."""
 
 import itertools
 import os
@@ -29,8 +30,8 @@ def multiply_with_fault(folder, fault):
     hit = folder / "hit"
     hit.unlink(missing_ok=True)
     environment = {**os.environ, "LD_PRELOAD": str(FAULTS / "libfaults.so"), "FAULTS": fault, "FAULTS_HIT": str(hit)}
-    ran = subprocess.run([BUILD / "cli" / "tessera", "mul", "a.npy", "b.npy", "-o", "c.npy", "--device", "cpu", "--threads", "2"],
-                         cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    command = [BUILD / "cli" / "tessera", "mul", "a.npy", "b.npy", "-o", "c.npy", "--device", "cpu", "--threads", "2"]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     return hit.exists(), ran.returncode, ran.stderr
 
 

@@ -96,7 +96,8 @@ static bool multiply_on_gpu(tsr_context *gpu, const blas_settings *settings, con
     if (!status && share == 1) return true;
     snprintf(course->failure, sizeof course->failure, "%.*s", (int)sizeof course->failure - 1, tsr_last_error());
     if (status == TSR_INVALID_ARGUMENT) return false;
-    /* What has failed once is not asked again: a lost GPU stays lost, and one without memory would be asked each time. */
+    /* What has failed once is not asked again: a lost GPU stays lost, and one without memory would be asked each
+     * time. */
     if (blas_gpu_give_up() && settings->device == BLAS_CUDA)
         fprintf(stderr, "libtessera_blas: the GPU has failed, the CPU goes on: %s\n", course->failure);
     return !status;
@@ -108,7 +109,8 @@ static void multiply_without_memory(const product *x) {
     blas_multiply_without_memory(x->batch, x->alpha, &x->left, &x->right, x->beta, &x->c);
 }
 
-/* A copy of all that a batch's operand reads, packed tight, which the operand then reads; NULL where there is no memory. */
+/* A copy of all that a batch's operand reads, packed tight, which the operand then reads; NULL where there is no
+ * memory. */
 static float *copy_operand(tsr_operand *o, int64_t batch) {
     const int64_t copies = operand_count(o, batch);
     size_t bytes;

@@ -1,8 +1,8 @@
 /* packed.c: products with operands packed beforehand, with oneMKL's arguments.
  *
- * What cblas_sgemm_pack writes into the caller's memory is a header, and then alpha*op(src) as the CPU engine packs it;
- * products with it are computed there. A column-major product is computed as that of the transposes,
- * so A is then the operand on the right.
+ * cblas_sgemm_pack writes a header into the caller's memory, and behind it alpha*op(src) as the CPU engine packs it;
+ * products with it are computed on the CPU. A column-major product is computed as that of the transposes, so A is then
+ * the operand on the right.
  */
 #include <stdlib.h>
 

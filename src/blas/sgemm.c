@@ -24,9 +24,9 @@ static __attribute__((noinline)) void check_and_multiply(blas_interface caller, 
         blas_multiply(&p);
 }
 
-/* A product that is small, legal and the CPU's is computed here, at the least cost: it is over sooner than the way
- * through blas_multiply takes. False where it is not, and then nothing has been done. Sizes are compared unsigned, as
- * one less, so that none below 1 passes. */
+/* Computes a product that is small, legal and for the CPU without the overhead of blas_multiply, which would take
+ * longer than the product. Otherwise does nothing and returns false. Sizes are compared as unsigned size - 1, so that
+ * none below 1 passes. */
 static inline __attribute__((always_inline)) bool multiply_small(bool transpose_a, bool transpose_b, int64_t m,
                                                                  int64_t n, int64_t k, float alpha, const float *a,
                                                                  int64_t lda, const float *b, int64_t ldb, float beta,

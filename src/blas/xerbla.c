@@ -1,19 +1,21 @@
 /* xerbla.c: errors as the reference implementation reports them.
  *
- * The handlers are the program's: xerbla_ and cblas_xerbla are looked up, not defined here, so that whatever the program
- * brings, in itself or in the BLAS it has besides, hears of our errors, too (what was loaded for a plug-in alone,
- * RTLD_LOCAL, is out of reach). Where there is none, the message goes to
- * standard error. The reference finds a wrong layout or transpose in cblas_sgemm and tells cblas_xerbla; everything else
- * is found by sgemm, which cblas_sgemm calls, and goes to xerbla_, whose CBLAS form adds one to the number and passes it
- * on to cblas_xerbla. For row-major matrices A and B are exchanged on the way, so that the numbers are those of the
- * exchanged arguments: a handler that wants to know looks at RowMajorStrg.
+ * The handlers are the program's: xerbla_ and cblas_xerbla are looked up, not defined here. So errors reach the
+ * handlers that the program, or another BLAS of its, defines; only those of a plug-in loaded with RTLD_LOCAL cannot be
+ * found. Where there is none, the message goes to standard error.
+ *
+ * As in the reference, cblas_sgemm itself reports a wrong layout or transpose, to cblas_xerbla. Everything else is
+ * found by sgemm, which it calls, and goes to xerbla_, whose CBLAS form adds one to the number and calls cblas_xerbla.
+ * A row-major product exchanges A and B before that, so the numbers are those of the exchanged arguments; handlers read
+ * RowMajorStrg to know.
  */
 #include "xerbla.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 
-/* The reference's state while a CBLAS function runs, read by handlers. Set while an error is reported, and only then. */
+/* The reference's state while a CBLAS function runs, read by handlers. Set while an error is reported, and only
+ * then. */
 __attribute__((visibility("default"), weak)) int RowMajorStrg, CBLAS_CallFromC;
 
 /* What a handler's address is called as. */

@@ -36,7 +36,8 @@ void command_issue(struct transfer *transfer, const command *command);
  * event on the GPU, unless that is NULL. Copying a block into the ring begins as soon as its slot is free. */
 void command_send(struct transfer *transfer, copy_matrix matrix, int64_t count, CUdeviceptr to, CUevent after);
 
-/* Carries out the oldest commands until no more than `most` are left, and those after them that need not be waited for. */
+/* Carries out the oldest commands until no more than `most` are left, and those after them that need not be waited
+ * for. */
 void commands_carry_out(struct transfer *transfer, int64_t most);
 
 #endif

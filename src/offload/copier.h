@@ -31,8 +31,8 @@ typedef struct copy_matrix {
 bool runs_are_columns(int64_t row_stride, int64_t col_stride);
 copy_matrix copy_matrix_of(float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride);
 
-/* Elements `first` to `end` of a matrix, to or from a slot. Each thread copies one part, always the same part of a slot,
- * so that this part stays in its own cache. */
+/* Elements `first` to `end` of a matrix, to or from a slot. Each thread copies one part, always the same part of a
+ * slot, so that this part stays in its own cache. */
 typedef struct copy {
     copy_matrix matrix;
     float *slot; /* where element `first` lies */

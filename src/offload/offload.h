@@ -1,5 +1,5 @@
-/* offload.h: products of matrices in host memory on a GPU, as api.c sees them. Above both engines: the GPU computes, and
- * the CPU finishes what a failing GPU leaves. In a build without the CUDA engine, absent.c answers for it. */
+/* offload.h: products of matrices in host memory on a GPU, as api.c sees them. Above both engines: the GPU computes,
+ * and the CPU finishes what a failing GPU leaves. In a build without the CUDA engine, absent.c answers for it. */
 #ifndef TESSERA_OFFLOAD_H
 #define TESSERA_OFFLOAD_H
 

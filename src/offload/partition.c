@@ -7,8 +7,8 @@
 
 enum { ALIGNMENT = 256 }; /* of slots on the GPU */
 
-/* Panels that stay: large enough for the kernels to be at their best, small enough for blocks to be done early. The last
- * ones sent are of A, so these are smaller: what they complete has no other copies to hide behind. */
+/* Panels that stay: large enough for the kernels to be at their best, small enough for blocks to be done early. The
+ * last ones sent are of A, so these are smaller: what they complete has no other copies to hide behind. */
 enum { LEAST_BM = 512, MOST_BM = 1024, LEAST_BN = 1024, MOST_BN = 2048, PANEL_STEP = 256 };
 
 /* Chunks that do not stay, and the blocks they are for: so large that multiplying takes as long as copying. */

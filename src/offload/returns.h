@@ -1,7 +1,7 @@
 /* returns.h: blocks of C on their way from the GPU to host memory.
  *
- * C is written by the CPU alone, from transfer blocks that have arrived whole. So when the GPU fails, it is known to the
- * element which part of C is done, and the rest of C is as it was.
+ * C is written by the CPU alone, from transfer blocks that have arrived whole. So when the GPU fails, it is known to
+ * the element which part of C is done, and the rest of C is as it was.
  */
 #ifndef TESSERA_OFFLOAD_RETURNS_H
 #define TESSERA_OFFLOAD_RETURNS_H

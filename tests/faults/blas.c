@@ -1,5 +1,5 @@
-/* blas.c KIND once|+: products by the BLAS's names while a call of that kind fails. Every result must be right: the standard
- * has no way to report a failure. The first calls of a process are among those that fail. */
+/* blas.c KIND once|+: products by the BLAS's names while a call of that kind fails. Every result must be right: the
+ * standard has no way to report a failure. The first calls of a process are among those that fail. */
 #include <string.h>
 
 #include "each.h"
@@ -33,7 +33,8 @@ static void multiply_interleaved(void) {
                     "interleaved: (%d, %d) is wrong", i, j);
 }
 
-/* pack: op(A) or op(B) is packed beforehand, which may find no memory for its size; then there is no product to make. */
+/* pack: op(A) or op(B) is packed beforehand, which may find no memory for its size; then there is no product to
+ * make. */
 static void multiply_packed(CBLAS_IDENTIFIER identifier) {
     static float memory[4 * (M + N) * K];
     const bool is_a = identifier == CblasAMatrix;

@@ -1,5 +1,5 @@
-/* library.c KIND once|+: every call of tessera.h on the CPU while a call of that kind fails. Each must give the right result,
- * or a status with a message and C as it was; and everything must work afterwards. */
+/* library.c KIND once|+: every call of tessera.h on the CPU while a call of that kind fails. Each must give the right
+ * result, or a status with a message and C as it was; and everything must work afterwards. */
 #include <string.h>
 
 #include "each.h"
