@@ -15,66 +15,66 @@
  *   ONLY_90, ONLY_90a  Hopper alone; with "a", its own instructions, too
  *
  * CMakeLists.txt reads these lines: one for each module. */
-#define CUDA_MODULE_LIST(MODULE)                             \
-    MODULE(IEEE_MMA_SM90,     ieee_mma_sm90,     ONLY_90)    \
-    MODULE(IEEE_TILE_128X128, ieee_tile_128x128, FROM_80)    \
-    MODULE(IEEE_TILE_128X64,  ieee_tile_128x64,  FROM_75)    \
-    MODULE(IEEE_TILE_64X64,   ieee_tile_64x64,   FROM_75)    \
-    MODULE(IEEE_THIN_K,       ieee_thin_k,       FROM_75)    \
-    MODULE(IEEE_THIN_M,       ieee_thin_m,       FROM_75)    \
-    MODULE(IEEE_REDUCE,       ieee_reduce,       FROM_75)    \
-    MODULE(IEEE_SCALE,        ieee_scale,        FROM_75)    \
-    MODULE(PACK,              pack,              FROM_80)    \
-    MODULE(SPLIT_FP32_SM90,   split_fp32_sm90,   ONLY_90a)   \
+#define CUDA_MODULE_LIST(MODULE)                                 \
+    MODULE(IEEE_MMA_SM90,        ieee_mma_sm90,        ONLY_90)  \
+    MODULE(IEEE_TILE_128X128,    ieee_tile_128x128,    FROM_80)  \
+    MODULE(IEEE_TILE_128X64,     ieee_tile_128x64,     FROM_75)  \
+    MODULE(IEEE_TILE_64X64,      ieee_tile_64x64,      FROM_75)  \
+    MODULE(IEEE_THIN_K,          ieee_thin_k,          FROM_75)  \
+    MODULE(IEEE_THIN_M,          ieee_thin_m,          FROM_75)  \
+    MODULE(IEEE_REDUCE,          ieee_reduce,          FROM_75)  \
+    MODULE(IEEE_SCALE,           ieee_scale,           FROM_75)  \
+    MODULE(PACK,                 pack,                 FROM_80)  \
+    MODULE(SPLIT_FP32_SM90,      split_fp32_sm90,      ONLY_90a) \
     MODULE(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, ONLY_90a) \
-    MODULE(SPLIT_TF32_SM90,   split_tf32_sm90,   ONLY_90a)   \
-    MODULE(SPLIT_MMA_SM80,    split_mma_sm80,    FROM_80)    \
-    MODULE(SPLIT_REDUCE,      split_reduce,      FROM_80)
+    MODULE(SPLIT_TF32_SM90,      split_tf32_sm90,      ONLY_90a) \
+    MODULE(SPLIT_MMA_SM80,       split_mma_sm80,       FROM_80)  \
+    MODULE(SPLIT_REDUCE,         split_reduce,         FROM_80)
 
 /* ROW(id, name, module, family, ...), best first: of kernels that could do the same on a GPU the plan takes the first,
  * unless it can tell which is faster.
  *
- *   m, n, k        the tile of C, and the terms of k in a stage; of pack kernels, the rows and terms of a unit
+ *   m, n, k        the tile of C, and the terms of k in a stage; of pack kernels, the rows and terms of a pack tile
  *   threads        of a thread block
  *   blocks         thread blocks resident on an SM; with clusters, clusters for each SM
  *   cluster        thread blocks that compute a tile together; 1: each has tiles of its own
  *   components     of a split element: 2 keeps TSR_FP32's contract, 1 TSR_TF32's; 0: no split kernel
  *   shared, stages how a block's dynamic shared memory is laid out (below), and how many stages it has
  *
- *      id                    name                  module             family     m    n    k  thr  b  cl co shared */
+ *    id                    name                  module                family     m    n    k  thr  b  cl co shared */
 #define CUDA_KERNEL_LIST(ROW) \
-    ROW(IEEE_MMA_64X128,      ieee_mma_64x128,      IEEE_MMA_SM90,     TILE,     64, 128,  32, 128, 2, 1, 0, SLABS, 3) \
-    ROW(IEEE_MMA_64X64,       ieee_mma_64x64,       IEEE_MMA_SM90,     TILE,     64,  64,  32, 128, 3, 1, 0, SLABS, 3) \
-    ROW(IEEE_MMA_32X64,       ieee_mma_32x64,       IEEE_MMA_SM90,     TILE,     32,  64,  32, 128, 3, 1, 0, SLABS, 4) \
-    ROW(IEEE_MMA_32X32,       ieee_mma_32x32,       IEEE_MMA_SM90,     TILE,     32,  32,  32, 128, 3, 1, 0, SLABS, 4) \
-    ROW(IEEE_TILE_128X128,    ieee_tile_128x128,    IEEE_TILE_128X128, TILE,    128, 128,  32, 128, 2, 1, 0, SLABS, 2) \
-    ROW(IEEE_TILE_128X64,     ieee_tile_128x64,     IEEE_TILE_128X64,  TILE,    128,  64,  32, 128, 3, 1, 0, SLABS, 2) \
-    ROW(IEEE_TILE_64X64,      ieee_tile_64x64,      IEEE_TILE_64X64,   TILE,     64,  64,  32, 128, 5, 1, 0, SLABS, 2) \
-    ROW(IEEE_MMA_SHORT_K,     ieee_mma_short_k,     IEEE_MMA_SM90,     SHORT,    64,  64,  64, 128, 3, 1, 0, SLABS, 2) \
-    ROW(IEEE_THIN_K,          ieee_thin_k,          IEEE_THIN_K,       THIN,     16,   8, 128, 128, 6, 1, 0, NONE,  0) \
-    ROW(IEEE_THIN_M,          ieee_thin_m,          IEEE_THIN_M,       THIN,    128,   8, 128, 128, 5, 1, 0, NONE,  0) \
-    ROW(IEEE_REDUCE,          ieee_reduce,          IEEE_REDUCE,       SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0) \
-    ROW(IEEE_SCALE,           ieee_scale,           IEEE_SCALE,        SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0) \
-    ROW(PACK_SAMPLE,          pack_sample,          PACK,              SUPPORT,   8,   0,   0, 128, 0, 1, 0, NONE,  0) \
-    ROW(PACK_SPLIT,           pack_split,           PACK,              SUPPORT,  64,   0,  64, 128, 4, 1, 0, UNITS, 3) \
-    ROW(SPLIT_FP32_SM90,      split_fp32_sm90,      SPLIT_FP32_SM90,  SPLIT,   128, 128,  64, 384, 1, 1, 2, WGMMA, 3) \
-    ROW(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, SPLIT_FP32_SM90_T128,  SPLIT,   128, 128,  64, 128, 1, 2, 2, WGMMA, 2) \
-    ROW(SPLIT_TF32_SM90,      split_tf32_sm90,      SPLIT_TF32_SM90,  SPLIT,   128, 256,  64, 384, 1, 1, 1, WGMMA, 4) \
-    ROW(SPLIT_FP32_MMA_SM80,  split_fp32_mma_sm80,  SPLIT_MMA_SM80,    SPLIT,   128, 128,  64, 256, 1, 1, 2, MMA,   3) \
-    ROW(SPLIT_TF32_MMA_SM80,  split_tf32_mma_sm80,  SPLIT_MMA_SM80,    SPLIT,   128, 256,  64, 256, 1, 1, 1, MMA,   3) \
-    ROW(SPLIT_REDUCE,         split_reduce,         SPLIT_REDUCE,      SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)
+  ROW(IEEE_MMA_64X128,      ieee_mma_64x128,      IEEE_MMA_SM90,        TILE,     64, 128,  32, 128, 2, 1, 0, SLABS, 3)\
+  ROW(IEEE_MMA_64X64,       ieee_mma_64x64,       IEEE_MMA_SM90,        TILE,     64,  64,  32, 128, 3, 1, 0, SLABS, 3)\
+  ROW(IEEE_MMA_32X64,       ieee_mma_32x64,       IEEE_MMA_SM90,        TILE,     32,  64,  32, 128, 3, 1, 0, SLABS, 4)\
+  ROW(IEEE_MMA_32X32,       ieee_mma_32x32,       IEEE_MMA_SM90,        TILE,     32,  32,  32, 128, 3, 1, 0, SLABS, 4)\
+  ROW(IEEE_TILE_128X128,    ieee_tile_128x128,    IEEE_TILE_128X128,    TILE,    128, 128,  32, 128, 2, 1, 0, SLABS, 2)\
+  ROW(IEEE_TILE_128X64,     ieee_tile_128x64,     IEEE_TILE_128X64,     TILE,    128,  64,  32, 128, 3, 1, 0, SLABS, 2)\
+  ROW(IEEE_TILE_64X64,      ieee_tile_64x64,      IEEE_TILE_64X64,      TILE,     64,  64,  32, 128, 5, 1, 0, SLABS, 2)\
+  ROW(IEEE_MMA_SHORT_K,     ieee_mma_short_k,     IEEE_MMA_SM90,        SHORT,    64,  64,  64, 128, 3, 1, 0, SLABS, 2)\
+  ROW(IEEE_THIN_K,          ieee_thin_k,          IEEE_THIN_K,          THIN,     16,   8, 128, 128, 6, 1, 0, NONE,  0)\
+  ROW(IEEE_THIN_M,          ieee_thin_m,          IEEE_THIN_M,          THIN,    128,   8, 128, 128, 5, 1, 0, NONE,  0)\
+  ROW(IEEE_REDUCE,          ieee_reduce,          IEEE_REDUCE,          SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ROW(IEEE_SCALE,           ieee_scale,           IEEE_SCALE,           SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ROW(PACK_SAMPLE,          pack_sample,          PACK,                 SUPPORT,   8,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ROW(PACK_SPLIT,           pack_split,           PACK,                 SUPPORT,  64,   0,  64, 128, 4, 1, 0, PACK,  3)\
+  ROW(SPLIT_FP32_SM90,      split_fp32_sm90,      SPLIT_FP32_SM90,      SPLIT,   128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
+  ROW(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, SPLIT_FP32_SM90_T128, SPLIT,   128, 128,  64, 128, 1, 2, 2, WGMMA, 2)\
+  ROW(SPLIT_TF32_SM90,      split_tf32_sm90,      SPLIT_TF32_SM90,      SPLIT,   128, 256,  64, 384, 1, 1, 1, WGMMA, 4)\
+  ROW(SPLIT_FP32_MMA_SM80,  split_fp32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 128,  64, 256, 1, 1, 2, MMA,   3)\
+  ROW(SPLIT_TF32_MMA_SM80,  split_tf32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 256,  64, 256, 1, 1, 1, MMA,   3)\
+  ROW(SPLIT_REDUCE,         split_reduce,         SPLIT_REDUCE,         SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)
 
 /* Dynamic shared memory in bytes.
  *
  *   NONE    none
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
- *   UNITS   a stage is a unit: m lines of k floats, each padded by 4, and an exponent for each row
+ *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
  *           and two barriers; besides, each warp, having 16 rows, has a buffer of 16 rows of 40 floats for its sums
  *   MMA     a stage is so much of k of both as is promoted together */
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
-#define SHARED_UNITS(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
+#define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
     ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \
      (m) / (cluster) / 16 * (16 * 40 * 4))
