@@ -1,6 +1,6 @@
-"""The packing kernels of the CUDA engine, run on the CPU: src/cuda/kernels/pack/pack.cu itself, each thread of a block a fiber (emulator/), beside a model of what
-args.h and docs/internals/numerics.md say of panels, exponents and marks, written here in NumPy. So scales, components, addresses and the second
-look at what did not fit are tested where there is no GPU."""
+"""The packing kernels of the CUDA engine, run on the CPU: src/cuda/kernels/pack/pack.cu itself, each thread of a block
+a fiber (emulator/), beside a model in NumPy of what args.h and docs/internals/numerics.md say of panels, exponents and
+marks. So scales, components, addresses and the second pass over overflowed panels are tested where there is no GPU."""
 
 import ctypes
 import mmap
@@ -20,10 +20,14 @@ LEAST_NORMAL, OVERFLOW = np.float32(2.0**-14), np.float32(65520)
 
 
 class PackArgs(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("row_stride", c_int64), ("k_stride", c_int64), ("batch_stride", c_int64), ("rows", c_int32), ("k", c_int32),
-                ("batch", c_int32), ("k_blocks", c_int32), ("components", c_int32), ("panels", c_void_p), ("exponents", c_void_p),
-                ("row_overflows", c_void_p), ("tiny_counts", c_void_p), ("overflowed_panels", c_void_p), ("marks", c_void_p),
-                ("panels_batch_stride", c_int64), ("exponents_batch_stride", c_int64), ("marks_batch_stride", c_int64)]
+    _fields_ = [
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("row_stride", "k_stride", "batch_stride")),
+        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components")),
+        *((name, c_void_p) for name in ("panels", "exponents", "row_overflows")),
+        *((name, c_void_p) for name in ("tiny_counts", "overflowed_panels", "marks")),
+        *((name, c_int64) for name in ("panels_batch_stride", "exponents_batch_stride", "marks_batch_stride")),
+    ]
 
 
 class PackPairArgs(ctypes.Structure):
@@ -32,11 +36,11 @@ class PackPairArgs(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def emulate():
-    """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample; in a process of its own, which may crash without the others."""
+    """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample, in a process of its own."""
     compiler, folder = need("g++"), BUILD / "emulator"
     folder.mkdir(exist_ok=True)
-    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTESSERA_EMULATOR", "-I", ROOT / "tests/emulator",
-        "-I", ROOT / "src", "-o", folder / "pack.so", ROOT / "tests/emulator/pack.cpp")
+    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTESSERA_EMULATOR",
+        "-I", ROOT / "tests/emulator", "-I", ROOT / "src", "-o", folder / "pack.so", ROOT / "tests/emulator/pack.cpp")
     function = ctypes.CDLL(str(folder / "pack.so")).emulate
     function.argtypes, function.restype = [ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32], None
 
@@ -58,7 +62,7 @@ def shared(shape, kind, value):
     return array
 
 
-# ---- The model --------------------------------------------------------------------------------------------------------
+# ---- The model -------------------------------------------------------------------------------------------------------
 
 
 def bits(x):
@@ -96,8 +100,9 @@ def carried_columns(x, e):
     """tf32: whether each k of each pack tile is carried; (tiles, k)."""
     lost = (x != 0) & (np.abs(scaled_by(x, e)) < LEAST_NORMAL)
     coarsest = np.where(lost, np.ldexp(np.float32(1), -e).astype(np.float32)[:, None], 0)
-    starts = range(0, len(x), PACK_ROWS)
-    return np.array([fitting(x[i:i + 64], e[i:i + 64]).all(0) & (coarsest[i:i + 64].max(0) <= 2048 * np.fmax.reduce(np.abs(x[i:i + 64]), axis=0)) for i in starts])
+    tiles = [slice(i, i + PACK_ROWS) for i in range(0, len(x), PACK_ROWS)]
+    return np.array([fitting(x[t], e[t]).all(0) & (coarsest[t].max(0) <= 2048 * np.fmax.reduce(np.abs(x[t]), axis=0))
+                     for t in tiles])
 
 
 class Model:
@@ -140,7 +145,8 @@ def component_in(memory, rows, k_blocks, components, component):
     found, at = [], 0
     for first in range(0, rows, PANEL_ROWS):
         stored = min(PANEL_ROWS, -(-(rows - first) // 8) * 8)
-        panel = memory[at:at + k_blocks * components * stored * ROW_BYTES].reshape(k_blocks, components, stored, 8, 16)[:, component]
+        panel = memory[at:at + k_blocks * components * stored * ROW_BYTES]
+        panel = panel.reshape(k_blocks, components, stored, 8, 16)[:, component]
         chunks = np.arange(8)[None, :] ^ np.arange(stored)[:, None] % 8
         panel = panel[:, np.arange(stored)[:, None], chunks]  # (k block, row, chunk, byte)
         found.append(panel.transpose(1, 0, 2, 3).reshape(stored, -1).copy().view(np.uint16))
@@ -148,7 +154,7 @@ def component_in(memory, rows, k_blocks, components, component):
     return np.concatenate(found)
 
 
-# ---- Operands ---------------------------------------------------------------------------------------------------------
+# ---- Operands --------------------------------------------------------------------------------------------------------
 
 
 def along(batch, rows, k, rng):
@@ -208,7 +214,7 @@ def tiny_columns(rng, shape):
 
 
 def at_the_limit(rng, shape):
-    """Rows whose exponent is 11, and a k that tf32 just takes, or just does not: all its elements are tiny but one of each tile."""
+    """Rows whose exponent is 11, and a k that tf32 just takes, or just not: one element of each tile is not tiny."""
     x = (2 * rng.random(shape, np.float32) - 1).astype(np.float32)
     x[:, :, 0] = 3
     x[:, :, shape[-1] // 2] = 2.0**-40
@@ -234,16 +240,21 @@ SHAPES = [(1, 200, 300), (1, 64, 64), (2, 70, 129), (1, 7, 1), (1, 129, 31), (3,
 
 
 def operand(x, memory, strides, components, keep):
-    """PackArgs of a batch of matrices, which it puts into memory; what the kernels write is poisoned. keep: holds the arrays."""
+    """PackArgs of a batch of matrices, which it puts into memory, and the arrays that the kernels write, poisoned.
+    keep: holds the arrays."""
     batch, rows, k = x.shape
     np.lib.stride_tricks.as_strided(memory, x.shape, [4 * s for s in strides])[...] = x
     k_blocks, panels = -(-k // SPLIT_K), -(-rows // PANEL_ROWS)
     made = {"panels": shared((batch, panels * k_blocks * components * PANEL_ROWS * ROW_BYTES), np.uint8, 0xa5),
-            "overflowed_panels": shared((batch, panels), np.int32, 77), "marks": shared((batch, panels), np.float32, np.nan),
-            **{name: shared((batch, rows), kind, 77) for name, kind in (("exponents", np.int32), ("row_overflows", np.float32), ("tiny_counts", np.uint32))}}
+            "overflowed_panels": shared((batch, panels), np.int32, 77),
+            "marks": shared((batch, panels), np.float32, np.nan),
+            "exponents": shared((batch, rows), np.int32, 77),
+            "row_overflows": shared((batch, rows), np.float32, 77),
+            "tiny_counts": shared((batch, rows), np.uint32, 77)}
     keep += [memory, *made.values()]
     args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, components,
-                    *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows", "tiny_counts", "overflowed_panels", "marks")),
+                    *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows", "tiny_counts",
+                                                          "overflowed_panels", "marks")),
                     made["panels"].shape[1], rows, panels)
     return args, made
 
@@ -273,7 +284,7 @@ def check(x, made, components):
 @pytest.mark.parametrize("components", [2, 1], ids=["fp32", "tf32"])
 def test_packed_as_the_model_says(emulate, rng, components, layout, data):
     turn = LAYOUTS.index(layout) + DATA.index(data) + components
-    for first in [(turn + 2 * i) % len(SHAPES) for i in range(4)]:  # each layout and each kind of data meets every shape
+    for first in [(turn + 2 * i) % len(SHAPES) for i in range(4)]:  # each layout and kind of data meets every shape
         keep, made, matrices = [], [], []
         pair = PackPairArgs()
         progress, marked = shared(4, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
