@@ -4,78 +4,96 @@ PREFIX      ?= /usr/local
 CMAKE_FLAGS ?=
 PYTEST      ?=
 JOBS        ?= $(shell nproc)
-TESTS        = tests/run $(BUILD)
-MAKEFLAGS   += --no-print-directory
 SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
+PACKAGE      = PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3
+MAKEFLAGS   += --no-print-directory
 
-.PHONY: build run test test-gpu test-programs test-pytorch python sanitize sanitize-gpu bench-cpu bench-blas bench-gpu bench-compare report bench-pytorch modules format install clean
+.PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu mutants \
+        bench-cpu bench-blas bench-gpu bench-sustained bench-pytorch bench-compare report modules python format install clean
 
-build: ## the library and the command
+build: ## the library and the command (the default)
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
 	cmake --build $(BUILD) --parallel $(JOBS)
 
 run: build ## the five reference problems on this machine's best device, checked against float64
 	$(BUILD)/cli/tessera reference
 
-test: build ## every test; PYTEST="-k strides -x" passes options on to pytest
-	ctest --test-dir $(BUILD) --output-on-failure --exclude-regex '^pytest$$'
-	$(TESTS) tests $(PYTEST)
-	tests/pytorch/run $(BUILD) $(PYTEST)
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' Makefile | expand -t 24
+
+# ---- Tests ----
+
+tests: build # what they need beside the library
+	cmake --build $(BUILD) --parallel $(JOBS) --target tests
+
+test: tests ## every test; PYTEST="-k strides -x" passes options on to pytest
+	tests/all $(BUILD) $(PYTEST)
+
+check: tests ## for each commit, a minute and a half: the C tests, a sample of all others, documents, formatting
+	tests/all $(BUILD) --quick $(PYTEST)
 
 test-pytorch: build ## the tests of the Python package alone, with a current torch and with 1.13.1
 	tests/pytorch/run $(BUILD) $(PYTEST)
 
-python: build ## the operator for python3's torch, so that PYTHONPATH=python is all it takes to use the package from here
-	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 -m tessera build
-
 test-programs: build ## NumPy, Octave, R and ScaLAPACK on libtessera_blas; installs what it needs, if root
-	TESSERA_INSTALL=all $(TESTS) tests/test_blas_programs.py
+	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py
 
-test-gpu: build ## the tests of the GPU, twelve processes at a time
+test-gpu: tests ## the tests of the GPU, twelve processes at a time
 	tests/side_by_side $(BUILD) 12 tests -k "cuda and not test_cuda_host" $(PYTEST)
 
-sanitize: build ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
-	$(TESTS) tests/test_sanitizers.py
+sanitize: tests ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
+	tests/run $(BUILD) tests/test_sanitizers.py
 
-sanitize-gpu: build ## compute-sanitizer on a reduced set of the GPU tests
+sanitize-gpu: tests ## compute-sanitizer on a reduced set of the GPU tests
 	for tool in memcheck racecheck initcheck synccheck; do \
-	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" tests/side_by_side $(BUILD) 12 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
+	    PYTHON_PREFIX="$(SANITIZER) --tool $$tool --error-exitcode 99" \
+	        tests/side_by_side $(BUILD) 12 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
 	done
+
+mutants: tests ## faults put into the sources one at a time: which of them do the tests find? (six of them: part of `make test`)
+	tests/mutants/run $(BUILD)
+
+format: ## clang-format over C and CUDA, ruff over Python; both are installed into $(BUILD)
+	mkdir -p $(BUILD)
+	tests/format $(BUILD)
+
+# ---- Benchmarks ----
 
 bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run
 	bench/cpu/run $(BUILD)
 
-bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and middling products
+bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and medium products
 	bench/blas/run $(BUILD)
 
 bench-gpu: build ## milliseconds beside torch.matmul, then every library of this GPU, interleaved; saved in bench/results
 	bench/gpu/run $(BUILD) --save
 	bench/gpu/run $(BUILD) --survey
 
-.PHONY: bench-sustained
-bench-sustained: build ## what a long run of one product gets: each library alone on the GPU; saved in bench/results
+bench-sustained: build ## seconds of one product beside torch: what a long run gets, with clocks and watts; saved in bench/results
 	bench/gpu/run $(BUILD) --sustained --save
 
-bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE (default: BASE's name in bench/results)
+bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
+	$(PACKAGE) bench/pytorch/compare.py --save $(BUILD)/pytorch.json
+	$(PACKAGE) examples/train_gpt2.py --save $(BUILD)/gpt2.json
+
+bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE (default: that name in bench/results)
 	python3 bench/regressions.py "$(BASE)" $(NEW)
 
 # It calls plain make: what has $(MAKE) in it would measure even under -n.
-report: ## the tables in docs/ from bench/results, and pages with charts in $(BUILD)/report; measures this machine first where it has no results
+report: ## docs/results and a page for each machine in bench/results; measures this machine first where it has none
 	python3 bench/report --needs-this-machine || { make build && bench/run $(BUILD); }
 	python3 bench/report --pages $(BUILD)/report
 
-bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
-	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 bench/pytorch/compare.py --save $(BUILD)/pytorch.json
-	PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 examples/train_gpt2.py --save $(BUILD)/gpt2.json
+# ---- Python and installing ----
 
-modules: ## the self-contained PyTorch modules of kernelbench/, from the library's sources
+modules: ## the self-contained PyTorch modules of all fifteen problems, in $(BUILD)/kernelbench
 	python3 kernelbench/generate.py
 
-format:
-	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
+python: build ## the operator for python3's torch: PYTHONPATH=python is then all it takes to use the package from here
+	$(PACKAGE) -m tessera build
 
-install: build
+install: build ## the library, the command and the headers, below PREFIX
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
-clean:
+clean: ## removes $(BUILD)
 	rm -rf $(BUILD)

@@ -1,7 +1,9 @@
 """Fixtures: the engines that the general tests run on, and how skipped tests are summed up."""
 
 import collections
+import itertools
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import pytest
 import engine as engines
 from binding import CPU, CUDA, FP32, IEEE, TF32
 from toolchain import BUILD, run
+
+SAMPLED = 3  # of each test's parameters, by --quick, or one for each engine
 
 
 def engines_where(condition):
@@ -56,22 +60,83 @@ def rng():
     return np.random.default_rng(20260)
 
 
+# ---- Which tests run ------------------------------------------------------------------------------------------------
+
+
 def pytest_addoption(parser):
-    parser.addoption("--shard", metavar="I/N", help="the I-th of N parts of the tests, which may run side by side, or `alone`: those that may not")
+    parser.addoption("--share", metavar="FOLDER", type=Path, help="share the tests with the other processes that have this option; "
+                     "`alone` ones are left out")
+    parser.addoption("--alone", action="store_true", help="only the tests that other processes would disturb")
+    parser.addoption("--quick", action="store_true", help="without `slow` tests, and a sample of the parameters of the others")
+
+
+def function_of(item):
+    return item.path, getattr(item, "originalname", item.name)
+
+
+def sample(items):
+    """Of each test the first and the last of its parameters, and some between: with every engine once where it has one."""
+    counts = collections.Counter(map(function_of, items))
+    seen, engines_seen = collections.Counter(), set()
+    for item in items:
+        function = function_of(item)
+        engine = next((value for value in item.callspec.params.values() if isinstance(value, engines.Engine)), None) \
+            if hasattr(item, "callspec") else None
+        number, count = seen[function], counts[function]
+        seen[function] += 1
+        spread = number * SAMPLED // count != (number - 1) * SAMPLED // count or number == count - 1
+        if spread if engine is None else (function, engine.name) not in engines_seen:
+            engines_seen.add((function, engine.name if engine else None))
+            yield item
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m have chosen
 def pytest_collection_modifyitems(config, items):
-    shard = config.getoption("--shard")
-    if not shard:
-        return
-    if shard == "alone":
-        kept = [item for item in items if item.get_closest_marker("alone")]
-    else:
-        part, parts = map(int, shard.split("/"))
-        kept = [item for item in items if not item.get_closest_marker("alone")][part - 1::parts]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    kept = items[:]
+    if config.getoption("--quick"):
+        kept = [item for item in kept if not item.get_closest_marker("slow")]
+        kept = list(sample(kept))
+    if config.getoption("--share"):
+        kept = [item for item in kept if not item.get_closest_marker("alone")]
+        kept.sort(key=lambda item: not item.get_closest_marker("slow"))  # those first: no process is left with one at the end
+    if config.getoption("--alone"):
+        kept = [item for item in kept if item.get_closest_marker("alone")]
+    left = set(items) - set(kept)
+    if left:
+        config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+def claimed(items, folder):
+    """The items that no other process has claimed, in runs of one test with several parameters: whoever creates the run's file
+    has it."""
+    for number, (_, run_of_items) in enumerate(itertools.groupby(items, key=function_of)):
+        try:
+            (folder / str(number)).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        yield from run_of_items
+
+
+def pytest_runtestloop(session):
+    """With --share: pytest's own loop, over what is claimed on the way."""
+    folder = session.config.getoption("--share")
+    if not folder or session.testsfailed or session.config.option.collectonly:
+        return None
+    items = claimed(session.items, folder)
+    item = next(items, None)
+    while item:
+        following = next(items, None)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        item = following
+    return True
+
+
+# ---- What is printed ------------------------------------------------------------------------------------------------
 
 
 def pytest_report_header():

@@ -1,17 +1,20 @@
-"""The library on 64-bit ARM: built by Debian's cross-compiler, run by an emulated processor, compared with double precision."""
+"""The library on 64-bit ARM: built by Debian's cross-compiler, run by an emulated processor, compared with double
+precision."""
 
 import pytest
 
 from debian import need_packages
 from toolchain import ROOT, cmake_build, run
 
+pytestmark = pytest.mark.slow
 EMULATOR = "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
 def build():
     need_packages("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
-    return cmake_build("aarch64", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}", "-DTESSERA_WERROR=ON", targets=["stress", "tessera_cli"])
+    return cmake_build("aarch64", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}", "-DTESSERA_WERROR=ON",
+                       targets=["stress", "tessera_cli"])
 
 
 def test_stress(build):

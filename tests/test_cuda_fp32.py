@@ -366,7 +366,7 @@ def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
         for thread in threads:
             thread.join()
         driver.synchronize()
-        del packed
+        packed = None
         assert not failures
         for a, output, held, stream in zip(jobs, outputs, inputs, streams):
             assert_exact(output.get().reshape(-1, 400), a, b)

@@ -11,6 +11,7 @@ import engine as engines
 from binding import CPU
 from toolchain import ROOT, cmake_build, need, run
 
+pytestmark = pytest.mark.slow
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1", "UBSAN_OPTIONS": "print_stacktrace=1",
            "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"}
 
@@ -20,9 +21,11 @@ def sanitized(sanitizers, tmp_path, compiler="cc"):
                            input="int main(void) { return 0; }", text=True, capture_output=True)
     if probe.returncode:
         pytest.skip(f"{compiler} cannot link -fsanitize={sanitizers}")
-    level = "-O0" if compiler == "clang" else "-O1"  # more takes a minute, clang's two: what is instrumented is slow to optimise
-    return cmake_build(f"sanitize-{compiler}-{sanitizers.replace(',', '-')}", f"-DTESSERA_SANITIZE={sanitizers}", f"-DCMAKE_C_COMPILER={compiler}",
-                       "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={level} -g", "-DTESSERA_WERROR=ON")
+    # Unoptimised with clang, for more takes it two minutes: what is instrumented is slow to optimise.
+    level = "-O0" if compiler == "clang" else "-O1"
+    return cmake_build(f"sanitize-{compiler}-{sanitizers.replace(',', '-')}", f"-DTESSERA_SANITIZE={sanitizers}",
+                       f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+                       f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={level} -g", "-DTESSERA_WERROR=ON", targets=["tessera", "stress"])
 
 
 @pytest.mark.parametrize("kernel", engines.kernel_names(CPU))

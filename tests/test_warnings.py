@@ -10,6 +10,7 @@ from toolchain import BUILD, ROOT, cmake_build, need, run
 COMPILERS = ["gcc", "clang"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_clean_build(compiler):
     cmake_build(f"warnings-{compiler}", f"-DCMAKE_C_COMPILER={need(compiler)}", "-DTESSERA_WERROR=ON")

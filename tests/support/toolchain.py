@@ -1,5 +1,6 @@
 """Building things in tests: compilers, CMake, and where it all goes."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -25,9 +26,12 @@ def need(program):
     return found
 
 
-def cmake_build(name, *flags, targets=()):
+def cmake_build(name, *flags, targets=("all", "tests")):
     """Configures and builds the project in a folder of the build folder, which is kept for the next run."""
     folder = BUILD / name
-    run("cmake", "-S", ROOT, "-B", folder, "-DTESSERA_CUDA=OFF", *flags)
-    run("cmake", "--build", folder, "--parallel", "2", *(["--target", *targets] if targets else []))
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests in another process may want the same
+        run("cmake", "-S", ROOT, "-B", folder, "-DTESSERA_CUDA=OFF", *flags)
+        run("cmake", "--build", folder, "--parallel", "2", "--target", *targets)
     return folder
