@@ -278,7 +278,7 @@ static void *multiply_until_the_end(void *context) {
 
 /* Ends this process while threads of its own are in the middle of products. */
 static void exit_while_multiplying(void) {
-    alarm(60);
+    alarm(600); /* it hangs, however busy the machine is */
     tsr_options options = TSR_OPTIONS_DEFAULT;
     options.threads = 3;
     tsr_context *context;

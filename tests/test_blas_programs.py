@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from debian import need_packages
-from toolchain import BUILD, ROOT, run
+from toolchain import BUILD, PATIENCE, ROOT, run
 
 LIBRARY = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
 COMMAND = BUILD / "cli" / "tessera"
@@ -26,7 +26,7 @@ def environment(**more):
 
 def on_tessera(*command, **options):
     """(output, lines of TESSERA_VERBOSE) of a program with the library in front of its BLAS."""
-    ran = subprocess.run([str(COMMAND), "run", "--device", "cpu", "--", *map(str, command)], capture_output=True, text=True, timeout=300,
+    ran = subprocess.run([str(COMMAND), "run", "--device", "cpu", "--", *map(str, command)], capture_output=True, text=True, timeout=PATIENCE,
                          env=environment(TESSERA_VERBOSE="1"), **options)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     return ran.stdout, [line for line in ran.stderr.splitlines() if line.startswith("TESSERA_VERBOSE SGEMM")]
@@ -67,11 +67,11 @@ def test_scalapack(tmp_path):
     settings = environment(TESSERA_VERBOSE="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_plm_rsh_agent="sh",
                            OMPI_MCA_btl_vader_single_copy_mechanism="none")
     start = ["mpirun", "--oversubscribe", "-np", "4"]
-    probe = subprocess.run([*start, "true"], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=settings)
+    probe = subprocess.run([*start, "true"], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=settings)
     if probe.returncode:
         pytest.skip(f"mpirun does not work here: {probe.stderr.strip().splitlines()[-1:]}")
     command = [*start, str(COMMAND), "run", "--threads", "1", "--device", "cpu", "--", str(program), str(n)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=settings)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=settings)
     assert ran.returncode == 0 and f"{n} x {n} on 2 x 2 processes" in ran.stdout and ", 0 elements wrong" in ran.stdout, ran.stdout + ran.stderr
     shapes = re.findall(r"TESSERA_VERBOSE SGEMM\(.,.,(\d+),(\d+),(\d+),", ran.stderr)
     assert sum(int(m) * int(n) * int(k) for m, n, k in shapes) == n**3
@@ -131,7 +131,7 @@ def test_r(tmp_path):
     """R's own matrices are doubles, which stay with R's BLAS; .Fortran passes singles."""
     need_packages("r-base-core", may_install=LARGE)
     (tmp_path / "script.R").write_text(R)
-    ran = subprocess.run(["Rscript", "script.R"], capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    ran = subprocess.run(["Rscript", "script.R"], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE,
                          env=environment(TESSERA_VERBOSE="1", TESSERA_BLAS=str(LIBRARY), TESSERA_DEVICE="cpu"))
     assert ran.returncode == 0 and "equal" in ran.stdout, ran.stdout + ran.stderr
     assert "SGEMM(N,N,300,400,200,1," in ran.stderr

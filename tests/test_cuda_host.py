@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import binding
-from toolchain import BUILD
+from toolchain import BUILD, PATIENCE
 
 HERE = Path(__file__).parent
 FAKE = BUILD / "tests" / "fake_cuda"
@@ -23,7 +23,7 @@ pytestmark = [
 def run(*command, **environment):
     """Runs Python on the fake driver; (exit status, output)."""
     assert (FAKE / "libcuda.so.1").exists(), "the fake driver was not built"
-    ran = subprocess.run([sys.executable, *map(str, command)], cwd=HERE, capture_output=True, text=True, timeout=900,
+    ran = subprocess.run([sys.executable, *map(str, command)], cwd=HERE, capture_output=True, text=True, timeout=PATIENCE,
                          env={**os.environ, "LD_LIBRARY_PATH": str(FAKE), "TESSERA_FAKE_CUDA": "1", **environment})
     return ran.returncode, ran.stdout + ran.stderr
 

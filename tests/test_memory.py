@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from binding import Operand, Plan, Result
+from toolchain import PATIENCE
 
 MIB = 2**20
 
@@ -26,7 +27,7 @@ def test_workspace_per_thread(cpu, threads, m, n, k):
 def run_alone(source, *arguments):
     """Runs Python source in a process of its own, beside these modules."""
     ran = subprocess.run([sys.executable, "-c", source, *map(str, arguments)], cwd=os.path.dirname(__file__),
-                         capture_output=True, text=True, timeout=120)
+                         capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -57,7 +58,8 @@ import ctypes, resource
 import numpy as np
 import binding
 from layouts import POISON
-ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: what is freed goes back to the system, so that no heap has room left
+# M_MMAP_THRESHOLD: what is freed goes back to the system, so that no heap has room left.
+ctypes.CDLL(None).mallopt(-3, 2**16)
 size = 1200
 a = np.random.default_rng(1).integers(-8, 9, (size, size)).astype(np.float32)
 expected = a.T.astype(np.float64) @ a

@@ -9,11 +9,14 @@ enum fault {
     DROPS_A_TERM,
     READS_C,
     READS_A_AND_B,     /* although alpha is 0 */
+    READS_OUTSIDE,     /* between the columns of A */
     WRITES_OUTSIDE,    /* between the columns of C */
     ROUNDS_OPERANDS,   /* to 11 bits, as TF32 does */
+    CUTS_OPERANDS,     /* to 11 bits, without rounding */
     FORGETS_THE_SMALL, /* elements of A far below their row's largest */
     FLUSHES_SUBNORMALS,
     ROUNDS_UP,         /* results, to the next number, exact ones too: within the bound, but wrong for integers */
+    LOSES_SIGNS,       /* of infinities */
     CHANGES_ITS_ORDER, /* from call to call */
     CRASHES,
     EXITS
@@ -28,9 +31,10 @@ enum fault {
 
 static float rounded(float x) {
     unsigned bits;
-    if (FAULT != ROUNDS_OPERANDS || !isfinite(x)) return x;
+    if ((FAULT != ROUNDS_OPERANDS && FAULT != CUTS_OPERANDS) || !isfinite(x)) return x;
     memcpy(&bits, &x, sizeof bits);
-    bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    if (FAULT == ROUNDS_OPERANDS) bits += 0xfff + (bits >> 13 & 1);
+    bits &= ~0x1fffu;
     memcpy(&x, &bits, sizeof bits);
     return x;
 }
@@ -68,10 +72,12 @@ static void multiply(int transpose_a, int transpose_b, long m, long n, long k, f
         for (long i = 0; i < m; i++) {
             float *result = &c[i + j * ldc], scaled = alpha == 0 && FAULT != READS_A_AND_B ? 0 : alpha * sums[i];
             *result = flushed(beta == 0 && FAULT != READS_C ? scaled : scaled + beta * *result);
+            if (FAULT == LOSES_SIGNS && isinf(*result)) *result = INFINITY;
             if (FAULT == ROUNDS_UP && isfinite(*result)) *result = nextafterf(*result, INFINITY);
         }
     }
-    if (FAULT == WRITES_OUTSIDE && ldc > m) c[m] = 0;
+    if (FAULT == READS_OUTSIDE && lda > (transpose_a ? k : m)) c[0] += 0 * a[lda - 1];
+    if (FAULT == WRITES_OUTSIDE && ldc > m) c[ldc - 1] = 0;
     free(plain);
 }
 

@@ -1,6 +1,7 @@
 """The CUDA driver API through ctypes, as much of it as the tests use: memory, streams, contexts and graphs."""
 
 import ctypes
+import threading
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 import numpy as np
@@ -122,6 +123,14 @@ class Driver:
 
     def stream_destroy(self, stream):
         self.call("cuStreamDestroy_v2", stream)
+
+    def hold(self, stream):
+        """Keeps what is queued on the stream from now on waiting, until the function that this returns is called, or for a
+        minute: whoever waits for the stream by mistake shall fail rather than hang."""
+        released = threading.Event()
+        self.held = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: released.wait(60) and None)
+        self.call("cuLaunchHostFunc", stream, self.held, None)
+        return released.set
 
     def event(self):
         event = c_void_p()

@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+from toolchain import PATIENCE
+
 
 def is_installed(package):
     asked = subprocess.run(["dpkg-query", "-W", "-f", "${db:Status-Status}", package], capture_output=True, text=True)
@@ -15,12 +17,14 @@ def is_installed(package):
 gave_up = []  # what could not be installed: nothing is tried after that, for a network that is not there takes its time
 
 
-def apt_get(*arguments, seconds):
+def apt_get(*arguments):
+    """True where it succeeded. Fails soon without a network, but is given time where it works: it must not end halfway."""
     options = ["Acquire::http::Timeout=15", "Acquire::Retries=0", "DPkg::Lock::Timeout=30"]
     command = ["apt-get", "--yes", *[word for option in options for word in ("-o", option)], *arguments]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
-        return subprocess.run(command, timeout=seconds, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+        return subprocess.run(command, timeout=PATIENCE, env=environment, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
@@ -30,7 +34,7 @@ def install(*packages):
     if os.geteuid() or not shutil.which("apt-get") or os.environ.get("TESSERA_INSTALL") == "0" or gave_up:
         return False
     wanted = "install", "--no-install-recommends", *packages
-    if not apt_get(*wanted, seconds=90) and not (apt_get("update", seconds=30) and apt_get(*wanted, seconds=90)):
+    if not apt_get(*wanted) and not (apt_get("update") and apt_get(*wanted)):
         gave_up.extend(packages)
     return all(map(is_installed, packages))
 

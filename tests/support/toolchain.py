@@ -10,11 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = Path(os.environ["TESSERA_BUILD"])
+PATIENCE = 1800  # seconds, before something counts as hanging: a machine may be busy with much else
 
 
 def run(*command, expect=0, **options):
     """Runs a command; its output becomes the failure's message."""
-    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600, **options)
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE, **options)
     assert ran.returncode == expect, f"{' '.join(map(str, command))}\n{ran.stdout}{ran.stderr}"
     return ran.stdout + ran.stderr
 
