@@ -1,10 +1,12 @@
-"""What became slower or less accurate between two results of one machine, by ratio to the peers that were measured in the same runs.
+"""What became slower or less accurate between two results of one machine, by ratio to the peers that were measured in
+the same runs.
 
     python3 bench/regressions.py BASE [NEW] [--margin PERCENT]
 
-BASE and NEW are result files, or REVISION:FILE for one in git; NEW is by default the file of BASE's name in bench/results. By ratio, because
-machines, clocks and drivers differ from run to run and slow both sides alike. Noise is what stays within the margin: 5 % for rates and
-errors, four times that for host times. Exits with 1 where something became worse, with 2 where there is nothing to compare.
+BASE and NEW are result files, or REVISION:FILE for one in git; NEW is by default the file of BASE's name in
+bench/results. By ratio, because machines, clocks and drivers differ from run to run and slow both sides alike. Noise is
+what stays within the margin: 5 % for rates and errors, four times that for host times. Exits with 1 where something
+became worse, with 2 where there is nothing to compare.
 """
 
 import argparse
@@ -41,7 +43,8 @@ def is_ours(record):
 
 
 class Measured:
-    """The ratios of one file: {(what was measured): (ratio to the peers, greater is better, margins it may differ by)}."""
+    """The ratios of one file: {(what was measured): (ratio to the peers, greater is better, margins it may differ
+    by)}."""
 
     def __init__(self, records, peers_of):
         """peers_of: for each problem the libraries, other than Tessera, that count."""
@@ -136,7 +139,8 @@ def main():
     if not common:
         raise results.BadResults(f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")
     print(*worse, sep="\n", end="\n" if worse else "")
-    print(f"{common} measurements compared, by ratio to the peers; beyond {options.margin:g} % ({HOST_TIMES * options.margin:g} % for host times): "
+    print(f"{common} measurements compared, by ratio to the peers; "
+          f"beyond {options.margin:g} % ({HOST_TIMES * options.margin:g} % for host times): "
           f"{len(worse)} worse, {better} better")
     sys.exit(1 if worse else 0)
 

@@ -75,7 +75,8 @@ def function_of(item):
 
 
 def sample(items):
-    """Of each test the first and the last of its parameters, and some between: with every engine once where it has one."""
+    """Of each test the first and the last of its parameters, and some between: with every engine once where it has
+    one."""
     counts = collections.Counter(map(function_of, items))
     seen, engines_seen = collections.Counter(), set()
     for item in items:
@@ -98,7 +99,8 @@ def pytest_collection_modifyitems(config, items):
         kept = list(sample(kept))
     if config.getoption("--share"):
         kept = [item for item in kept if not item.get_closest_marker("alone")]
-        kept.sort(key=lambda item: not item.get_closest_marker("slow"))  # those first: no process is left with one at the end
+        # Those first: no process is left with one at the end.
+        kept.sort(key=lambda item: not item.get_closest_marker("slow"))
     if config.getoption("--alone"):
         kept = [item for item in kept if item.get_closest_marker("alone")]
     left = set(items) - set(kept)
@@ -108,8 +110,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def claimed(items, folder):
-    """The items that no other process has claimed, in runs of one test with several parameters: whoever creates the run's file
-    has it."""
+    """The items that no other process has claimed, in runs of one test with several parameters: whoever creates the
+    run's file has it."""
     for number, (_, run_of_items) in enumerate(itertools.groupby(items, key=function_of)):
         try:
             (folder / str(number)).touch(exist_ok=False)

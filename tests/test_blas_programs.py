@@ -1,5 +1,5 @@
-"""Programs of other people on libtessera_blas, as Debian has them: netlib's testers of the standard, ScaLAPACK, NumPy, Octave, R.
-`make test-programs` installs those that `make test` only runs where they are."""
+"""Programs of other people on libtessera_blas, as Debian has them: netlib's testers of the standard, ScaLAPACK, NumPy,
+Octave, R. `make test-programs` installs those that `make test` only runs where they are."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def on_tessera(*command, **options):
     return ran.stdout, [line for line in ran.stderr.splitlines() if line.startswith("TESSERA_VERBOSE SGEMM")]
 
 
-# ---- The standard's own testers ---------------------------------------------------------------------------------------
+# ---- The standard's own testers -------------------------------------------------------------------------------------
 
 TESTERS = Path("/usr/lib/x86_64-linux-gnu/blas")
 
@@ -55,7 +55,7 @@ def test_netlib(tester, settings, passed, calls, tmp_path):
     assert "FAIL" not in out.replace("FAILURES", "") and len(products) >= calls, len(products)
 
 
-# ---- ScaLAPACK --------------------------------------------------------------------------------------------------------
+# ---- ScaLAPACK ------------------------------------------------------------------------------------------------------
 
 
 def test_scalapack(tmp_path):
@@ -77,7 +77,7 @@ def test_scalapack(tmp_path):
     assert sum(int(m) * int(n) * int(k) for m, n, k in shapes) == n**3
 
 
-# ---- NumPy, Octave, R -------------------------------------------------------------------------------------------------
+# ---- NumPy, Octave, R -----------------------------------------------------------------------------------------------
 
 NUMPY = """
 import numpy as np
@@ -120,7 +120,8 @@ def test_octave(tmp_path):
 R = """
 a <- matrix(0:59999 %% 7, 300, 200); b <- matrix(0:79999 %% 5, 200, 400)
 dyn.load(Sys.getenv("TESSERA_BLAS"))
-single <- .Fortran("sgemm", "N", "N", 300L, 400L, 200L, as.single(1), as.single(a), 300L, as.single(b), 200L, as.single(0),
+single <- .Fortran("sgemm", "N", "N", 300L, 400L, 200L, as.single(1), as.single(a), 300L, as.single(b),
+                   200L, as.single(0),
                    c = as.single(double(300 * 400)), 300L)
 stopifnot(all(matrix(single$c, 300, 400) == a %*% b))
 cat("equal\\n")
@@ -137,7 +138,7 @@ def test_r(tmp_path):
     assert "SGEMM(N,N,300,400,200,1," in ran.stderr
 
 
-# ---- tessera run ------------------------------------------------------------------------------------------------------
+# ---- tessera run ----------------------------------------------------------------------------------------------------
 
 
 def test_run_sets_the_environment():

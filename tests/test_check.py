@@ -170,7 +170,8 @@ def test_a_wrong_library_as_a_table(peer):
 
 
 def test_tf32_is_a_contract_of_its_own(peer):
-    """What rounds to 11 bits breaks float32's contract and keeps that of tf32; what cuts to them or drops a term keeps neither."""
+    """What rounds to 11 bits breaks float32's contract and keeps that of tf32; what cuts to them or drops a term keeps
+    neither."""
     assert certificate("--library", peer("ROUNDS_OPERANDS"), "--precision", "tf32")["gradings"][0]["grade"] == "A"
     for fault in ("CUTS_OPERANDS", "DROPS_A_TERM"):
         assert certificate("--library", peer(fault), "--precision", "tf32", expect=FAILED)["gradings"][0]["grade"] == "F"
@@ -180,7 +181,8 @@ def test_a_library_that_switches_subnormals_off(peer, tmp_path):
     """As -ffast-math does for whoever loads what was linked with it: found, and not catching."""
     if os.uname().machine != "x86_64":
         pytest.skip("the switch is x86's")
-    (tmp_path / "switch.c").write_text("#include <xmmintrin.h>\n__attribute__((constructor)) static void off(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }")
+    (tmp_path / "switch.c").write_text("#include <xmmintrin.h>\n"
+        "__attribute__((constructor)) static void off(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }")
     library = tmp_path / "libfastmath.so"
     run("cc", "-O2", "-shared", "-fPIC", "-DNAME=sgemm_", tmp_path / "switch.c", ROOT / "tests" / "peer" / "sgemm.c", "-o", library, "-lm")
     report = certificate("--library", library, expect=FAILED)["gradings"][0]

@@ -250,7 +250,8 @@ def spoil(name):
         "negative shape": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4), }".ljust(117)
                                 + b"\n" + b"\0" * 4800), ["header"]),
         "enormous shape": (text(b"\x93NUMPY\x01\x00\x76\x00"
-                                + b"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4611686018427387904), }".ljust(117)
+                                + (b"{'descr': '<f4', 'fortran_order': False, "
+                                   b"'shape': (4611686018427387904, 4611686018427387904), }").ljust(117)
                                 + b"\n"), ["4611686018427387904", "more than any memory"]),
         "large shape, no data": (text(b"\x93NUMPY\x01\x00\x76\x00"
                                       + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(117) + b"\n"),
@@ -285,7 +286,8 @@ def test_bad_file(files, kind, which):
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_file_that_ends_within_its_header(files, version):
-    """However few bytes are missing, and where the file ends with a page of memory, behind which there is nothing to read."""
+    """However few bytes are missing, and where the file ends with a page of memory, behind which there is nothing to
+    read."""
     whole = (files / "a.npy").read_bytes()[10:128]
     for size in (len(whole), 4096 - (10 if version == 1 else 12)):
         header = whole.rstrip(b" \n").ljust(size + 16) + b"\n"
@@ -397,7 +399,8 @@ def long_product(tmp_path_factory):
 
 
 def heed_signals():
-    """As a shell starts a command, whatever started these tests has set for itself (in the background, SIGINT is ignored)."""
+    """As a shell starts a command, whatever started these tests has set for itself (in the background, SIGINT is
+    ignored)."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

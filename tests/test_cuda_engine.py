@@ -1,4 +1,5 @@
-"""What only a GPU has: its memory, streams, graphs, contexts. The general tests run on it as well, by the engine fixture."""
+"""What only a GPU has: its memory, streams, graphs, contexts. The general tests run on it as well, by the engine
+fixture."""
 
 import os
 import subprocess
@@ -15,6 +16,7 @@ from cuda_driver import Buffer
 from engine import Engine, kernel_names
 from layouts import LAYOUTS, POISON, assert_guards, filled, poisoned
 from reference import assert_componentwise, assert_exact, assert_special_values, integers
+from toolchain import PATIENCE
 
 
 def placed(driver, array, shift=0):
@@ -198,7 +200,8 @@ def test_threads_with_streams_of_their_own(cuda, driver, rng):
 
 @pytest.mark.parametrize("m, n, k", [(200, 300, 400), (64, 64, 20000), (1024, 1024, 1024), (1, 5000, 3000)])
 def test_graph_capture_and_replay(cuda, driver, rng, m, n, k):
-    """Captured once, replayed with other data in the same buffers: also the decision to fall back is taken on the device."""
+    """Captured once, replayed with other data in the same buffers: also the decision to fall back is taken on the
+    device."""
     stream = driver.stream()
     a, b = integers(rng, m, k, largest=3), integers(rng, k, n, largest=3)
     with placed(driver, a) as da, placed(driver, b) as db, placed(driver, poisoned(m, n)) as dc:
@@ -383,7 +386,8 @@ for precision in (binding.FP32, binding.IEEE, binding.TF32):
         a, b = rng.integers(-3, 4, (m, k)).astype(np.float32), rng.integers(-3, 4, (k, n)).astype(np.float32)
         c = np.full((m, n), np.nan, np.float32)
         da, db, dc = (Buffer(driver, x.nbytes).put(x) for x in (a, b, c))
-        plan = binding.Plan(context, matrix(Operand, a, da.address), matrix(Operand, b, db.address), matrix(Result, c, dc.address))
+        plan = binding.Plan(context, matrix(Operand, a, da.address), matrix(Operand, b, db.address),
+                            matrix(Result, c, dc.address))
         if plan.workspace() <= 2**20:
             continue
         try:
@@ -397,14 +401,16 @@ for precision in (binding.FP32, binding.IEEE, binding.TF32):
         assert np.array_equal(dc.get().reshape(m, n), a.astype(np.float64) @ b), "with workspace of the caller's"
         workspace.get(np.uint8)
         small = rng.integers(-3, 4, (32, 32)).astype(np.float32)
-        assert np.array_equal(engine.Engine(binding.CUDA, precision).product(small, small, context=context), small @ small)
+        made = engine.Engine(binding.CUDA, precision)
+        assert np.array_equal(made.product(small, small, context=context), small @ small)
 print(refused)
 """
 
 
 @pytest.mark.alone
 def test_out_of_memory(driver):
-    """A pool limited to 1 MiB: a status, C untouched, and the context goes on working, with the caller's workspace too."""
+    """A pool limited to 1 MiB: a status, C untouched, and the context goes on working, with the caller's workspace
+    too."""
     assert int(run_alone(OUT_OF_MEMORY, TESSERA_CUDA_POOL_LIMIT=str(2**20))) >= 1
 
 

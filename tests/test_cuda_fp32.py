@@ -1,5 +1,5 @@
-"""fp32 on tensor cores keeps the contract for every input: hard data at large K, special values in every place, rows that
-the split cannot carry (tf32's rule for these, too), packed operands that are shared."""
+"""fp32 on tensor cores keeps the contract for every input: hard data at large K, special values in every place, rows
+that the split cannot carry (tf32's rule for these, too), packed operands that are shared."""
 
 import threading
 
@@ -56,7 +56,8 @@ def test_more_accurate_than_plain_float32(driver, family, k):
 
 @pytest.mark.parametrize("k", [256, 1024, 4096])
 def test_small_meets_small(accurate_cuda, k):
-    """Large elements meet zeros, so that only elements near the end of fp16's range count, those of A against those of B."""
+    """Large elements meet zeros, so that only elements near the end of fp16's range count, those of A against those of
+    B."""
     for small in (2.0**-25, (4.5 - 2.0**-11) * 2.0**-24, (20.5 - 2.0**-11) * 2.0**-24):
         a, b = np.full((130, k), small, np.float32), np.full((k, 140), (4.5 - 2.0**-11) * 2.0**-24, np.float32)
         a[:, 0], a[:, 1], b[0], b[1] = 2.0**14, 0, 0, 2.0**14
@@ -165,7 +166,8 @@ def test_a_huge_value_wherever_a_sample_may_miss_it(accurate_cuda, rng):
 
 
 def test_what_does_not_fit_where_many_blocks_pack(accurate_cuda, rng):
-    """More to pack than is packed at a time: one element of one panel, which changes nothing elsewhere; then some of all."""
+    """More to pack than is packed at a time: one element of one panel, which changes nothing elsewhere; then some of
+    all."""
     a, b = normal(rng, 1500, 1400, 2000)
     plain = accurate_cuda.product(a, b)
     a[777, 1234] = 2.0**20
@@ -400,8 +402,8 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
 
 @pytest.mark.parametrize("m, n, k, fits", [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True), (1500, 1400, 2000, False)])
 def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
-    """Again and again while other streams keep the GPU busy: no sum may depend on which block came first, nor on how many stay
-    where something does not fit by a row's sample."""
+    """Again and again while other streams keep the GPU busy: no sum may depend on which block came first, nor on how
+    many stay where something does not fit by a row's sample."""
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     if not fits:
         a[::5, k // 3] *= np.float32(2.0**20)
@@ -423,8 +425,8 @@ def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
 
 
 def test_the_mean_error_has_no_bias(driver):
-    """Tensor cores truncate; promotion into float32 must keep that from adding up: on uniform data the mean signed error is
-    far below the mean size of the error bound."""
+    """Tensor cores truncate; promotion into float32 must keep that from adding up: on uniform data the mean signed
+    error is far below the mean size of the error bound."""
     a, b = uniform(np.random.default_rng(5), 400, 400, 8192)
     exact = product64(a, b)
     c = Engine(CUDA, FP32).product(a, b)

@@ -1,6 +1,6 @@
-"""The host code of the CUDA engine on a driver of our own (fake_cuda/), which computes in C what the kernels promise: plans,
-launches, arguments, workspace, capture and errors are tested on machines without a GPU. Each test is a process of its own,
-for a process has one driver."""
+"""The host code of the CUDA engine on a driver of our own (fake_cuda/), which computes in C what the kernels promise:
+plans, launches, arguments, workspace, capture and errors are tested on machines without a GPU. Each test is a process
+of its own, for a process has one driver."""
 
 import os
 import subprocess
@@ -61,7 +61,7 @@ def test_products_in_host_memory_with_copiers_that_stall():
     pytest_passes(HERE / "fake_cuda" / "offload.py", "-k", "many_transfer_blocks", TESSERA_LIBRARY=str(FAKE / "libtessera_stalling.so"))
 
 
-# ---- Machines that cannot ---------------------------------------------------------------------------------------------
+# ---- Machines that cannot -------------------------------------------------------------------------------------------
 
 CREATE = """
 import binding
@@ -101,7 +101,7 @@ def test_info_on_a_turing_gpu():
     assert kernels["ieee_tile_128x128"].endswith(("needs compute capability 8.0 or newer", "left out of this build"))
 
 
-# ---- Workspace ----------------------------------------------------------------------------------------------------------
+# ---- Workspace ------------------------------------------------------------------------------------------------------
 
 PRODUCT = """
 import numpy as np

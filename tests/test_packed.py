@@ -128,7 +128,7 @@ def test_shared_between_threads(engine, rng):
         assert_exact(results[i], many[i], b)
 
 
-# ---- In the caller's memory -------------------------------------------------------------------------------------------
+# ---- In the caller's memory -----------------------------------------------------------------------------------------
 
 
 class PackedInWorkspace(Packed):

@@ -31,7 +31,8 @@ def sanitized(sanitizers, tmp_path, compiler="cc"):
 @pytest.mark.parametrize("kernel", engines.kernel_names(CPU))
 @pytest.mark.parametrize("compiler, sanitizers", [("cc", "address,undefined"), ("cc", "thread"), ("clang", "undefined")])
 def test_stress(compiler, sanitizers, kernel, tmp_path):
-    """The whole of it for the kernel that is chosen here, fewer products for the others and where the first sanitizer has been."""
+    """The whole of it for the kernel that is chosen here, fewer products for the others and where the first sanitizer
+    has been."""
     build = sanitized(sanitizers, tmp_path, compiler)
     brief = ["brief"] if compiler == "clang" or kernel != engines.kernel_names(CPU)[0] else []
     out = run(build / "tests" / "stress", *brief, env={**os.environ, **OPTIONS, "TESSERA_CPU_KERNEL": kernel})

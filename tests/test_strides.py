@@ -66,7 +66,8 @@ def test_no_terms_scale_c(engine, rng, beta):
 
 @pytest.mark.sanitizer
 def test_long_vectors(cpu, rng):
-    """A vector that is wider and deeper than any block, in every layout, times a matrix, and its transpose times another."""
+    """A vector that is wider and deeper than any block, in every layout, times a matrix, and its transpose times
+    another."""
     a, b = integers(rng, 1, 2000), integers(rng, 2000, 1000)
     for of_vector in LAYOUTS.values():
         row, column = poisoned(1, 1000), poisoned(1000, 1)

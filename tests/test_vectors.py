@@ -1,4 +1,5 @@
-"""A single row or column of C: kernels sum it in orders of its own, which depend on how the matrix lies and on nothing else."""
+"""A single row or column of C: kernels sum it in orders of its own, which depend on how the matrix lies and on nothing
+else."""
 
 import numpy as np
 import pytest

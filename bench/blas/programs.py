@@ -1,5 +1,5 @@
-"""Octave, NumPy and R with their own BLAS and with Tessera's: seconds for a float32 product of two N x N matrices, best of several,
-runs of both taking turns.
+"""Octave, NumPy and R with their own BLAS and with Tessera's: seconds for a float32 product of two N x N matrices, best
+of several, runs of both taking turns.
 
     python3 bench/blas/programs.py BUILD [--size N] [--output FILE]
 """
@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import machine, results  # noqa: E402
 
-OCTAVE = "a = single(rand({n})); b = single(rand({n})); t = 1e9; for i = 1:{repeats} tic; c = a * b; t = min(t, toc); end; printf('%.6f\\n', t)"
+OCTAVE = ("a = single(rand({n})); b = single(rand({n})); t = 1e9; "
+          "for i = 1:{repeats} tic; c = a * b; t = min(t, toc); end; printf('%.6f\\n', t)")
 NUMPY = """
 import time, numpy as np
 a, b, best = np.random.rand({n}, {n}).astype('f4'), np.random.rand({n}, {n}).astype('f4'), 1e9
@@ -25,15 +26,18 @@ for _ in range({repeats}):
 print('%.6f' % best)
 """
 R = """
-dyn.load(Sys.getenv("BLAS")); n <- {n}L; a <- as.single(runif(n * n)); b <- as.single(runif(n * n)); c <- as.single(double(n * n)); best <- 1e9
+dyn.load(Sys.getenv("BLAS")); n <- {n}L; best <- 1e9
+a <- as.single(runif(n * n)); b <- as.single(runif(n * n)); c <- as.single(double(n * n))
 for (i in 1:{repeats}) {{
-    t <- system.time(.Fortran("sgemm", "N", "N", n, n, n, as.single(1), a, n, b, n, as.single(0), c = c, n))[["elapsed"]]; best <- min(best, t) }}
+    t <- system.time(.Fortran("sgemm", "N", "N", n, n, n, as.single(1), a, n, b, n, as.single(0), c = c, n))[["elapsed"]]
+    best <- min(best, t) }}
 cat(sprintf("%.6f\\n", best))
 """
 
 
 def programs(build, n, repeats):
-    """(name, command with its own BLAS, command with Tessera's); environments differ for R, which loads the library itself."""
+    """(name, command with its own BLAS, command with Tessera's); environments differ for R, which loads the library
+    itself."""
     command, own = [build / "cli" / "tessera", "run", "--"], "/usr/lib/x86_64-linux-gnu/libblas.so.3"
     if shutil.which("octave-cli"):
         script = ["octave-cli", "--norc", "--eval", OCTAVE.format(n=n, repeats=repeats)]

@@ -1,15 +1,17 @@
-"""Tessera's CPU engine beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run: rates by size, layout and threads, the cost of small
-products, accuracy against K, and what the machine can do at most.
+"""Tessera's CPU engine beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run: rates by size, layout and
+threads, the cost of small products, accuracy against K, and what the machine can do at most.
 
-    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--layout nn]... [--topic TOPIC]... [--quiet-cores] [--save FILE]
+    bench/cpu/run BUILD [--quick] [--peer NAME]... [--threads N]... [--shape M,N,K]... [--layout nn]...
+                        [--topic TOPIC]... [--quiet-cores] [--save FILE]
 
-Each library has a process of its own (library.c). They take turns: all but one are stopped, so that no library's idle threads spin on the
-cores another is being timed on. For each problem a process makes fresh matrices, several sets of them, together twice the last-level
-cache, and goes round the sets, so that every call finds its operands in memory; only products of the topics `calls` and `squares` stay in the
-caches. A batch is one call where the library has a function for it, else a call for each product.
+Each library has a process of its own (library.c). They take turns: all but one are stopped, so that no library's idle
+threads spin on the cores another is being timed on. For each problem a process makes fresh matrices, several sets of
+them, together twice the last-level cache, and goes round the sets, so that every call finds its operands in memory;
+only products of the topics `calls` and `squares` stay in the caches. A batch is one call where the library has a
+function for it, else a call for each product.
 
-Debian's OpenBLAS and BLIS do not know newer chips and fall back to kernels several times slower, so where there is AVX-512 they are told
-which to take. An interrupted run goes on where it was.
+Debian's OpenBLAS and BLIS do not know newer chips and fall back to kernels several times slower, so where there is
+AVX-512 they are told which to take. An interrupted run goes on where it was.
 """
 
 import argparse
@@ -43,13 +45,14 @@ IN_CACHES = "squares in the caches"
 EDGE = 128  # rows and columns of the products whose accuracy is measured
 TOPICS = ("ceilings", "rates", "squares", "calls", "accuracy")
 
-SAMPLE_SECONDS = 0.02  # a sample lasts at least this long, so that it shows a library at work and not its threads being woken
+# A sample lasts at least this long, so that it shows a library at work and not its threads being woken.
+SAMPLE_SECONDS = 0.02
 MOST_SAMPLES = 64
 QUICK_FLOPS = 5e10  # a quick run leaves out larger products
 LONG_FLOPS = 1e11  # of larger ones a single thread computes only one layout: a round of all libraries takes a minute
 
 
-# ---- The libraries ------------------------------------------------------------------------------------------------------
+# ---- The libraries --------------------------------------------------------------------------------------------------
 
 
 def file_of_distribution(name, beginning):
@@ -159,7 +162,7 @@ class Libraries:
         self.here = []
 
 
-# ---- What is measured ---------------------------------------------------------------------------------------------------
+# ---- What is measured -----------------------------------------------------------------------------------------------
 
 
 def bytes_of(m, n, k):
@@ -319,7 +322,8 @@ def shape(text):
 
 def main():
     parser = argparse.ArgumentParser(description="Tessera's CPU engine beside its peers, interleaved")
-    parser.add_argument("programs", type=pathlib.Path, help=argparse.SUPPRESS)  # the folder that bench/cpu/run built them in
+    # The folder that bench/cpu/run built them in.
+    parser.add_argument("programs", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--compiler", default="unknown", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="a minute or two: fewer samples, and not the largest problems")
     parser.add_argument("--peer", action="append", metavar="NAME", help="beside Tessera only this one (may be repeated)")
@@ -335,7 +339,8 @@ def main():
     known = ways(options.precision)
     for name in options.peer or []:
         if name not in known:
-            sys.exit(f"bench/cpu: there is no peer called {name}; those known are {', '.join(name for name in known if name != 'tessera')}")
+            peers = ", ".join(peer for peer in known if peer != "tessera")
+            sys.exit(f"bench/cpu: there is no peer called {name}; those known are {peers}")
     if options.shape and not options.topic:
         options.topic = ["rates"]
 

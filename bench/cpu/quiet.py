@@ -1,9 +1,10 @@
 """Cores that no neighbour slows, for bench/cpu/run --quiet-cores.
 
-On a shared machine the other half of a core may belong to somebody else; AMX, which the halves share, then runs at 0.4 x for tenths of a second.
-So the cores for a sample are chosen right before it, by how quick bare instructions are on them (disturbed.c) and have been the last few times; for
-several threads such as keep that speed when they work at once, which halves of one core do not. The rule knows nothing of the library whose
-turn it is: each gets the cores that are best at its time.
+On a shared machine the other half of a core may belong to somebody else; AMX, which the halves share, then runs at 0.4
+x for tenths of a second. So the cores for a sample are chosen right before it, by how quick bare instructions are on
+them (disturbed.c) and have been the last few times; for several threads such as keep that speed when they work at once,
+which halves of one core do not. The rule knows nothing of the library whose turn it is: each gets the cores that are
+best at its time.
 """
 
 import collections
@@ -72,8 +73,8 @@ class QuietCores:
 
 
 def move(process, cores):
-    """The threads of a process to these cores, each to one of its own where there are as many: the system would bring two that meet on one apart too
-    late for a short sample."""
+    """The threads of a process to these cores, each to one of its own where there are as many: the system would bring
+    two that meet on one apart too late for a short sample."""
     threads = sorted(os.listdir(f"/proc/{process}/task"), key=int)
     apart = len(threads) == len(cores)
     for i, thread in enumerate(threads):

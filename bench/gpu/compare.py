@@ -1,10 +1,11 @@
 """Tessera beside torch.matmul on one GPU, interleaved in one process.
 
 For each problem, layout and precision both libraries multiply the same matrices in turn; the time is the median of CUDA
-event pairs, everything included (packing, scales, marking, unscaling; torch's own overheads). Matrices are fresh for each
-problem, and problems are larger than the L2 cache except where they cannot be. Short products are timed several to a pair of
-events, from a CUDA graph, so that the GPU and not the host is measured, in both libraries; host time per call has records of its
-own. Errors are against float64. Packing by itself is timed in turns with a copy of a matrix of that size, which reads and writes as much.
+event pairs, everything included (packing, scales, marking, unscaling; torch's own overheads). Matrices are fresh for
+each problem, and problems are larger than the L2 cache except where they cannot be. Short products are timed several to
+a pair of events, from a CUDA graph, so that the GPU and not the host is measured, in both libraries; host time per call
+has records of its own. Errors are against float64. Packing by itself is timed in turns with a copy of a matrix of that
+size, which reads and writes as much.
 
 The records are written as a JSON list, one record a measurement; see --help. An interrupted run goes on where it was.
 """
@@ -44,7 +45,8 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
         "samples": len(ours.samples), "spread": round(ours.spread, 4), "peer_spread": round(theirs.spread, 4), **state}
     return [record], (
         f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout} {data:5s} {precision}{' packed' if packed else '':7s} "
-        f"{record['tessera_ms']:9.4f} ms  {record['tflops']:6.1f} TF  torch {record['peer_tflops']:6.1f} TF  {record['speedup']:5.2f} x  "
+        f"{record['tessera_ms']:9.4f} ms  {record['tflops']:6.1f} TF  torch {record['peer_tflops']:6.1f} TF  "
+        f"{record['speedup']:5.2f} x  "
         f"error {error:.2e} (torch {peer_error:.2e})")
 
 
@@ -57,7 +59,8 @@ def measure_packing(seconds, problem, m, n, k, layout, side):
               "precision": "fp32", "pack_us": round(1e6 * packing.median, 2), "copy_us": round(1e6 * copying.median, 2),
               "of_copy": round(copying.median / packing.median, 3), "samples": len(packing.samples), "spread": round(packing.spread, 4),
               "copy_spread": round(copying.spread, 4), **state}
-    return [record], f"packing {problem}'s {record['operand']}: {record['pack_us']:.1f} us, a copy {record['copy_us']:.1f} us: {record['of_copy']:.2f} of its rate"
+    return [record], (f"packing {problem}'s {record['operand']}: {record['pack_us']:.1f} us, a copy {record['copy_us']:.1f} us: "
+                      f"{record['of_copy']:.2f} of its rate")
 
 
 def measure_host_time(size, precision):
@@ -75,8 +78,8 @@ def summary(records):
                   and r["data"] == "rand" and r["problem"] in {p[0] for p in REFERENCE}]
         if ratios:
             mean = statistics.geometric_mean(ratios)
-            print(f"{precision}{', one operand packed' if packed else ''}: geometric mean {mean:.2f} x over the reference "
-                  f"problems, least {min(ratios):.2f} x")
+            print(f"{precision}{', one operand packed' if packed else ''}: geometric mean {mean:.2f} x "
+                  f"over the reference problems, least {min(ratios):.2f} x")
     packing = [r for r in records if r["what"] == "packing"]
     if packing:
         print("packing, of a copy's rate: " + "  ".join(f"{r['problem']} {r['operand']}: {r['of_copy']:.2f}" for r in packing))
@@ -86,7 +89,8 @@ def summary(records):
             print(f"{precision} squares: " + "  ".join(f"{r['m']}: {r['speedup']:.2f}" for r in sorted(squares, key=lambda r: r["m"])))
     worse = [r for r in records if "error" in r and r["error"] > r["peer_error"]]
     for r in worse:
-        print(f"less accurate than torch: {r['problem']} {r['m']} {r['layout']} {r['data']} {r['precision']}: {r['error']} > {r['peer_error']}")
+        print(f"less accurate than torch: {r['problem']} {r['m']} {r['layout']} {r['data']} {r['precision']}: "
+              f"{r['error']} > {r['peer_error']}")
 
 
 def jobs_of(options):

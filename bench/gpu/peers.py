@@ -1,8 +1,9 @@
-"""What multiplies float32 matrices on a GPU: Tessera in its precisions, and its peers. Each is a function of tensors a, b and out that makes
-one, `multiply()`, to be called as often as wanted; it queues a @ b into out on torch's current stream.
+"""What multiplies float32 matrices on a GPU: Tessera in its precisions, and its peers. Each is a function of tensors a,
+b and out that makes one, `multiply()`, to be called as often as wanted; it queues a @ b into out on torch's current
+stream.
 
-LIBRARIES has all of them by name; `present()` says which are here, and why the others are not; `prepare()` compiles beforehand what is compiled at
-first use.
+LIBRARIES has all of them by name; `present()` says which are here, and why the others are not; `prepare()` compiles
+beforehand what is compiled at first use.
 """
 
 import concurrent.futures
@@ -25,7 +26,7 @@ if binding.lib is None:
     sys.exit("TESSERA_LIBRARY must name libtessera.so: call this through bench/gpu/run BUILD")
 
 
-# ---- Tessera ------------------------------------------------------------------------------------------------------------
+# ---- Tessera --------------------------------------------------------------------------------------------------------
 
 
 def operand(kind, tensor):
@@ -33,7 +34,8 @@ def operand(kind, tensor):
 
 
 class Tessera:
-    """A product as the operator of a framework calls it: on torch's current stream, with workspace from torch's allocator."""
+    """A product as the operator of a framework calls it: on torch's current stream, with workspace from torch's
+    allocator."""
 
     def __init__(self, context, a, b, c, pack_side=None):
         self.context, self.tensors = context, (a, b, c)
@@ -79,7 +81,7 @@ def tessera(precision):
     return lambda a, b, out: Tessera(context(precision), a, b, out)
 
 
-# ---- torch --------------------------------------------------------------------------------------------------------------
+# ---- torch ----------------------------------------------------------------------------------------------------------
 
 
 def torch_product(tf32):
@@ -97,7 +99,9 @@ def torch_product(tf32):
 torch_float32, torch_tf32 = torch_product(False), torch_product(True)
 
 
-# ---- Triton: the tiled product of its own tutorial, any strides and sizes, and each precision's best of a few tiles ------------
+# ---- Triton ---------------------------------------------------------------------------------------------------------
+
+# The tiled product of its own tutorial, any strides and sizes, and each precision's best of a few tiles.
 
 if triton:
     @triton.jit
@@ -126,7 +130,8 @@ if triton:
         tl.store(c + i[:, None] * stride_cm + j[None, :] * stride_cn, total, mask=(i[:, None] < m) & (j[None, :] < n))
 
     def tuned(*tiles):
-        """The kernel with the best of these tiles (m, n, k, warps, stages), found for each layout on the first product of it."""
+        """The kernel with the best of these tiles (m, n, k, warps, stages), found for each layout on the first product
+        of it."""
         return triton.autotune([triton.Config({"tile_m": m, "tile_n": n, "tile_k": k, "group": 8}, num_warps=warps, num_stages=stages)
                                 for m, n, k, warps, stages in tiles], key=["layout"])(product_kernel)
 
@@ -167,7 +172,8 @@ def strides_of(m, n, k, layout):
 
 
 def triton_kinds(problems):
-    """Of these problems one of each kind that Triton compiles apart: it looks whether a number is 1, and whether 16 divides it."""
+    """Of these problems one of each kind that Triton compiles apart: it looks whether a number is 1, and whether 16
+    divides it."""
     kinds = {}
     for m, n, k, layout in problems:
         numbers = triton_numbers(m, n, k, *strides_of(m, n, k, layout))
@@ -182,7 +188,7 @@ def compile_triton(precision, tile, m, n, k, layout):
                            **tuned_kernel.configs[tile].all_kwargs(), grid=(1,))
 
 
-# ---- CuPy and JAX -------------------------------------------------------------------------------------------------------
+# ---- CuPy and JAX ---------------------------------------------------------------------------------------------------
 
 
 def cupy_float32(a, b, out):
@@ -198,8 +204,8 @@ def cupy_float32(a, b, out):
 
 
 class JaxProduct:
-    """JAX has a stream of its own, which events on torch's do not see, so that it is timed by the host's clock. A transposed operand is one
-    that the compiled function transposes."""
+    """JAX has a stream of its own, which events on torch's do not see, so that it is timed by the host's clock. A
+    transposed operand is one that the compiled function transposes."""
 
     compiled = {}
 
@@ -223,7 +229,7 @@ class JaxProduct:
         self.out.copy_(torch.from_dlpack(self.result))
 
 
-# ---- All of them --------------------------------------------------------------------------------------------------------
+# ---- All of them ----------------------------------------------------------------------------------------------------
 
 LIBRARIES = {
     "tessera fp32": tessera("fp32"), "tessera ieee": tessera("ieee"), "tessera tf32": tessera("tf32"),
@@ -231,7 +237,8 @@ LIBRARIES = {
     "Triton ieee": triton_product("ieee"), "Triton tf32x3": triton_product("tf32x3"),
     "CuPy": cupy_float32, "JAX highest": JaxProduct,
 }
-TRIAL = (4096, 4096, 4096)  # m, n, k of the product that each library must get right first, and that Triton's tiles are tuned on
+# m, n, k of the product that each library must get right first, and that Triton's tiles are tuned on.
+TRIAL = (4096, 4096, 4096)
 COMPILED_FOR_EACH_SHAPE = ("JAX highest",)  # which takes seconds: only on the reference problems
 MODULES = {"Triton ieee": "triton", "Triton tf32x3": "triton", "CuPy": "cupy", "JAX highest": "jax"}
 
@@ -243,8 +250,9 @@ def multiply_once(name, m, n, k, layout):
 
 
 def prepare(names, problems):
-    """Compiles for these problems (m, n, k, layout) what would be compiled at first use, on all cores at once: in turn it takes minutes. Triton's
-    compiler does so in processes, JAX's in threads. What cannot be compiled says so when it is used."""
+    """Compiles for these problems (m, n, k, layout) what would be compiled at first use, on all cores at once: in turn
+    it takes minutes. Triton's compiler does so in processes, JAX's in threads. What cannot be compiled says so when it
+    is used."""
     names = [name for name in names if importlib.util.find_spec(MODULES.get(name, "torch"))]
     precisions = [precision for precision in ("tf32x3", "ieee") if "Triton " + precision in names]
     tiles = [(precision, tile, *kind) for kind in triton_kinds(problems) for precision in precisions for tile in range(len(TRITON[precision].configs))]

@@ -33,10 +33,11 @@ def replay(function, repeats):
 
 
 class Rounds:
-    """Samples of several products by the GPU's clock: CUDA events around each, one product after the other. Short products are timed several
-    to a pair of events, from a CUDA graph where they can be captured, so that the GPU and not the host is measured. A round begins with an
-    untimed product of the last library, so that the first, like the others, is queued before the GPU is ready for it, and finds it at work:
-    after a pause the first product is slower by some percent. What has a stream of its own (`synchronize`) is timed by the host's clock."""
+    """Samples of several products by the GPU's clock: CUDA events around each, one product after the other. Short
+    products are timed several to a pair of events, from a CUDA graph where they can be captured, so that the GPU and
+    not the host is measured. A round begins with an untimed product of the last library, so that the first, like the
+    others, is queued before the GPU is ready for it, and finds it at work: after a pause the first product is slower by
+    some percent. What has a stream of its own (`synchronize`) is timed by the host's clock."""
 
     def __init__(self, functions, flops):
         self.repeats = max(1, min(50, round(5e10 / flops)))  # products to a pair of events

@@ -1,9 +1,10 @@
-"""Every library that multiplies float32 matrices on this GPU, beside Tessera: rates, accuracy against K, the cost of a call, and what the
-hardware can do at most.
+"""Every library that multiplies float32 matrices on this GPU, beside Tessera: rates, accuracy against K, the cost of a
+call, and what the hardware can do at most.
 
     bench/gpu/run BUILD --survey [--topic TOPIC]... [--seconds S] [--folder FOLDER]
 
-A file for each topic, FOLDER/TOPIC-MACHINE.json; an interrupted run goes on where it was. Peers that are not here are named in each.
+A file for each topic, FOLDER/TOPIC-MACHINE.json; an interrupted run goes on where it was. Peers that are not here are
+named in each.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""How Tessera is measured: the one place that knows how to time, what an error is, how a machine is described and what a saved result
-looks like. The programs in bench/ say what to measure with it.
+"""How Tessera is measured: the one place that knows how to time, what an error is, how a machine is described and what
+a saved result looks like. The programs in bench/ say what to measure with it.
 
     machine    describes this machine, the commit and the date; reads clocks and temperatures while something runs
     timing     samples of several libraries taken in turn, and what they come to

@@ -8,8 +8,9 @@ def to_double(x):
 
 
 def measure(products, a, b, rows=2048):
-    """Of each of several products of a and b: the relative Frobenius error, and the worst error of an element in units of 2^-24 (|A||B|),
-    of which the contract of `ieee` and `fp32` allows k + 2. By blocks of rows, so that copies in float64 stay small."""
+    """Of each of several products of a and b: the relative Frobenius error, and the worst error of an element in units
+    of 2^-24 (|A||B|), of which the contract of `ieee` and `fp32` allows k + 2. By blocks of rows, so that copies in
+    float64 stay small."""
     squares, worst, reference_squares = [0.0] * len(products), [0.0] * len(products), 0.0
     right = to_double(b)
     right_magnitude = abs(right)

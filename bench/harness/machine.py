@@ -1,4 +1,5 @@
-"""This machine, the commit and the date, as every record names them; and the state of the hardware while something runs."""
+"""This machine, the commit and the date, as every record names them; and the state of the hardware while something
+runs."""
 
 import ctypes
 import datetime
@@ -33,7 +34,7 @@ def slug(name):
     return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("(r)", "").replace("(tm)", "").replace("nvidia ", "")).strip("-")
 
 
-# ---- The processor ----------------------------------------------------------------------------------------------------
+# ---- The processor --------------------------------------------------------------------------------------------------
 
 
 def read(path):
@@ -76,11 +77,12 @@ def processor_state():
     return state
 
 
-# ---- The GPU ------------------------------------------------------------------------------------------------------------
+# ---- The GPU --------------------------------------------------------------------------------------------------------
 
 
 class Gpu:
-    """The first GPU through NVML, the library behind nvidia-smi: asking it costs microseconds, so it can be asked while kernels run."""
+    """The first GPU through NVML, the library behind nvidia-smi: asking it costs microseconds, so it can be asked while
+    kernels run."""
 
     NAME_LENGTH, TEMPERATURE_OF_GPU, CLOCK_OF_SM = 96, 0, 1
 
@@ -127,5 +129,6 @@ def first_gpu():
 
 
 def gpu(**also):
-    """What a record of the GPU says of where and when it was made; `also`: versions of what was measured beside Tessera."""
+    """What a record of the GPU says of where and when it was made; `also`: versions of what was measured beside
+    Tessera."""
     return {**first_gpu().description(), **also, "commit": commit(), "date": date()}

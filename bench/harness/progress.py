@@ -5,7 +5,8 @@ import time
 
 
 class Progress:
-    """Lines of what was measured, each with the time that is left. Jobs weigh what they are expected to take, in any unit."""
+    """Lines of what was measured, each with the time that is left. Jobs weigh what they are expected to take, in any
+    unit."""
 
     def __init__(self, weights, stream=None):
         self.total, self.done, self.stream = sum(weights), 0.0, stream or sys.stdout

@@ -1,7 +1,7 @@
 """Saved results: what a record holds, reading and writing them, and runs that go on where they were interrupted.
 
-A result file is a JSON list of records, one for each thing measured. `what` names the kind of a record; KINDS has the fields that each
-kind must have, FIELDS what they mean. bench/results/README.md is made from these two.
+A result file is a JSON list of records, one for each thing measured. `what` names the kind of a record; KINDS has the
+fields that each kind must have, FIELDS what they mean. bench/results/README.md is made from these two.
 """
 
 import json
@@ -17,7 +17,7 @@ class BadResults(Exception):
     """A file that cannot be used; its text says why and what to do."""
 
 
-# ---- The schema ---------------------------------------------------------------------------------------------------------
+# ---- The schema -----------------------------------------------------------------------------------------------------
 
 TEXT, COUNT, NUMBER, TRUTH = "text", "count", "number", "truth"
 TYPES = {TEXT: str, COUNT: int, NUMBER: (int, float), TRUTH: bool}
@@ -112,19 +112,23 @@ MEANINGS = {
 
 def check(record, where):
     if not isinstance(record, dict) or not isinstance(record.get("what"), str):
-        raise BadResults(f"{where} does not say what it is: it was written by another version of Tessera; measure again with this one")
+        raise BadResults(f"{where} does not say what it is: it was written by another version of Tessera; "
+                         "measure again with this one")
     kind = record["what"]
     if kind not in KINDS:
-        raise BadResults(f"{where} is of a kind this version does not know, \"{kind}\" (it knows {', '.join(KINDS)}): measure again, or "
+        raise BadResults(f"{where} is of a kind this version does not know, \"{kind}\" "
+                         f"(it knows {', '.join(KINDS)}): measure again, or "
                          "read it with the version that wrote it")
     for field in KINDS[kind]:
         # The modules' `problem` is KernelBench's number.
         expected = (str, int) if field == "problem" else TYPES[FIELDS[field][0]]
         if field not in record:
-            raise BadResults(f"{where}, a record of the kind \"{kind}\", has no \"{field}\": it was written by another version of Tessera; "
+            raise BadResults(f"{where}, a record of the kind \"{kind}\", has no \"{field}\": "
+                             "it was written by another version of Tessera; "
                              "measure again with this one")
         if not isinstance(record[field], expected) or (isinstance(record[field], bool) and expected is not bool):
-            raise BadResults(f"{where} has {json.dumps(record[field])} as its \"{field}\", which should be a {FIELDS[field][0]}: measure again")
+            raise BadResults(f"{where} has {json.dumps(record[field])} as its \"{field}\", "
+                             f"which should be a {FIELDS[field][0]}: measure again")
 
 
 def parse(text, name):
@@ -160,7 +164,7 @@ def machine_of(record):
     return record.get("gpu") or record.get("machine")
 
 
-# ---- Writing ------------------------------------------------------------------------------------------------------------
+# ---- Writing --------------------------------------------------------------------------------------------------------
 
 
 def write(path, text):
@@ -177,8 +181,8 @@ def save(path, records):
 
 
 class Run:
-    """A list of jobs, measured one after the other. What has been measured is noted in FILE.partial, a line a job; where that is of the same
-    run (machine, commit, what was asked for) the jobs in it are not measured again.
+    """A list of jobs, measured one after the other. What has been measured is noted in FILE.partial, a line a job;
+    where that is of the same run (machine, commit, what was asked for) the jobs in it are not measured again.
 
         run = Run(FILE or None, about, asked)
         records = run.measure(jobs, weight, measure)

@@ -1,7 +1,8 @@
 """Samples of several libraries, taken in turn, and what they come to.
 
-Turns, because a machine's clocks and neighbours change from second to second: what is measured in turns is slowed alike. Whoever takes a
-round calls everything once before the first, so that nothing is timed that happens once (loading, tuning, page faults).
+Turns, because a machine's clocks and neighbours change from second to second: what is measured in turns is slowed
+alike. Whoever takes a round calls everything once before the first, so that nothing is timed that happens once
+(loading, tuning, page faults).
 """
 
 import statistics
@@ -27,8 +28,9 @@ class Timing:
 
 
 def interleaved(take_round, seconds, least=LEAST_ROUNDS, most=10**9):
-    """The Timing of each library. take_round(halfway) takes one sample of each and returns their seconds; halfway is true once, in the
-    middle, for the time to read clocks is while they run. Rounds follow for that many seconds, though never fewer than `least` nor more than `most`."""
+    """The Timing of each library. take_round(halfway) takes one sample of each and returns their seconds; halfway is
+    true once, in the middle, for the time to read clocks is while they run. Rounds follow for that many seconds, though
+    never fewer than `least` nor more than `most`."""
     rounds, begin, middle_passed = [], time.monotonic(), False
     while len(rounds) < most:
         passed = time.monotonic() - begin

@@ -4,11 +4,12 @@
 
 host        microseconds of host time for one call of tessera.matmul and of torch.matmul
 reference   the five reference problems through tessera.matmul and through the C library alone
-linear      nn.Linear in float32, the drop-in off, on, and taking everything, interleaved; where it leaves a layer to torch, torch
-            beside itself, too, which tells how far two measurements of the same thing can be apart. Layers that come out slower
-            with it are measured again, for eight times as long, which is what counts
+linear      nn.Linear in float32, the drop-in off, on, and taking everything, interleaved; where it leaves a layer to
+            torch, torch beside itself, too, which tells how far two measurements of the same thing can be apart. Layers
+            that come out slower with it are measured again, for eight times as long, which is what counts
 
-Ratios are medians of those within a round: the host has slow and quick moments, longer than a round, that would be seen in medians of times.
+Ratios are medians of those within a round: the host has slow and quick moments, longer than a round, that would be seen
+in medians of times.
 """
 
 import argparse
@@ -46,15 +47,17 @@ def sizes_of_layers():
 
 
 def orders_of(count):
-    """Orders of turns in which each follows each other equally often, for a function is quicker after itself than after another."""
+    """Orders of turns in which each follows each other equally often, for a function is quicker after itself than after
+    another."""
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
     orders = [[(i + shift) % count for i in zigzag] for shift in range(count)]
     return orders if count % 2 == 0 else orders + [order[::-1] for order in orders]
 
 
 def interleaved(functions, seconds, calls, queued=False):
-    """The Timing of each function's calls, as a program sees them: launched one after the other. `queued`: no turn waits for the one before,
-    so that the GPU always has work. Turns of long products must be short, for the clock is the slower the more power the turn before took."""
+    """The Timing of each function's calls, as a program sees them: launched one after the other. `queued`: no turn
+    waits for the one before, so that the GPU always has work. Turns of long products must be short, for the clock is
+    the slower the more power the turn before took."""
     orders = itertools.cycle(orders_of(len(functions)))
 
     def take_round(_):
@@ -106,7 +109,8 @@ def reference(seconds, name, m, n, k, layout):
     operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=1, queued=True)
     record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": microseconds(operator),
               "c_library_us": microseconds(c), "torch_us": microseconds(peer), "of_c_library": ratio(c, operator), "speedup": ratio(peer, operator)}
-    return [record], ("{problem:16s} tessera.matmul {tessera_us:8.1f} us, C library {c_library_us:8.1f} us ({of_c_library:.3f}), torch {torch_us:8.1f} us "
+    return [record], ("{problem:16s} tessera.matmul {tessera_us:8.1f} us, C library {c_library_us:8.1f} us "
+                      "({of_c_library:.3f}), torch {torch_us:8.1f} us "
                       "({speedup:.2f} x)".format(**record))
 
 
@@ -142,7 +146,8 @@ def measured_layer(seconds, batch, inner, outer):
               "drop_in_us": microseconds(ours), "always_us": microseconds(always), "speedup": ratio(theirs, ours), "always_speedup": ratio(theirs, always)}
     if not taken:
         record["torch_beside_itself"] = ratio(theirs, times[3])
-    return [record], ("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us ({speedup:.2f} x, "
+    return [record], ("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us "
+                      "({speedup:.2f} x, "
                       "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record))
 
 

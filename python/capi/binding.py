@@ -1,5 +1,5 @@
-"""tessera.h through ctypes: the structs, the functions, and little more. For tests/ and bench/; the package tessera has a
-smaller binding of its own, for it is installed without the rest of the repository.
+"""tessera.h through ctypes: the structs, the functions, and little more. For tests/ and bench/; the package tessera has
+a smaller binding of its own, for it is installed without the rest of the repository.
 
 TESSERA_LIBRARY names the library to load. Where it is not set `lib` is None, and only the constants can be used."""
 

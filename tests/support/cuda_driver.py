@@ -99,8 +99,8 @@ class Driver:
         self.call("cuMemFreeHost", c_void_p(address))
 
     def upload(self, address, array):
-        """A C-contiguous array's bytes to the device. A copy from pageable memory may return before they are there, and a
-        stream that does not wait for the default one would not see them."""
+        """A C-contiguous array's bytes to the device. A copy from pageable memory may return before they are there, and
+        a stream that does not wait for the default one would not see them."""
         assert array.flags.c_contiguous
         if array.nbytes:
             self.call("cuMemcpyHtoD_v2", c_void_p(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
@@ -125,8 +125,8 @@ class Driver:
         self.call("cuStreamDestroy_v2", stream)
 
     def hold(self, stream):
-        """Keeps what is queued on the stream from now on waiting, until the function that this returns is called, or for a
-        minute: whoever waits for the stream by mistake shall fail rather than hang."""
+        """Keeps what is queued on the stream from now on waiting, until the function that this returns is called, or
+        for a minute: whoever waits for the stream by mistake shall fail rather than hang."""
         released = threading.Event()
         self.held = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: released.wait(60) and None)
         self.call("cuLaunchHostFunc", stream, self.held, None)
@@ -181,7 +181,8 @@ class Driver:
 
 
 class Buffer:
-    """Device memory with guard bytes on both sides. `size` bytes at `address`, which is 256-byte aligned plus `shift`."""
+    """Device memory with guard bytes on both sides. `size` bytes at `address`, which is 256-byte aligned plus
+    `shift`."""
 
     GUARD = 4096
     PATTERN = 0xA5

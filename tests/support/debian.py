@@ -18,7 +18,8 @@ gave_up = []  # what could not be installed: nothing is tried after that, for a 
 
 
 def apt_get(*arguments):
-    """True where it succeeded. Fails soon without a network, but is given time where it works: it must not end halfway."""
+    """True where it succeeded. Fails soon without a network, but is given time where it works: it must not end
+    halfway."""
     options = ["Acquire::http::Timeout=15", "Acquire::Retries=0", "DPkg::Lock::Timeout=30"]
     command = ["apt-get", "--yes", *[word for option in options for word in ("-o", option)], *arguments]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
