@@ -74,20 +74,22 @@ def function_of(item):
     return item.path, getattr(item, "originalname", item.name)
 
 
+def engine_of(item):
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((value.name for value in values if isinstance(value, engines.Engine)), None)
+
+
 def sample(items):
-    """Of each test the first and the last of its parameters, and some between: with every engine once where it has
-    one."""
-    counts = collections.Counter(map(function_of, items))
-    seen, engines_seen = collections.Counter(), set()
+    """Of each test one of its parameters for each engine, or where it has no engine a few, the first and the last among
+    them. Documents stay whole: a block needs those before it."""
+    counts, seen = collections.Counter(map(function_of, items)), collections.Counter()
     for item in items:
-        function = function_of(item)
-        engine = next((value for value in item.callspec.params.values() if isinstance(value, engines.Engine)), None) \
-            if hasattr(item, "callspec") else None
-        number, count = seen[function], counts[function]
-        seen[function] += 1
-        spread = number * SAMPLED // count != (number - 1) * SAMPLED // count or number == count - 1
-        if spread if engine is None else (function, engine.name) not in engines_seen:
-            engines_seen.add((function, engine.name if engine else None))
+        function, engine = function_of(item), engine_of(item)
+        key = function, engine
+        number, last = seen[key], counts[function] - 1
+        seen[key] += 1
+        is_spread = number == last or number * SAMPLED // (last + 1) != (number - 1) * SAMPLED // (last + 1)
+        if item.path.name == "test_docs_blocks.py" or (number == 0 if engine else is_spread):
             yield item
 
 
@@ -110,9 +112,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def claimed(items, folder):
-    """The items that no other process has claimed, in runs of one test with several parameters: whoever creates the
-    run's file has it."""
-    for number, (_, run_of_items) in enumerate(itertools.groupby(items, key=function_of)):
+    """The items that no other process has claimed, in runs of one test with several parameters, slow ones one by one:
+    whoever creates the run's file has it."""
+
+    def run_key(item):
+        return item.nodeid if item.get_closest_marker("slow") else function_of(item)
+
+    for number, (_, run_of_items) in enumerate(itertools.groupby(items, key=run_key)):
         try:
             (folder / str(number)).touch(exist_ok=False)
         except FileExistsError:

@@ -29,6 +29,7 @@ FAMILIES = ["test_bound.py", "test_special_values.py", "test_exact.py", "test_st
             "test_packed.py", "test_batch.py", "test_addend.py", "test_plans.py", "test_stats.py", "test_threads.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ON_THE_MODEL, reason="this is the model")
 @pytest.mark.parametrize("files", [["test_amx.py"], FAMILIES], ids=["amx", "families"])
 def test_on_the_model(files):

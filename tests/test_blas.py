@@ -124,6 +124,7 @@ def test_sizes(rng, layout, ta, tb):
         multiply(rng, m, n, k, layout, ta, tb, alpha or 1.0, beta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", engines.kernel_names(CPU))
 def test_sizes_with_each_kernel(kernel):
     if "TESSERA_CPU_KERNEL" in os.environ:

@@ -16,7 +16,7 @@ LIBRARY = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
 COMMAND = BUILD / "cli" / "tessera"
 LARGE = os.environ.get("TESSERA_INSTALL") == "all"  # Octave and R are hundreds of megabytes
 
-pytestmark = pytest.mark.skipif(not COMMAND.exists(), reason="the command was not built")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not COMMAND.exists(), reason="the command was not built")]
 
 
 def environment(**more):

@@ -129,6 +129,7 @@ def test_bench_json():
         assert record["median_ms"] >= record["best_ms"] > 0
 
 
+@pytest.mark.slow
 def test_reference():
     """`make run`: the five problems at full size, checked against float64."""
     text = tessera("reference", "--precision", "fp32", "--seconds", "0.01")

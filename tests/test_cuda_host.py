@@ -35,14 +35,16 @@ def pytest_passes(*arguments, **environment):
 
 
 # The tests that run on every engine, as far as the host code has a part in them.
-GENERAL = [HERE / f"test_{name}.py" for name in ("addend", "batch", "errors", "exact", "packed", "plans", "scaling",
-                                                 "special_values", "stats", "strides")]
+GENERAL = ["addend", "batch", "errors", "exact", "packed", "plans", "scaling", "special_values", "stats", "strides"]
 
 
-def test_the_general_tests():
-    pytest_passes(*GENERAL, "-k", "cuda and not ieee_tile and not t128 and not mma")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GENERAL)
+def test_the_general_tests(name):
+    pytest_passes(HERE / f"test_{name}.py", "-k", "cuda and not ieee_tile and not t128 and not mma")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability, environment", [(75, {}), (86, {}), (120, {}), (90, {"TESSERA_CUDA_PTX": "1"})])
 def test_products_on_other_gpus(capability, environment):
     pytest_passes(HERE / "test_exact.py", HERE / "test_batch.py", "-k", "cuda-fp32 and not split",
@@ -53,6 +55,7 @@ def test_scenarios():
     pytest_passes(HERE / "fake_cuda" / "scenarios.py", FAKE_CUDA_DEVICES="2")
 
 
+@pytest.mark.slow
 def test_products_in_host_memory():
     pytest_passes(HERE / "fake_cuda" / "offload.py")
 

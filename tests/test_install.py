@@ -63,6 +63,7 @@ def test_find_package_refuses_another_version(prefix, tmp_path):
     assert "tessera" in said and "99.0" in said
 
 
+@pytest.mark.slow
 def test_as_a_subproject(tmp_path):
     """add_subdirectory gives the same target name, and brings none of our tests along."""
     (tmp_path / "CMakeLists.txt").write_text(f"""
@@ -73,7 +74,7 @@ add_subdirectory("{ROOT}" tessera)
 add_executable(consumer "{CONSUMER}/main.c")
 target_link_libraries(consumer PRIVATE tessera::tessera)
 """)
-    run("cmake", "-S", tmp_path, "-B", tmp_path / "build")
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", "-DCMAKE_BUILD_TYPE=Debug")
     run("cmake", "--build", tmp_path / "build", "--parallel", "2")
     assert "TSR_OK" in run(tmp_path / "build" / "consumer")
     assert not list(Path(tmp_path).rglob("stress"))

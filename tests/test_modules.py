@@ -81,6 +81,7 @@ HOPPER = ["IEEE_COMMON", "IEEE_MMA_KERNELS", "PACK_KERNELS", "WGMMA_KERNEL"]
 AMPERE = [*IEEE, "PACK_KERNELS", "MMA_KERNEL"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, parts, architectures", [
     pytest.param("18_transposed_both", HOPPER, ["80", "90a"], id="sm_90a beside what an older torch insists on"),
     pytest.param("8_irregular", AMPERE, ["75", "80"], id="sm_80 beside an older GPU"), pytest.param("1_square", IEEE, ["75"], id="sm_75")])

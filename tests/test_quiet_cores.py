@@ -55,6 +55,7 @@ def test_all_cores_leave_no_choice():
     assert sorted(Machine(1).choose(16)) == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_benchmark_on_quiet_cores(tmp_path, threads):
     save = tmp_path / "cpu-here.json"

@@ -164,6 +164,7 @@ results.Run.note = note_and_interrupt
 """
 
 
+@pytest.mark.slow
 def test_the_cpu_benchmark(tmp_path):
     """Measured, interrupted, resumed, and shown as a page."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT_AFTER_ONE_JOB)
