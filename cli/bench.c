@@ -36,7 +36,7 @@ static int measure_shape(device *d, measurement *out, const problem *p, const ts
     int status = workload_make(&w, d, p, chosen->seed);
     for (int i = 0; i < count && !status; i++) {
         progress_step("%lld x %lld x %lld %s %s", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
-                      precision_name(precisions[i]));
+                      tsr_precision_name(precisions[i]));
         out[i].shape = *p;
         out[i].precision = precisions[i];
         if (!(status = device_use_precision(d, precisions[i])))
@@ -55,8 +55,8 @@ static void print_row(const measurement *x) {
     char shape[72];
     snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)p->m, (long long)p->n, (long long)p->k);
     progress_print("%-17s %-6s %-9s  %9.1f %9.1f  %10.4f %10.4f  %7d\n", shape, problem_layout(p),
-                   precision_name(x->precision), gflops(p, x->time.best), gflops(p, x->time.median), 1e3 * x->time.best,
-                   1e3 * x->time.median, x->time.samples * x->time.calls_per_sample);
+                   tsr_precision_name(x->precision), gflops(p, x->time.best), gflops(p, x->time.median),
+                   1e3 * x->time.best, 1e3 * x->time.median, x->time.samples * x->time.calls_per_sample);
 }
 
 /* The plan's lines "name: value" as an object. */
@@ -90,7 +90,7 @@ static void print_json(const char *device_name, const measurement *measured, int
         const problem *p = &x->shape;
         printf("%s\n    {\"m\": %lld, \"n\": %lld, \"k\": %lld, \"layout\": \"%s\", \"precision\": \"%s\", ",
                i ? "," : "", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
-               precision_name(x->precision));
+               tsr_precision_name(x->precision));
         printf("\"best_ms\": %.6g, \"median_ms\": %.6g, \"best_gflops\": %.6g, \"median_gflops\": %.6g, ",
                1e3 * x->time.best, 1e3 * x->time.median, gflops(p, x->time.best), gflops(p, x->time.median));
         printf("\"samples\": %d, \"calls_per_sample\": %d, \"plan\": ", x->time.samples, x->time.calls_per_sample);

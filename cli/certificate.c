@@ -50,7 +50,7 @@ static void print_command(FILE *out, const options *asked) {
     if (asked->device == CHOOSE_CPU) fputs(" --device cpu", out);
     if (asked->device == CHOOSE_CUDA) fprintf(out, " --device cuda:%d", asked->device_index);
     if (asked->kernel) fprintf(out, " --kernel %s", asked->kernel);
-    if (asked->precision_given) fprintf(out, " --precision %s", precision_name(asked->precision));
+    if (asked->precision_given) fprintf(out, " --precision %s", tsr_precision_name(asked->precision));
     if (asked->threads) fprintf(out, " --threads %d", asked->threads);
 }
 
@@ -115,7 +115,7 @@ static void print_section(FILE *out, const grading *g) {
     char name[64];
     engine_name(name, g);
     outcome all = outcome_of_all(g);
-    fprintf(out, "\n## %s, %s: grade %c\n%s\n\n", name, precision_name(g->precision), grade_of(g),
+    fprintf(out, "\n## %s, %s: grade %c\n%s\n\n", name, tsr_precision_name(g->precision), grade_of(g),
             engine_description(g));
     print_families(out, g);
     print_shapes(out, g);
@@ -140,7 +140,7 @@ void certificate_print_markdown(FILE *out, const certificate *c) {
         const grading *g = &c->gradings[i];
         outcome all = outcome_of_all(g);
         engine_name(name, g);
-        fprintf(out, "| %s | %s | **%c** | %s | %d | %.3f |\n", name, precision_name(g->precision), grade_of(g),
+        fprintf(out, "| %s | %s | **%c** | %s | %d | %.3f |\n", name, tsr_precision_name(g->precision), grade_of(g),
                 grade_meaning(grade_of(g)), all.products, all.used);
     }
     fputs("\n`ieee` and `fp32` promise abs(C - AB) <= (K+2) 2^-24 (abs(A) abs(B)) in each element, with alpha and beta "
@@ -210,7 +210,7 @@ static void print_json_grading(FILE *out, const grading *g) {
     print_text(out, "engine", name);
     fputs(", ", out);
     print_text(out, "description", engine_description(g));
-    fprintf(out, ", \"precision\": \"%s\", \"grade\": \"%c\", ", precision_name(g->precision), grade_of(g));
+    fprintf(out, ", \"precision\": \"%s\", \"grade\": \"%c\", ", tsr_precision_name(g->precision), grade_of(g));
     print_text(out, "meaning", grade_meaning(grade_of(g)));
     fprintf(out, ",\n      \"products\": %d, \"broken\": %d, \"unrepeatable\": %d", all.products, all.broken,
             all.unrepeatable);

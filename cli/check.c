@@ -17,7 +17,7 @@ static void print_row(const grading *g, int family_index) {
     bool tf32 = g->precision == TSR_TF32, failed = o.broken || o.unrepeatable;
     char bound[16] = "-", limit[16] = "-";
     snprintf(tf32 ? limit : bound, sizeof bound, tf32 ? "%.2e" : "%.0f", tf32 ? o.worst.tf32_limit : o.worst.bound);
-    progress_print("%-9s %-18s %8d  %8.3g %6s  %8.2e %8s  %6.3f  %s\n", precision_name(g->precision),
+    progress_print("%-9s %-18s %8d  %8.3g %6s  %8.2e %8s  %6.3f  %s\n", tsr_precision_name(g->precision),
                    families[family_index].name, o.products, o.worst.worst, bound, o.worst.relative, limit, o.used,
                    failed ? "FAILED" : "pass");
     if (failed) progress_print("FAILED: %s\n", g->failures[family_index]);
@@ -38,7 +38,7 @@ static void print_verdict(const grading *gradings, int count) {
         outcome all = outcome_of_all(&gradings[i]);
         char name[64], grade = grade_of(&gradings[i]);
         engine_name(name, &gradings[i]);
-        progress_print("grade of %s at %s: %c, %s\n", name, precision_name(gradings[i].precision), grade,
+        progress_print("grade of %s at %s: %c, %s\n", name, tsr_precision_name(gradings[i].precision), grade,
                        grade_meaning(grade));
         products += all.products;
         broken += all.broken;

@@ -206,7 +206,7 @@ int device_use_precision(device *d, tsr_precision precision) {
     d->context = NULL;
     d->made_from.precision = precision;
     tsr_status made = tsr_context_create(&d->context, &d->made_from);
-    return made ? fail_status(precision_name(precision), made) : EXIT_OK;
+    return made ? fail_status(tsr_precision_name(precision), made) : EXIT_OK;
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */

@@ -53,10 +53,6 @@ static const option option_table[] = {
 
 enum { OPTION_TOTAL = sizeof option_table / sizeof option_table[0] };
 
-static const char *const precision_names[] = {[TSR_FP32] = "fp32", [TSR_IEEE] = "ieee", [TSR_TF32] = "tf32"};
-
-const char *precision_name(tsr_precision precision) { return precision_names[precision]; }
-
 int precisions_chosen(const options *chosen, tsr_precision precisions[3]) {
     precisions[0] = chosen->precision_given ? chosen->precision : TSR_IEEE;
     precisions[1] = TSR_FP32;
@@ -76,9 +72,9 @@ int parse_count(int64_t *count, const char *name, const char *text, int64_t leas
 }
 
 static int parse_precision(options *chosen, const char *name, const char *text) {
-    for (int p = 0; p < 3; p++) {
-        if (strcmp(text, precision_names[p]) == 0) {
-            chosen->precision = (tsr_precision)p;
+    for (tsr_precision p = TSR_FP32; p <= TSR_TF32; p++) {
+        if (strcmp(text, tsr_precision_name(p)) == 0) {
+            chosen->precision = p;
             chosen->precision_given = true;
             return EXIT_OK;
         }

@@ -57,8 +57,6 @@ void options_print_help(unsigned accepted);
 /* A whole number from `least` to `most`; `name` is what the message calls it. EXIT_OK or EXIT_USAGE. */
 int parse_count(int64_t *count, const char *name, const char *text, int64_t least, int64_t most);
 
-const char *precision_name(tsr_precision precision);
-
 /* Which precisions a run covers: the one given, else all three. Returns how many. */
 int precisions_chosen(const options *chosen, tsr_precision precisions[3]);
 

@@ -1,4 +1,4 @@
-/* output.c: files under a temporary name, which goes when the run fails or is ended by a signal. */
+/* output.c: files under a temporary name, removed when the run fails or a signal ends it. */
 #include "output.h"
 
 #include <errno.h>
@@ -13,27 +13,34 @@
 
 #include "command.h"
 
-/* The file under way, for the signal handler; empty: none. */
+/* The file being written, for the signal handler; empty: none. */
 static char temporary_path[4096];
 
-static const int fatal_signals[] = {SIGHUP, SIGINT, SIGTERM, SIGBUS};
+/* Every signal that ends a process by default, except SIGKILL, which nobody catches, and SIGXFSZ, which is ignored. */
+static const int fatal_signals[] = {SIGHUP,    SIGINT,  SIGQUIT,   SIGILL,  SIGTRAP, SIGABRT, SIGBUS,
+                                    SIGFPE,    SIGUSR1, SIGSEGV,   SIGUSR2, SIGPIPE, SIGALRM, SIGTERM,
+                                    SIGSTKFLT, SIGXCPU, SIGVTALRM, SIGPROF, SIGIO,   SIGPWR,  SIGSYS};
 enum { FATAL_SIGNAL_TOTAL = sizeof fatal_signals / sizeof fatal_signals[0] };
+
+static struct sigaction former_actions[FATAL_SIGNAL_TOTAL];
 
 void output_abandon(void) {
     if (temporary_path[0]) unlink(temporary_path);
 }
 
+/* Runs on whichever thread faulted or was interrupted. */
 static void remove_temporary_and_die(int signal_number) {
     output_abandon();
     if (signal_number == SIGBUS) {
         static const char message[] =
-            "tessera: an input file was cut short, or its disk failed, while it was being read\n";
+            "tessera: an input file was truncated, or its disk failed, while it was being read\n";
         ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
         (void)written; /* nothing is left to be done about it */
         _exit(EXIT_FAILED);
     }
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
+    for (int i = 0; i < FATAL_SIGNAL_TOTAL; i++)
+        if (fatal_signals[i] == signal_number) sigaction(signal_number, &former_actions[i], NULL);
+    raise(signal_number); /* blocked until this handler returns */
 }
 
 static void forget_temporary(bool remove) {
@@ -44,49 +51,85 @@ static void forget_temporary(bool remove) {
 static void catch_fatal_signals(void) {
     struct sigaction action = {.sa_handler = remove_temporary_and_die};
     for (int i = 0; i < FATAL_SIGNAL_TOTAL; i++) {
-        struct sigaction before;
         /* What the shell made us ignore (nohup) stays ignored. */
-        if (sigaction(fatal_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        if (sigaction(fatal_signals[i], NULL, &former_actions[i]) == 0 && former_actions[i].sa_handler != SIG_IGN)
             sigaction(fatal_signals[i], &action, NULL);
     }
     signal(SIGXFSZ, SIG_IGN); /* past the file size limit, write() shall fail and be reported */
 }
 
-/* Where the output really goes: links followed, and refused unless a file may be put there. NULL: refused, said why. */
-static char *resolve_output(const char *path) {
-    struct stat about;
-    if (stat(path, &about) == 0) {
-        if (!S_ISREG(about.st_mode)) {
+/* What symbolic links at `path` lead to, whether it exists or not; NULL: no memory, or errno says why. */
+static char *follow_links(const char *path) {
+    enum { MOST_LINKS = 40 /* as the kernel follows */ };
+    char *at = strdup(path);
+    for (int i = 0; at; i++) {
+        char target[sizeof temporary_path];
+        ssize_t length = readlink(at, target, sizeof target);
+        if (length < 0 && (errno == EINVAL || errno == ENOENT)) return at; /* no link, or not there yet */
+        if (length < 0 || length == sizeof target || i == MOST_LINKS) {
+            if (length >= 0) errno = i == MOST_LINKS ? ELOOP : ENAMETOOLONG;
+            free(at);
+            return NULL;
+        }
+        const char *slash = target[0] == '/' ? NULL
+                                             : strrchr(at, '/'); /* a relative target begins in its link's folder */
+        char *next = NULL;
+        if (asprintf(&next, "%.*s%.*s", slash ? (int)(slash - at + 1) : 0, at, (int)length, target) < 0) next = NULL;
+        free(at);
+        at = next;
+    }
+    errno = ENOMEM;
+    return NULL;
+}
+
+/* Where the output really goes, links followed, and what is there (a mode of 0: nothing yet). NULL: no file may be put
+ * there; the reason has been printed. */
+static char *resolve_output(const char *path, struct stat *former) {
+    *former = (struct stat){0};
+    const size_t length = strlen(path);
+    if (!length || path[length - 1] == '/') {
+        fail("cannot write '%s': %s", path, length ? "it names a folder" : strerror(ENOENT));
+        return NULL;
+    }
+    if (stat(path, former) == 0) {
+        if (!S_ISREG(former->st_mode)) {
             fail("cannot write %s: it is %s, not a file", path,
-                 S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
+                 S_ISDIR(former->st_mode) ? "a folder" : "a device or pipe");
             return NULL;
         }
         if (access(path, W_OK)) {
             fail("cannot write %s: %s", path, strerror(errno));
             return NULL;
         }
-        char *resolved = realpath(path, NULL);
-        if (!resolved) fail("cannot write %s: %s", path, strerror(errno));
-        return resolved;
-    }
-    size_t length = strlen(path);
-    if (errno != ENOENT || !length || path[length - 1] == '/') {
-        fail("cannot write '%s': %s", path, length && path[length - 1] == '/' ? "it names a folder" : strerror(errno));
+    } else if (errno != ENOENT) {
+        fail("cannot write '%s': %s", path, strerror(errno));
         return NULL;
     }
-    char *copy = strdup(path);
-    if (!copy) fail("no memory for a file name");
-    return copy;
+    char *resolved = follow_links(path);
+    if (!resolved) fail("cannot write %s: %s", path, strerror(errno));
+    return resolved;
 }
 
-/* Opens a file of a name of its own in the output's folder, permissions as the umask has them. */
-static int open_temporary(const char *path) {
+/* Gives the file the owner and the permissions of the one it will replace, as far as this process may. Without its group,
+ * what the group was allowed is dropped: it would be another group's. */
+static void inherit_permissions(int file, const struct stat *former) {
+    mode_t mode = former->st_mode & 07777;
+    if (fchown(file, former->st_uid, former->st_gid)) {
+        mode &= ~(mode_t)S_ISUID;
+        if (fchown(file, (uid_t)-1, former->st_gid)) mode &= ~(mode_t)(S_ISGID | S_IRWXG);
+    }
+    if (fchmod(file, mode)) return; /* some file systems have no permissions; it stays 0600 on those that do */
+}
+
+/* Opens a file with a name of its own in the output's folder: with the permissions of the file that it will replace, or
+ * those that the umask leaves. */
+static int open_temporary(const char *path, const struct stat *former) {
     const char *slash = strrchr(path, '/');
     int folder = slash ? (int)(slash - path + 1) : 0;
     sigset_t fatal, before;
     sigemptyset(&fatal);
     for (int i = 0; i < FATAL_SIGNAL_TOTAL; i++) sigaddset(&fatal, fatal_signals[i]);
-    sigprocmask(SIG_BLOCK, &fatal, &before); /* no signal between the file's birth and the handler's knowing of it */
+    sigprocmask(SIG_BLOCK, &fatal, &before); /* no signal before the handler knows the file that was just made */
     char name[sizeof temporary_path];
     int file = -1;
     for (int attempt = 0; file < 0 && attempt < 1000; attempt++) {
@@ -95,12 +138,13 @@ static int open_temporary(const char *path) {
             errno = ENAMETOOLONG;
             break;
         }
-        file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, former->st_mode ? 0600 : 0666);
         if (file < 0 && errno != EEXIST) break;
     }
     if (file >= 0) strcpy(temporary_path, name);
     int why = errno;
     sigprocmask(SIG_SETMASK, &before, NULL);
+    if (file >= 0 && former->st_mode) inherit_permissions(file, former);
     errno = why;
     return file;
 }
@@ -119,10 +163,11 @@ static int write_all(int file, const void *data, size_t size) {
 
 int output_create(output_file *output, const char *path, off_t size) {
     *output = (output_file){.file = -1};
-    output->path = resolve_output(path);
+    struct stat former;
+    output->path = resolve_output(path, &former);
     if (!output->path) return EXIT_FAILED;
     catch_fatal_signals();
-    output->file = open_temporary(output->path);
+    output->file = open_temporary(output->path, &former);
     if (output->file < 0) {
         int status = fail("cannot write %s: %s", path, errno == ENOENT ? "its folder does not exist" : strerror(errno));
         output_discard(output);

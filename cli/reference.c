@@ -71,7 +71,8 @@ static int run_reference(const options *chosen) {
     int status = device_open(&d, chosen, INFINITY, bytes), failures = 0;
     if (status) return status;
     printf("tessera %s on %s, precision %s\n\n%-16s %-15s %-6s %10s %10s %10s %8s\n", tsr_version(), d.name,
-           precision_name(chosen->precision), "problem", "M,N,K", "layout", "ms", "GFLOP/s", "rel. error", "of bound");
+           tsr_precision_name(chosen->precision), "problem", "M,N,K", "layout", "ms", "GFLOP/s", "rel. error",
+           "of bound");
     fflush(stdout);
     progress_begin(3 * REFERENCE_TOTAL);
     for (int i = 0; i < REFERENCE_TOTAL && !status; i++) {

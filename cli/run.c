@@ -42,7 +42,7 @@ static bool preload(const char *library) {
 static bool set_environment(const options *chosen, const char *library) {
     char text[32];
     if (!preload(library)) return false;
-    if (chosen->precision_given && !set("TESSERA_PRECISION", precision_name(chosen->precision))) return false;
+    if (chosen->precision_given && !set("TESSERA_PRECISION", tsr_precision_name(chosen->precision))) return false;
     snprintf(text, sizeof text, "%d", chosen->threads);
     if (chosen->threads && !set("TESSERA_NUM_THREADS", text)) return false;
     snprintf(text, sizeof text, "cuda:%d", chosen->device_index);

@@ -8,6 +8,7 @@ import resource
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import time
 
@@ -216,6 +217,39 @@ def test_output_through_a_link(files):
     assert_product(files, "real.npy")
 
 
+def test_output_through_a_dangling_link(files):
+    """As `cp` would write through links that lead to a file; here to one that is not there yet, over two folders."""
+    (files / "results").mkdir()
+    (files / "c.npy").symlink_to("results/link.npy")
+    (files / "results" / "link.npy").symlink_to("real.npy")
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    assert (files / "c.npy").is_symlink() and (files / "results" / "link.npy").is_symlink()
+    assert_product(files, "results/real.npy")
+    (files / "loop.npy").symlink_to("loop.npy")
+    mul_fails(files, c="loop.npy", says=["loop.npy", "symbolic links"])
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o755], ids=oct)
+def test_output_keeps_its_permissions(files, mode):
+    (files / "c.npy").write_bytes(b"old")
+    (files / "c.npy").chmod(mode)
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files, preexec_fn=lambda: os.umask(0o027))
+    assert stat.S_IMODE((files / "c.npy").stat().st_mode) == mode
+    tessera("mul", "a.npy", "b.npy", "-o", "new.npy", cwd=files, preexec_fn=lambda: os.umask(0o027))
+    assert stat.S_IMODE((files / "new.npy").stat().st_mode) == 0o640
+    assert_product(files)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_output_keeps_its_owner(files):
+    (files / "c.npy").write_bytes(b"old")
+    (files / "c.npy").chmod(0o600)
+    os.chown(files / "c.npy", 1234, 5678)
+    tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
+    about = (files / "c.npy").stat()
+    assert (about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode)) == (1234, 5678, 0o600)
+
+
 def test_nothing_is_left_beside_the_output(files):
     tessera("mul", "a.npy", "b.npy", "-o", "c.npy", cwd=files)
     assert {path.name for path in files.iterdir()} == {"a.npy", "b.npy", "c.npy"}
@@ -399,31 +433,57 @@ def long_product(tmp_path_factory):
     shutil.rmtree(folder)
 
 
+# Those that end a process unless it catches them; SIGBUS has a test of its own.
+FATAL_SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGPIPE, signal.SIGXCPU,
+                 signal.SIGUSR1, signal.SIGSEGV, signal.SIGABRT]
+
+
 def heed_signals():
     """As a shell starts a command, whatever started these tests has set for itself (in the background, SIGINT is
     ignored)."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in FATAL_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def start_long_product(folder, **options):
-    """The command at work on it: its temporary file is there."""
+def start_long_product(folder, threads=1, a="x.npy", **options):
+    """Returns once the temporary file is there."""
     (folder / "c.npy").write_bytes(b"earlier")
-    process = subprocess.Popen([TESSERA, "mul", "x.npy", "x.npy", "-o", "c.npy", "--threads", "1", "--device", "cpu"], cwd=folder,
+    process = subprocess.Popen([TESSERA, "mul", a, "x.npy", "-o", "c.npy", "--threads", str(threads), "--device", "cpu"], cwd=folder,
                                env={**os.environ, "TESSERA_CPU_KERNEL": "portable"}, preexec_fn=heed_signals, **options)
-    while len(list(folder.iterdir())) < 3:
-        assert process.poll() is None, "no file under way was ever seen"
+    started = time.monotonic()
+    while not list(folder.glob(".tessera-*.tmp")):
+        assert process.poll() is None and time.monotonic() - started < PATIENCE, "no temporary file was ever seen"
         time.sleep(0.005)
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
-def test_ended_by_a_signal(long_product, number):
-    process = start_long_product(long_product)
+def assert_untouched(folder):
+    assert not list(folder.glob(".tessera-*.tmp"))
+    assert (folder / "c.npy").read_bytes() == b"earlier"
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("number", FATAL_SIGNALS, ids=lambda n: n.name)
+def test_ended_by_a_signal(long_product, number, threads):
+    process = start_long_product(long_product, threads)
     process.send_signal(number)
     assert process.wait(PATIENCE) == -number
-    assert {path.name for path in long_product.iterdir()} == {"x.npy", "c.npy"}
-    assert (long_product / "c.npy").read_bytes() == b"earlier"
+    assert_untouched(long_product)
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_truncated_input(long_product, attempt):
+    """A file that shrinks while threads read it: whichever thread meets the gap, the command says so and tidies up."""
+    shrinking = long_product / "shrinking.npy"
+    shutil.copy(long_product / "x.npy", shrinking)
+    process = start_long_product(long_product, threads=8, a=shrinking.name, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.1 * attempt)  # so that other threads are first to meet it
+    os.truncate(shrinking, 4096)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == FAILED and "truncated" in said, said
+    shrinking.unlink()
+    assert_untouched(long_product)
 
 
 def test_killed(long_product):
