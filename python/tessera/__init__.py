@@ -2,10 +2,10 @@
 
     import tessera
     c = tessera.matmul(a, b)      # torch.matmul's semantics, on torch tensors (CPU, CUDA) or NumPy arrays
-    tessera.enable()              # from here on every float32 product of torch runs on Tessera, backward passes, too
+    tessera.enable()              # from now on torch's float32 products run on Tessera, backward passes included
 
-On a GPU with tensor cores products are split into fp16 pieces and accurate to float32 (precision "fp32", the default);
-"ieee" is plain IEEE float32, "tf32" as accurate as TF32.
+On a GPU with tensor cores operands are split into fp16 components, and products are accurate to float32 (precision
+"fp32", the default). "ieee" is plain IEEE float32, "tf32" as accurate as TF32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     Array = TypeVar("Array", np.ndarray, torch.Tensor)
     Packed = Any
 
-__all__ = ["addmm", "baddbmm", "bmm", "disable", "enable", "enabled", "info", "linear", "matmul", "pack", "reset_stats", "stats"]
+__all__ = ["addmm", "baddbmm", "bmm", "disable", "enable", "enabled", "info", "linear", "matmul", "pack", "reset_stats",
+           "stats"]
 __version__ = _library.version()
 
 
@@ -57,11 +58,11 @@ def matmul(a: "Union[Array, Packed]", b: "Union[Array, Packed]", *, precision: s
            out: "Optional[Array]" = None) -> "Array":
     """The matrix product of two float32 arrays, with the semantics of torch.matmul.
 
-    1-D arguments are vectors, leading dimensions broadcast, and any strides are taken as they are: transposes, slices and
-    expanded views are not copied. One argument may be a matrix from `pack`. On torch tensors it is differentiable, and
-    runs on the current CUDA stream without synchronising.
+    1-D arguments are vectors, leading dimensions broadcast, and any strides are taken as they are: transposes, slices
+    and expanded views are not copied. One argument may be a matrix from `pack`. On torch tensors it is differentiable,
+    and runs on the current CUDA stream without synchronising.
 
-    precision: "fp32" (float32-accurate, on tensor cores where there are any), "ieee" (IEEE float32 arithmetic) or "tf32".
+    precision: "fp32" (float32-accurate, on tensor cores where there are any), "ieee" (IEEE float32 arithmetic), "tf32".
     out: where to write the result; it must have the result's shape and may not overlap an argument.
     """
     return _module_for(a, b).matmul(a, b, precision=precision, out=out)
@@ -87,7 +88,7 @@ def baddbmm(input: "Array", a: "Array", b: "Array", *, beta: float = 1, alpha: f
 
 def linear(input: "Array", weight: "Union[Array, Packed]", bias: "Optional[Array]" = None, *,
            precision: str = "fp32") -> "Array":
-    """input @ weight.T + bias, as torch.nn.functional.linear: weight (out_features, in_features), or that from `pack`."""
+    """input @ weight.T + bias, as torch.nn.functional.linear. weight, (out_features, in_features), may be packed."""
     return _module_for(input, weight).linear(input, weight, bias, precision=precision)
 
 
@@ -102,12 +103,12 @@ def pack(matrix: "Array") -> "Packed":
 # ---- The drop-in for torch -------------------------------------------------------------------------------------------
 
 def enable(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> None:
-    """From here on torch's float32 products (aten::mm, addmm, bmm, baddbmm: and so nn.Linear, attention, einsum and their
-    backward passes) on these devices ("cuda", "cpu") run on Tessera, in all threads.
+    """From now on torch's float32 products (aten::mm, addmm, bmm, baddbmm, and so nn.Linear, attention, einsum and
+    their backward passes) on these devices ("cuda", "cpu") run on Tessera, in all threads.
 
-    Products of other types stay torch's, and so do those that torch is expected to do quicker, unless `always`. May be
-    called again to change the settings. The environment variable TESSERA_ENABLE=1 calls it when tessera is imported,
-    and from torch 2.5 on when torch is; TESSERA_PRECISION and TESSERA_DEVICES set its arguments."""
+    Products of other types are left to torch, and so are those that torch is expected to run faster, unless `always`.
+    May be called again to change the settings. The environment variable TESSERA_ENABLE=1 calls it when tessera is
+    imported, and from torch 2.5 on when torch is; TESSERA_PRECISION and TESSERA_DEVICES set its arguments."""
     _torch_module("tessera.enable needs").enable(precision, devices, always)
 
 
@@ -117,15 +118,16 @@ def disable() -> None:
         _torch_module().disable()
 
 
-def enabled(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> ContextManager[None]:
-    """`with tessera.enabled(): ...`: enable inside, and what was before it outside. The setting is the process's, not the
-    thread's, because backward passes run in threads of their own."""
+def enabled(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",),
+            always: bool = False) -> ContextManager[None]:
+    """`with tessera.enabled(): ...` enables it inside the block and restores the former setting afterwards. The setting
+    belongs to the process, not to the thread, because backward passes run in threads of their own."""
     return _torch_module("tessera.enabled needs").enabled(precision, devices, always)
 
 
 def stats() -> "Stats":
-    """What the drop-in did since the start or reset_stats(): how many products were taken, by shape and precision, and how
-    many were left to torch, by reason. Printable."""
+    """What the drop-in did since the start or reset_stats(): how many products it took, by shape and precision, and how
+    many it left to torch, by reason. Printable."""
     return _torch_module("tessera.stats needs").stats()
 
 
@@ -138,15 +140,17 @@ def reset_stats() -> None:
 
 def info() -> str:
     """What this machine and build offer, as text."""
-    lines = _library.info().splitlines() + [f"library: {_library.PATH}", f"python: {sys.version.split()[0]}, numpy {np.__version__}"]
+    lines = [*_library.info().splitlines(), f"library: {_library.PATH}",
+             f"python: {sys.version.split()[0]}, numpy {np.__version__}"]
     try:
         import torch
 
         from . import _build
         cuda = f", CUDA {torch.version.cuda}" if _build.has_cuda(torch) else ", no CUDA"
         path = _build.operator_path()
-        lines += [f"torch: {torch.__version__}{cuda}",
-                  f"operator: {path}" if path.exists() else "operator: to be compiled at first use, or by `python -m tessera build`"]
+        lines.append(f"torch: {torch.__version__}{cuda}")
+        lines.append(f"operator: {path}" if _build.is_built(path) else
+                     "operator: to be compiled at first use, or by `python -m tessera build`")
     except ModuleNotFoundError:
         lines.append("torch: not installed")
     return "\n".join(lines)

@@ -3,6 +3,10 @@
 torch's C++ interface differs between versions, so no binary of it is shipped. The first use of a torch tensor compiles
 it (20 to 40 seconds); `python -m tessera build` does so beforehand. Needed: a C++ compiler, and torch's headers, which
 its wheels bring along.
+
+What the cache holds is code that this process will run. So the folder and the files must belong to the user (or root)
+and be writable by nobody else, links are not followed, and each operator has its checksum beside it (NAME.so.sha256).
+An operator that fails any of this is compiled again; a folder that does is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -42,8 +47,8 @@ def _compiler() -> list[str]:
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name):
             return [name]
-    raise BuildError("tessera compiles its operator for the torch that is installed and found no C++ compiler: install one "
-                     "(Debian: apt-get install g++) or set CXX")
+    raise BuildError("tessera compiles its operator for the torch that is installed and found no C++ compiler: install "
+                     "one (Debian: apt-get install g++) or set CXX")
 
 
 def _release(torch) -> tuple[int, int]:
@@ -56,9 +61,9 @@ def has_cuda(torch) -> bool:
 
 
 def _loaded_libstdcxx() -> str:
-    """The libstdc++ that torch runs on, by its path and in front of all others: some compilers have only the static one to
-    offer, and a second copy inside the operator crashes where it prints a number; some of torch's libraries export parts of
-    an older one."""
+    """The libstdc++ that torch runs on, by its path and in front of all others. Some compilers offer only a static one,
+    and a second copy inside the operator crashes where it prints a number; some of torch's libraries export parts of an
+    older one."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             if "/libstdc++.so" in line:
@@ -74,8 +79,8 @@ def _flags(torch) -> tuple[list[str], list[str]]:
                  f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-I{_header_folder()}",
                  "-isystem", str(root / "include"), "-isystem", str(root / "include/torch/csrc/api/include")]
     # libtessera is already loaded when the operator is, and is found by its soname.
-    linking = ["-Wl,--no-as-needed", _loaded_libstdcxx(), str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu",
-               "-ltorch"]
+    linking = ["-Wl,--no-as-needed", _loaded_libstdcxx(), str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10",
+               "-ltorch_cpu", "-ltorch"]
     if has_cuda(torch):
         compiling.append("-DTESSERA_TORCH_CUDA")
         linking += ["-ltorch_cuda", "-lc10_cuda"]
@@ -93,46 +98,119 @@ def operator_path() -> Path:
     """Where the operator for this torch is, or will be once built. Its name covers all that it depends on."""
     import torch
     facts = hashlib.sha256()
-    for fact in (torch.__version__, str(torch.version.cuda), torch.version.git_version, _library.version(), platform.machine(), os.environ.get("CXX", "")):
+    for fact in (torch.__version__, torch.version.cuda, torch.version.git_version, _library.version(),
+                 platform.machine(), os.environ.get("CXX", "")):
         facts.update(str(fact).encode() + b"\0")
     for text in _texts():
         facts.update(text)
-    cache = os.environ.get("TESSERA_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tessera")
+    cache = os.environ.get("TESSERA_CACHE")
+    if not cache:
+        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tessera")
     return Path(cache) / f"torch-{torch.__version__}-{facts.hexdigest()[:16]}.so"
 
 
+# ---- What may be loaded ----------------------------------------------------------------------------------------------
+
+def _fault(about: os.stat_result) -> str:
+    """Why somebody else may have written it; empty where nobody may."""
+    if about.st_uid not in (0, os.geteuid()):
+        return f"it belongs to another user (uid {about.st_uid})"
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (mode {stat.S_IMODE(about.st_mode):04o})"
+    return ""
+
+
+def _read_own(path: Path) -> bytes:
+    """A file's content; OSError where it is a link, no plain file, or open to others."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        about = os.fstat(file.fileno())
+        fault = _fault(about) if stat.S_ISREG(about.st_mode) else "it is no file"
+        if fault:
+            raise PermissionError(f"{path}: {fault}")
+        return file.read()
+
+
+def _checksum_path(operator: Path) -> Path:
+    return operator.with_name(operator.name + ".sha256")
+
+
+def is_built(operator: Path) -> bool:
+    """Whether the cache has this operator as it was compiled, and nobody else can have written it."""
+    try:
+        if _fault(os.stat(operator.parent)):
+            return False
+        recorded = _read_own(_checksum_path(operator)).decode("ascii", "replace").split()
+        return recorded[:1] == [hashlib.sha256(_read_own(operator)).hexdigest()]
+    except OSError:
+        return False
+
+
+def _cannot_write(folder: Path, error: OSError) -> BuildError:
+    return BuildError(f"tessera cannot write its cache {folder} ({error.strerror or error}): set TESSERA_CACHE to "
+                      "another folder")
+
+
+def _make_folder(folder: Path) -> None:
+    """The cache, for its owner alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fault = _fault(os.stat(folder))
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+    if fault:
+        raise BuildError(f"tessera will not load code from its cache {folder}: {fault}; set TESSERA_CACHE to a folder "
+                         "that only you can write to (mode 0700)")
+
+
+# ---- Compiling -------------------------------------------------------------------------------------------------------
+
 def _fail(command: list[str], output: str) -> None:
     last = "\n".join([line for line in output.splitlines() if "error" in line][:8] or output.splitlines()[-8:])
-    hint = "torch's C++ headers are not installed (Debian: apt-get install libtorch-dev)\n" if "torch/library.h" in last or \
-        "ATen/core/Tensor.h" in last else ""
-    raise BuildError(f"tessera could not compile its operator for torch.\n{hint}{last}\nThe command was: {' '.join(command)}")
+    hint = ""
+    if "torch/library.h" in last or "ATen/core/Tensor.h" in last:
+        hint = "torch's C++ headers are not installed (Debian: apt-get install libtorch-dev)\n"
+    raise BuildError(f"tessera could not compile its operator for torch.\n{hint}{last}\n"
+                     f"The command was: {' '.join(command)}")
+
+
+def _start(command: list[str]) -> subprocess.Popen:
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+        source = "CXX names" if os.environ.get("CXX") else "the C++ compiler is"
+        raise BuildError(f"tessera cannot compile its operator for torch: {source} {command[0]}, which cannot be run "
+                         f"({error.strerror})") from None
+
+
+def _run(commands: list[list[str]]) -> None:
+    """All at once; raises for the first that fails, when all have ended."""
+    running = [(command, _start(command)) for command in commands]
+    ended = [(command, process.communicate()[0], process.returncode) for command, process in running]
+    for command, output, status in ended:
+        if status:
+            _fail(command, output)
 
 
 def _compile(torch, target: Path, folder: Path) -> None:
+    """Writes the operator and its checksum: each whole under its name, or not at all."""
     compiler = _compiler()
     compiling, linking = _flags(torch)
-    objects, running = [], []
-    for source in SOURCES:
-        objects.append(str(folder / f"{source}.o"))
-        command = [*compiler, *compiling, "-c", str(FOLDER / source), "-o", objects[-1]]
-        running.append((command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
-    results = [(command, process.communicate()[0], process.returncode) for command, process in running]
-    for command, output, status in results:
-        if status:
-            _fail(command, output)
-    made = str(folder / "operator.so")
-    command = [*compiler, "-shared", "-o", made, *objects, *linking]
-    linked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if linked.returncode:
-        _fail(command, linked.stdout)
+    objects = [str(folder / f"{source}.o") for source in SOURCES]
+    _run([[*compiler, *compiling, "-c", str(FOLDER / source), "-o", made] for source, made in zip(SOURCES, objects)])
+    made, checksum = folder / "operator.so", folder / "operator.so.sha256"
+    _run([[*compiler, "-shared", "-o", str(made), *objects, *linking]])
+    checksum.write_text(f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {target.name}\n")
+    made.chmod(0o700)
+    checksum.chmod(0o600)
     os.replace(made, target)
+    os.replace(checksum, _checksum_path(target))
 
 
 @contextlib.contextmanager
 def _alone(cache: Path):
     """One process at a time: those of a distributed program all come here at once."""
     import fcntl
-    with open(cache / "lock", "w") as lock:
+    with os.fdopen(os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -141,16 +219,17 @@ def build(quiet: bool = False) -> Path:
     """Compiles the operator unless the cache has it; its path."""
     import torch
     target = operator_path()
-    if target.exists():
+    if is_built(target):
         return target
+    _make_folder(target.parent)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(target.parent):
+            if not is_built(target):
+                if not quiet:
+                    print(f"tessera: compiling its operator for torch {torch.__version__}, once", file=sys.stderr,
+                          flush=True)
+                with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                    _compile(torch, target, Path(folder))
     except OSError as error:
-        raise BuildError(f"tessera cannot write its cache {target.parent} ({error}): set TESSERA_CACHE to another folder") from error
-    with _alone(target.parent):
-        if not target.exists():
-            if not quiet:
-                print(f"tessera: compiling its operator for torch {torch.__version__}, once", file=sys.stderr, flush=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                _compile(torch, target, Path(folder))
+        raise _cannot_write(target.parent, error) from None
     return target

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
-PRECISIONS = ("fp32", "ieee", "tf32")  # indexed by tsr_precision
 LEFT, RIGHT = 0, 1  # tsr_side
 PACKAGE = Path(__file__).resolve().parent
 
@@ -30,12 +30,14 @@ class Result(ctypes.Structure):
 def library_path() -> Path:
     """TESSERA_LIBRARY where it is set, else the library in the package, else the one built in the source tree."""
     chosen = os.environ.get("TESSERA_LIBRARY")
-    places = [Path(chosen)] if chosen else [PACKAGE / "lib" / "libtessera.so", PACKAGE.parents[1] / "build" / "libtessera.so"]
+    places = [PACKAGE / "lib" / "libtessera.so", PACKAGE.parents[1] / "build" / "libtessera.so"]
+    if chosen:
+        places = [Path(chosen)]
     for place in places:
         if place.exists():
             return place
-    raise ImportError(f"tessera cannot find its library: looked for {' and '.join(map(str, places))}. Install the package "
-                      "with pip, run `make` in the source tree, or set TESSERA_LIBRARY to a libtessera.so")
+    raise ImportError(f"tessera cannot find its library: looked for {' and '.join(map(str, places))}. Install the "
+                      "package with pip, run `make` in the source tree, or set TESSERA_LIBRARY to a libtessera.so")
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -43,6 +45,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
             ("tsr_last_error", c_char_p),
             ("tsr_version", c_char_p),
             ("tsr_has_cuda", c_int),
+            ("tsr_precision_name", c_char_p, c_int),
             ("tsr_info_print", c_size_t, c_char_p, c_size_t),
             ("tsr_context_create", c_int, POINTER(c_void_p), POINTER(Options)),
             ("tsr_gemm_add", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
@@ -58,6 +61,15 @@ PATH = library_path()
 LIBRARY = _declare(ctypes.CDLL(str(PATH)))
 
 
+def _precisions() -> tuple[str, ...]:
+    """Their names, indexed by tsr_precision; for the first number that is none the library says so."""
+    names = (LIBRARY.tsr_precision_name(number).decode() for number in itertools.count())
+    return tuple(itertools.takewhile(lambda name: name != "unknown precision", names))
+
+
+PRECISIONS = _precisions()
+
+
 def check(status: int) -> None:
     if status == 0:
         return
@@ -67,7 +79,8 @@ def check(status: int) -> None:
 
 def precision_number(name: str) -> int:
     if name not in PRECISIONS:
-        raise ValueError(f"precision must be 'fp32', 'ieee' or 'tf32', not {name!r}")
+        *others, last = map(repr, PRECISIONS)
+        raise ValueError(f"precision must be {', '.join(others)} or {last}, not {name!r}")
     return PRECISIONS.index(name)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
 from typing import Any, Optional, Sequence
 
 import numpy as np
@@ -15,9 +14,10 @@ except ImportError:  # before NumPy 1.25
     from numpy import TooHardError  # type: ignore[attr-defined, no-redef]
 
 from ._library import LEFT, LIBRARY, RIGHT, Operand, Options, Result, check, precision_number
+from ._locks import Lock
 
 _contexts: dict[int, ctypes.c_void_p] = {}
-_contexts_lock = threading.Lock()
+_contexts_lock = Lock()
 
 
 def _context(precision: str) -> ctypes.c_void_p:
@@ -26,7 +26,8 @@ def _context(precision: str) -> ctypes.c_void_p:
     with _contexts_lock:
         if number not in _contexts:
             made = ctypes.c_void_p()
-            check(LIBRARY.tsr_context_create(ctypes.byref(made), ctypes.byref(Options(device_index=-1, precision=number))))
+            options = Options(device_index=-1, precision=number)
+            check(LIBRARY.tsr_context_create(ctypes.byref(made), ctypes.byref(options)))
             _contexts[number] = made
         return _contexts[number]
 
@@ -41,7 +42,7 @@ class Packed:
             raise ValueError(f"the matrix to pack must have 2 dimensions, but it has {matrix.ndim}")
         self.matrix = matrix
         self._panels: dict[tuple, ctypes.c_void_p] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def shape(self) -> tuple:
@@ -92,8 +93,8 @@ def _loops(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
     return loops
 
 
-def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, beta: float, alpha: float, precision: str,
-          packed: Optional[Packed] = None, side: int = RIGHT) -> None:
+def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, beta: float, alpha: float,
+          precision: str, packed: Optional[Packed] = None, side: int = RIGHT) -> None:
     """c = alpha a @ b + beta s, for arrays with the same leading sizes."""
     context = _context(precision)
     if 0 in c.shape:
@@ -107,7 +108,7 @@ def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, 
         batch, batch_strides = loops.pop(longest)
     kinds: list[type] = [Operand, Operand, Result, Operand]
     matrices: list[Any] = [kind(array.ctypes.data, *array.shape[-2:], *array_strides[-2:], batch_stride)
-                for kind, array, array_strides, batch_stride in zip(kinds, arrays, strides, batch_strides)]
+                           for kind, array, array_strides, batch_stride in zip(kinds, arrays, strides, batch_strides)]
     starts = [matrix.data for matrix in matrices]
     if packed is not None and not loops and batch_strides[side] == 0:
         matrices[side].packed = packed.panels(side, matrices[side], precision)

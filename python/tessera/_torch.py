@@ -1,14 +1,14 @@
-"""Products of torch tensors: loads the operator (csrc/), and the switch that puts torch's own products through it."""
+"""Products of torch tensors: loads the operator (csrc/), and the switch that runs torch's own products on Tessera."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
 
 from . import _build, _library
+from ._locks import Lock
 
 torch.ops.load_library(str(_build.build()))
 _ops = torch.ops.tessera
@@ -47,8 +47,15 @@ _matmul_out = _ops.matmul.out
 
 
 def _untraced(function):
-    """torch.compile breaks its graph around the function: it cannot look into packed matrices."""
-    return torch.compiler.disable(function) if hasattr(torch, "compiler") else function
+    """torch.compile breaks its graph around the function: it cannot look into packed matrices. These are the marks that
+    torch._dynamo.skip sets; importing torch._dynamo takes over a second, which every process would pay."""
+    try:
+        from torch._C._dynamo.eval_frame import skip_code
+    except ImportError:  # before torch 2.0
+        return function
+    skip_code(function.__code__)
+    function._torchdynamo_disable = True
+    return function
 
 
 @_untraced
@@ -155,7 +162,8 @@ class ProductCount(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What the drop-in did: products taken, those left to torch by reason, and the taken ones by kind, most calls first."""
+    """What the drop-in did: how many products it took, how many it left to torch and why, and the former by kind, most
+    calls first."""
     taken: int
     passed: dict[str, int]
     products: list[ProductCount]
@@ -163,13 +171,14 @@ class Stats(NamedTuple):
     def __str__(self) -> str:
         lines = [f"{self.taken} products taken; left to torch: " +
                  (", ".join(f"{count} ({reason})" for reason, count in self.passed.items() if count) or "none")]
-        lines += [f"{p.calls:8} x {p.device} {p.precision} " + (f"{p.batch} of " if p.batch != 1 else "") + f"{p.m} x {p.n} x {p.k}"
-                  for p in self.products]
+        for p in self.products:
+            batch = f"{p.batch} of " if p.batch != 1 else ""
+            lines.append(f"{p.calls:8} x {p.device} {p.precision} {batch}{p.m} x {p.n} x {p.k}")
         return "\n".join(lines)
 
 
-_REASONS = {"dtype": "not float32", "layout": "not plain strided tensors of one device", "shape": "empty or unusual shape or out",
-            "quicker": "torch is quicker", "impossible": "not possible here"}
+_REASONS = {"dtype": "not float32", "layout": "not plain strided tensors of one device",
+            "shape": "empty or unusual shape or out", "quicker": "torch is quicker", "impossible": "not possible here"}
 
 
 def _devices(devices: Union[str, Sequence[str]]) -> tuple[str, ...]:
@@ -181,7 +190,7 @@ def _devices(devices: Union[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def _prepare_cuda(precision: str) -> None:
-    """Sets the library up on the current GPU now, where torch already runs on it: during a capture would be too late."""
+    """Sets the library up on the current GPU now if torch already runs on it: during a capture is too late."""
     if torch.cuda.is_available() and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         one = torch.ones(1, 1, device="cuda")
         _matmul(one, one, precision=precision)
@@ -192,7 +201,7 @@ class _Setting(NamedTuple):
     always: bool
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _lasting: dict[str, Optional[_Setting]] = dict.fromkeys(DEVICES)  # by enable() and disable()
 _blocks: list[dict[str, _Setting]] = []  # by enabled(), those that are active, the last of which counts
 
@@ -201,7 +210,8 @@ def _apply() -> None:
     """Under the lock: switches each device to what now holds for it."""
     for device in DEVICES:
         setting = next((block[device] for block in reversed(_blocks) if device in block), _lasting[device])
-        _ops.switch(device, setting is not None, setting.precision if setting else "fp32", bool(setting and setting.always))
+        precision, always = setting if setting else ("fp32", False)
+        _ops.switch(device, setting is not None, precision, always)
 
 
 def _settings(precision: str, devices, always: bool) -> dict[str, _Setting]:

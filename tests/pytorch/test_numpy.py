@@ -71,10 +71,12 @@ def test_precisions(precision):
 
 
 def test_packed():
-    weight, x = integers(300, 200), integers(400, 200)
+    weight, x, bias = integers(300, 200), integers(400, 200), integers(300)
     packed = tessera.pack(weight)
     for _ in range(2):
         assert np.array_equal(tessera.linear(x, packed), x @ weight.T)
+        assert np.array_equal(tessera.linear(x, packed, bias), x @ weight.T + bias)
+        assert np.array_equal(tessera.linear(x[0], packed, bias[:1]), x[0] @ weight.T + bias[0])
         assert np.array_equal(tessera.linear(x[0], packed), x[0] @ weight.T)
         assert np.array_equal(tessera.matmul(x.T[:, :300], packed), x.T[:, :300] @ weight)
         assert np.array_equal(tessera.matmul(packed, x.T), weight @ x.T)
