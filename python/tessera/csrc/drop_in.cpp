@@ -7,6 +7,8 @@
  */
 #include "drop_in.h"
 
+#include "fork_safe.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
@@ -175,25 +177,25 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
     const bool always = word & ALWAYS;
     /* Planning fails where this library or GPU cannot do it, or a capture is under way before the first product; workspace
      * may be short where torch needs none. Errors of launches, which come after, are the caller's to see. */
-    c10::optional<Reduced> reduced;
+    c10::optional<PlannedProduct> planned;
     try {
-        reduced = reduce(p);
+        planned = plan_product(p);
     } catch (const c10::Error &) {
         return pass(NOT_POSSIBLE);
     }
     if (!always && p.a.is_cuda()) {
-        const Sizes planned = {static_cast<double>(reduced->batch), static_cast<double>(reduced->m),
-                               static_cast<double>(reduced->n), static_cast<double>(reduced->k)};
-        const bool split = is_split(*reduced);
-        if (!quicker_on_cuda(p.a.device(), p.precision, {split, !split}, planned)) return pass(TORCH_IS_QUICKER);
+        const Sizes sizes = {static_cast<double>(planned->batch), static_cast<double>(planned->m),
+                             static_cast<double>(planned->n), static_cast<double>(planned->k)};
+        const bool split = is_split(*planned);
+        if (!quicker_on_cuda(p.a.device(), p.precision, {split, !split}, sizes)) return pass(TORCH_IS_QUICKER);
     }
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
     try {
-        execute(*reduced, p);
+        execute(*planned, p);
     } catch (const c10::OutOfMemoryError &) {
         return pass(NOT_POSSIBLE);
     }
-    count_taken(*reduced, p);
+    count_taken(*planned, p);
     return true;
 }
 
@@ -326,9 +328,10 @@ using HandlerGuard = c10::WarningUtils::WarningHandlerGuard;
 using HandlerGuard = c10::Warning::WarningHandlerGuard;
 #endif
 
+static ForkSafeMutex registration_lock;
+
 static void register_once(Switch *device, c10::DispatchKey key, void (*registration)(torch::Library *)) {
-    static std::mutex lock;
-    std::lock_guard<std::mutex> guard(lock);
+    ForkSafeGuard guard(registration_lock);
     if (device->kernels) return;
     Silence silence;
     HandlerGuard quiet(&silence);
@@ -346,7 +349,7 @@ std::string switch_drop_in(c10::string_view device, bool on, c10::string_view pr
                       on_cpu ? register_cpu : register_cuda);
     const uint32_t before = chosen_switch.word.exchange(on ? word_of(chosen, always) : 0);
     if (!before) return "off";
-    return std::string(name_of(static_cast<tsr_precision>(before >> 2))) + (before & ALWAYS ? " always" : "");
+    return std::string(tsr_precision_name(precision_of(before))) + (before & ALWAYS ? " always" : "");
 }
 
 } // namespace tessera

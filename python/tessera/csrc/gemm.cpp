@@ -90,9 +90,9 @@ static const at::Tensor &given(const OptionalTensor &tensor) {
 
 static at::Tensor run(Product &&product, at::IntArrayRef sizes) {
     if (!c10::multiply_integers(sizes)) return at::empty(sizes, product.a.options());
-    const Reduced reduced = reduce(product);
+    const PlannedProduct planned = plan_product(product);
     product.c = at::empty(sizes, product.a.options());
-    execute(reduced, product);
+    execute(planned, product);
     return product.c;
 }
 
@@ -120,7 +120,7 @@ void gemm_out_kernel(const OptionalTensor &input, const at::Tensor &a, const at:
     at::assert_no_overlap(out, b);
     if (product.s.defined() && !is_same_memory(out, product.s)) at::assert_no_overlap(out, product.s);
     product.c = out;
-    if (out.numel()) execute(reduce(product), product);
+    if (out.numel()) execute(plan_product(product), product);
 }
 
 at::Tensor gemm_packed_kernel(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,

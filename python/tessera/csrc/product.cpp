@@ -1,6 +1,8 @@
 /* product.cpp: strides, contexts, plans and workspace of a product of tensors. */
 #include "product.h"
 
+#include "fork_safe.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
@@ -13,6 +15,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 
 #ifdef TESSERA_TORCH_CUDA
 #if TESSERA_TORCH_AT_LEAST(2, 4) /* since then torch offers it to C, and CUDA's headers are not needed */
@@ -24,15 +27,11 @@ extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void
 
 namespace tessera {
 
-static const char *const precision_names[] = {"fp32", "ieee", "tf32"}; /* indexed by tsr_precision */
-
 tsr_precision precision_named(c10::string_view name) {
-    for (int i = 0; i < 3; i++)
-        if (name == precision_names[i]) return static_cast<tsr_precision>(i);
+    for (const tsr_precision precision : {TSR_FP32, TSR_IEEE, TSR_TF32})
+        if (name == tsr_precision_name(precision)) return precision;
     TORCH_CHECK_VALUE(false, "precision must be 'fp32', 'ieee' or 'tf32', not '", name, "'");
 }
-
-const char *name_of(tsr_precision precision) { return precision_names[precision]; }
 
 static void check(tsr_status status) {
     if (status == TSR_OK) return;
@@ -106,10 +105,11 @@ static Place place_of(c10::Device device, tsr_precision precision) {
 }
 
 /* Contexts live as long as the process: plans, graphs and packed matrices refer to them. */
+static ForkSafeMutex contexts_lock;
+static auto &contexts = *new std::map<Place, tsr_context *>;
+
 static tsr_context *context_of(const Place &place) {
-    static std::mutex lock;
-    static auto &contexts = *new std::map<Place, tsr_context *>;
-    std::lock_guard<std::mutex> guard(lock);
+    ForkSafeGuard guard(contexts_lock);
     tsr_context *&context = contexts[place];
     if (!context) {
         if (place.type != c10::kCPU) /* what a context allocates would be refused, and end the capture */
@@ -150,10 +150,46 @@ static c10::intrusive_ptr<c10::StorageImpl> storage_of(const at::Tensor &tensor)
     return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
 }
 
-Packed::Packed(at::Tensor matrix) : matrix_(std::move(matrix)), storage_(storage_of(matrix_)) {}
+struct PanelSet {
+    std::mutex lock; /* held while panels are made */
+    /* The matrix's memory when they were made, by its owner, because an address may come again; and its version. */
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void *data = nullptr;
+    uint32_t version = 0;
+    std::vector<std::shared_ptr<const Panels>> panels;
 
-bool Packed::has_changed() const {
-    return storage_.lock() != storage_of(matrix_) || data_ != matrix_.data_ptr() || version_ != matrix_._version();
+    explicit PanelSet(const at::Tensor &matrix) : storage(storage_of(matrix)) {}
+    bool are_of(const at::Tensor &matrix) const {
+        return storage.lock() == storage_of(matrix) && data == matrix.data_ptr() && version == matrix._version();
+    }
+};
+
+static ForkSafeMutex packed_lock;
+static auto &all_packed = *new std::set<Packed *>;
+
+Packed::Packed(at::Tensor matrix) : matrix_(std::move(matrix)), set_(std::make_unique<PanelSet>(matrix_)) {
+    ForkSafeGuard guard(packed_lock);
+    static const int registered = pthread_atfork(nullptr, nullptr, replace_locked_sets);
+    (void)registered;
+    all_packed.insert(this);
+}
+
+Packed::~Packed() {
+    ForkSafeGuard guard(packed_lock);
+    all_packed.erase(this);
+}
+
+/* In a forked child: the thread that was making panels is not here to finish. A fork cannot wait for it, since packing
+ * takes long. */
+void Packed::replace_locked_sets() {
+    for (Packed *packed : all_packed) {
+        if (packed->set_->lock.try_lock()) {
+            packed->set_->lock.unlock();
+        } else {
+            packed->set_.release(); /* in a state that nobody knows, so not destroyed */
+            packed->set_ = std::make_unique<PanelSet>(packed->matrix_);
+        }
+    }
 }
 
 std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side, const tsr_operand &operand) {
@@ -162,14 +198,14 @@ std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side
     launch.stream = on_cuda ? current_stream(matrix_.device()) : nullptr;
     if (matrix_.is_inference() || (on_cuda && is_capturing(launch.stream))) return nullptr;
     const c10::Stream stream = c10::impl::VirtualGuardImpl(matrix_.device().type()).getStream(matrix_.device());
-    std::lock_guard<std::mutex> guard(lock_);
-    if (has_changed()) {
-        panels_.clear();
-        storage_ = c10::weak_intrusive_ptr<c10::StorageImpl>(storage_of(matrix_));
-        data_ = matrix_.data_ptr();
-        version_ = matrix_._version();
+    std::lock_guard<std::mutex> guard(set_->lock);
+    if (!set_->are_of(matrix_)) {
+        set_->panels.clear();
+        set_->storage = c10::weak_intrusive_ptr<c10::StorageImpl>(storage_of(matrix_));
+        set_->data = matrix_.data_ptr();
+        set_->version = matrix_._version();
     }
-    for (const auto &made : panels_) {
+    for (const auto &made : set_->panels) {
         if (!made->are_for(context, side, operand)) continue;
         if (on_cuda && made->stream != stream) {
             made->ready.block(stream);
@@ -185,7 +221,7 @@ std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side
     }
     check(tsr_pack(&made->packed, context, side, &operand, &launch));
     if (on_cuda) made->ready.record(stream);
-    panels_.push_back(made);
+    set_->panels.push_back(made);
     return made;
 }
 
@@ -193,17 +229,17 @@ std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side
 
 using Kind = std::array<int64_t, 7>; /* device type and index, precision, batch, m, n, k */
 
-static std::mutex taken_lock;
+static ForkSafeMutex taken_lock;
 static auto &taken = *new std::map<Kind, std::atomic<uint64_t>>; /* entries stay: plans point at them */
 
 static std::atomic<uint64_t> *counter_of(const Kind &kind) {
     enum { MOST_KINDS = 1 << 16 }; /* then the rest is counted together, as all zeros */
-    std::lock_guard<std::mutex> guard(taken_lock);
+    ForkSafeGuard guard(taken_lock);
     return &taken[taken.size() < MOST_KINDS || taken.count(kind) ? kind : Kind{}];
 }
 
 std::vector<std::string> products_taken() {
-    std::lock_guard<std::mutex> guard(taken_lock);
+    ForkSafeGuard guard(taken_lock);
     std::vector<std::string> lines;
     for (const auto &entry : taken) {
         const uint64_t calls = entry.second.load(std::memory_order_relaxed);
@@ -211,7 +247,7 @@ std::vector<std::string> products_taken() {
         const Kind &kind = entry.first;
         std::string line =
             c10::Device(static_cast<c10::DeviceType>(kind[0]), static_cast<c10::DeviceIndex>(kind[1])).str();
-        line += std::string(" ") + precision_names[kind[2]];
+        line += std::string(" ") + tsr_precision_name(static_cast<tsr_precision>(kind[2]));
         for (int i = 3; i < 7; i++) line += " " + std::to_string(kind[i]);
         lines.push_back(line + " " + std::to_string(calls));
     }
@@ -219,7 +255,7 @@ std::vector<std::string> products_taken() {
 }
 
 void forget_products_taken() {
-    std::lock_guard<std::mutex> guard(taken_lock);
+    ForkSafeGuard guard(taken_lock);
     for (auto &entry : taken) entry.second = 0;
 }
 
@@ -233,7 +269,7 @@ struct PlanKey {
     std::array<int64_t, 3> c;
 };
 
-static PlanKey key_of(const Place &place, const Reduced &r) {
+static PlanKey key_of(const Place &place, const PlannedProduct &r) {
     const auto operand = [](const tsr_operand &o) {
         return std::array<int64_t, 4>{o.row_stride, o.col_stride, o.batch_stride, reinterpret_cast<int64_t>(o.packed)};
     };
@@ -244,12 +280,12 @@ static PlanKey key_of(const Place &place, const Reduced &r) {
             {r.c.row_stride, r.c.col_stride, r.c.batch_stride}};
 }
 
-struct Planned {
+struct CachedPlan {
     PlanKey key;
     tsr_plan *plan = nullptr;
     size_t workspace;
     std::atomic<uint64_t> *taken = nullptr; /* its counter, once it has been taken from torch */
-    ~Planned() { tsr_plan_destroy(plan); }
+    ~CachedPlan() { tsr_plan_destroy(plan); }
 };
 
 static size_t hash_of(const PlanKey &key) {
@@ -262,14 +298,14 @@ static size_t hash_of(const PlanKey &key) {
 
 /* Plans are kept by each thread for itself, so that finding one takes no lock; where two products fall into one slot
  * the later one stays. Making a plan again costs microseconds. */
-static Planned *planned_for(const Place &place, const Reduced &r) {
+static CachedPlan *cached_plan_for(const Place &place, const PlannedProduct &r) {
     enum { SLOTS = 1024 };
     const PlanKey key = key_of(place, r);
-    static thread_local std::unique_ptr<std::array<std::unique_ptr<Planned>, SLOTS>> slots;
-    if (!slots) slots = std::make_unique<std::array<std::unique_ptr<Planned>, SLOTS>>();
-    std::unique_ptr<Planned> &slot = (*slots)[hash_of(key) % SLOTS];
+    static thread_local std::unique_ptr<std::array<std::unique_ptr<CachedPlan>, SLOTS>> slots;
+    if (!slots) slots = std::make_unique<std::array<std::unique_ptr<CachedPlan>, SLOTS>>();
+    std::unique_ptr<CachedPlan> &slot = (*slots)[hash_of(key) % SLOTS];
     if (slot && !std::memcmp(&slot->key, &key, sizeof key)) return slot.get();
-    auto made = std::make_unique<Planned>();
+    auto made = std::make_unique<CachedPlan>();
     made->key = key;
     check(tsr_plan_create(&made->plan, context_of(place), r.batch, &r.a, &r.b, &r.c));
     made->workspace = tsr_plan_workspace(made->plan);
@@ -277,10 +313,10 @@ static Planned *planned_for(const Place &place, const Reduced &r) {
     return slot.get();
 }
 
-bool is_split(const Reduced &reduced) { return tsr_plan_is_split(reduced.planned->plan); }
+bool is_split(const PlannedProduct &planned) { return tsr_plan_is_split(planned.cached->plan); }
 
-void count_taken(const Reduced &r, const Product &product) {
-    std::atomic<uint64_t> *&counter = r.planned->taken;
+void count_taken(const PlannedProduct &r, const Product &product) {
+    std::atomic<uint64_t> *&counter = r.cached->taken;
     if (!counter) {
         const c10::Device device = product.a.device();
         counter = counter_of(
@@ -326,7 +362,7 @@ static Strides contiguous_strides(at::IntArrayRef batch_sizes, int64_t m, int64_
 
 /* Puts rows of neighbouring products under each other where they continue each other: then a batch of products with one
  * B is one product with more rows. */
-static bool fold_rows(Reduced *r, const Reduced::Loop &loop) {
+static bool fold_rows(PlannedProduct *r, const PlannedProduct::Loop &loop) {
     const bool one_row = r->m == 1;
     if (loop.b || (!one_row && (loop.a != r->m * r->a.row_stride || loop.c != r->m * r->c.row_stride ||
                                 loop.s != r->m * r->s.row_stride)))
@@ -338,13 +374,13 @@ static bool fold_rows(Reduced *r, const Reduced::Loop &loop) {
 
 /* Leading dimensions, innermost last: those that continue each other in every tensor become one, one becomes rows where
  * it can, the longest of the others becomes the batch, and what is left is looped over. */
-static void reduce_leading(Reduced *r, at::IntArrayRef sizes, const Strides &a, const Strides &b, const Strides &s,
-                           const Strides &c) {
+static void fold_leading(PlannedProduct *r, at::IntArrayRef sizes, const Strides &a, const Strides &b, const Strides &s,
+                         const Strides &c) {
     for (size_t d = 0; d < sizes.size(); d++) {
         if (sizes[d] == 1) continue;
-        const Reduced::Loop next = {sizes[d], a.of[d], b.of[d], s.of.empty() ? 0 : s.of[d], c.of[d]};
+        const PlannedProduct::Loop next = {sizes[d], a.of[d], b.of[d], s.of.empty() ? 0 : s.of[d], c.of[d]};
         if (!r->loops.empty()) {
-            Reduced::Loop &outer = r->loops.back();
+            PlannedProduct::Loop &outer = r->loops.back();
             const int64_t n = next.size;
             if (outer.a == n * next.a && outer.b == n * next.b && outer.s == n * next.s && outer.c == n * next.c) {
                 outer = {outer.size * n, next.a, next.b, next.s, next.c};
@@ -357,7 +393,7 @@ static void reduce_leading(Reduced *r, at::IntArrayRef sizes, const Strides &a, 
     if (r->loops.empty()) return;
     const auto longest = std::max_element(
         r->loops.begin(), r->loops.end(),
-        [](const Reduced::Loop &x, const Reduced::Loop &y) { return x.size < y.size; });
+        [](const PlannedProduct::Loop &x, const PlannedProduct::Loop &y) { return x.size < y.size; });
     r->batch = longest->size;
     r->a.batch_stride = longest->a;
     r->b.batch_stride = longest->b;
@@ -366,18 +402,18 @@ static void reduce_leading(Reduced *r, at::IntArrayRef sizes, const Strides &a, 
     r->loops.erase(longest);
 }
 
-Reduced reduce(const Product &p) {
+PlannedProduct plan_product(const Product &p) {
     const int64_t dims = p.a.dim(), m = p.a.size(-2), k = p.a.size(-1), n = p.b.size(-1);
     const auto leading = p.a.sizes().slice(0, dims - 2);
     const Strides a = strides_of(p.a), b = strides_of(p.b);
     const Strides c = p.c.defined() ? strides_of(p.c) : contiguous_strides(leading, m, n);
     const Strides s = p.s.defined() ? broadcast_strides(p.s, dims) : Strides{};
-    Reduced r = {1, m, n, k, {}, {}, {}, {}, {}, nullptr, nullptr};
+    PlannedProduct r = {1, m, n, k, {}, {}, {}, {}, {}, nullptr, nullptr};
     r.a.row_stride = a.row(), r.a.col_stride = a.col();
     r.b.row_stride = b.row(), r.b.col_stride = b.col();
     r.c.row_stride = c.row(), r.c.col_stride = c.col();
     if (p.s.defined()) r.s.row_stride = s.row(), r.s.col_stride = s.col();
-    if (dims > 2) reduce_leading(&r, leading, a, b, s, c);
+    if (dims > 2) fold_leading(&r, leading, a, b, s, c);
     r.a.rows = r.c.rows = r.s.rows = r.m;
     r.a.cols = r.b.rows = r.k;
     r.b.cols = r.c.cols = r.s.cols = r.n;
@@ -391,24 +427,24 @@ Reduced reduce(const Product &p) {
             r.panels = p.packed->panels(context_of(place), p.packed_side, operand);
         if (r.panels) operand.packed = r.panels->packed;
     }
-    r.planned = planned_for(place, r);
+    r.cached = cached_plan_for(place, r);
     return r;
 }
 
 /* ---- Execution --------------------------------------------------------------------------------------------------- */
 
-void execute(const Reduced &r, const Product &p) {
-    const Planned &planned = *r.planned;
+void execute(const PlannedProduct &r, const Product &p) {
+    const CachedPlan &cached = *r.cached;
     tsr_launch launch = {};
     c10::OptionalDeviceGuard guard;
     c10::DataPtr workspace;
     if (p.a.is_cuda()) {
         guard.reset_device(p.a.device());
         launch.stream = current_stream(p.a.device());
-        if (planned.workspace) { /* free again at once, for what is queued on this stream afterwards */
-            workspace = c10::GetAllocator(c10::kCUDA)->allocate(planned.workspace);
+        if (cached.workspace) { /* free again at once, for what is queued on this stream afterwards */
+            workspace = c10::GetAllocator(c10::kCUDA)->allocate(cached.workspace);
             launch.workspace = workspace.get();
-            launch.workspace_size = planned.workspace;
+            launch.workspace_size = cached.workspace;
         }
     }
     tsr_operand s = r.s;
@@ -417,17 +453,17 @@ void execute(const Reduced &r, const Product &p) {
     s.data = p.s.defined() ? p.s.data_ptr<float>() : nullptr;
 
     int64_t steps = 1;
-    for (const Reduced::Loop &loop : r.loops) steps *= loop.size;
+    for (const PlannedProduct::Loop &loop : r.loops) steps *= loop.size;
     for (int64_t step = 0; step < steps; step++) {
         int64_t rest = step, at_a = 0, at_b = 0, at_s = 0, at_c = 0;
-        for (const Reduced::Loop &loop : r.loops) {
+        for (const PlannedProduct::Loop &loop : r.loops) {
             const int64_t i = rest % loop.size;
             rest /= loop.size;
             at_a += i * loop.a, at_b += i * loop.b, at_s += i * loop.s, at_c += i * loop.c;
         }
         tsr_operand addend = s;
         if (s.data) addend.data += at_s;
-        check(tsr_plan_execute_add(planned.plan, static_cast<float>(p.alpha), a + at_a, b + at_b,
+        check(tsr_plan_execute_add(cached.plan, static_cast<float>(p.alpha), a + at_a, b + at_b,
                                    static_cast<float>(p.beta), p.s.defined() ? &addend : nullptr, c + at_c, &launch));
     }
 }

@@ -18,18 +18,19 @@
 
 namespace tessera {
 
-/* "fp32", "ieee" or "tf32"; raises ValueError for anything else. */
+/* The precision that tsr_precision_name calls so; raises ValueError where there is none. */
 tsr_precision precision_named(c10::string_view name);
-const char *name_of(tsr_precision precision);
 
-/* A matrix in panels. */
+/* A matrix in panels, and all that were made of one matrix: product.cpp. */
 struct Panels;
+struct PanelSet;
 
 /* A matrix that is used many times, with the panels made of it: one set for each side, orientation and precision it
  * has been used with. They are made again when the tensor has been written to since, or has other memory. */
 class Packed : public torch::CustomClassHolder {
   public:
     explicit Packed(at::Tensor matrix);
+    ~Packed() override;
     at::Tensor matrix() const { return matrix_; }
 
     /* The panels of `operand`, a view of the whole matrix, ready for the current stream; NULL where there can be none: of
@@ -38,14 +39,9 @@ class Packed : public torch::CustomClassHolder {
     std::shared_ptr<const Panels> panels(tsr_context *context, tsr_side side, const tsr_operand &operand);
 
   private:
-    bool has_changed() const;
+    static void replace_locked_sets();
     at::Tensor matrix_;
-    /* The matrix's memory when panels were made, by its owner, because an address may come again; and its version. */
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
-    const void *data_ = nullptr;
-    uint32_t version_ = 0;
-    std::mutex lock_;
-    std::vector<std::shared_ptr<const Panels>> panels_;
+    std::unique_ptr<PanelSet> set_;
 };
 
 /* C = alpha A B + beta S, for tensors of one device: a (..., m, k), b (..., k, n) and c (..., m, n), all float32 with the
@@ -59,12 +55,12 @@ struct Product {
     tsr_side packed_side = TSR_RIGHT;
 };
 
-/* What is kept of a plan: product.cpp. */
-struct Planned;
+/* A plan that is kept for the next product of its kind: product.cpp. */
+struct CachedPlan;
 
-/* A product reduced to what libtessera takes: one strided batch, in a loop over the leading dimensions that no single
- * stride can stand for. `planned` is this thread's, and good until its next product. */
-struct Reduced {
+/* A product in the form that libtessera takes: one strided batch, in a loop over the leading dimensions that no single
+ * stride covers. `cached` belongs to this thread and is valid until its next product. */
+struct PlannedProduct {
     struct Loop {
         int64_t size, a, b, s, c; /* steps, and floats from one to the next */
     };
@@ -72,22 +68,22 @@ struct Reduced {
     tsr_operand a, b, s;
     tsr_result c;
     c10::SmallVector<Loop, 4> loops;
-    Planned *planned;
+    CachedPlan *cached;
     std::shared_ptr<const Panels> panels; /* of the packed operand, held until the product is executed */
 };
 
 /* Both raise errors of torch's kinds; until execute has the workspace it needs, nothing has been queued. */
-Reduced reduce(const Product &product);
-void execute(const Reduced &reduced, const Product &product);
+PlannedProduct plan_product(const Product &product);
+void execute(const PlannedProduct &planned, const Product &product);
 
 /* Whether the plan is to split the operands for tensor cores. */
-bool is_split(const Reduced &reduced);
+bool is_split(const PlannedProduct &planned);
 
 /* Whether the device is a GPU of compute capability 9, for which there are kernels of its own. */
 bool is_hopper(const c10::Device &device);
 
 /* Counts a product that was taken from torch. */
-void count_taken(const Reduced &reduced, const Product &product);
+void count_taken(const PlannedProduct &planned, const Product &product);
 
 /* How often products of each kind were taken, a line each: "cuda:0 fp32 1 4096 4096 4096 17" (device, precision,
  * batch, m, n, k, calls). */
