@@ -16,14 +16,14 @@ typedef struct measurement {
     char *plan; /* as tsr_plan_print has it */
 } measurement;
 
-/* What is measured where no shapes are given: squares small and large, odd sizes, few columns, a long sum. */
+/* Measured if no shapes are given: squares small and large, odd sizes, few columns, a long sum. */
 static const problem cpu_shapes[] = {
     {64, 64, 64, false, false},       {256, 256, 256, false, false},  {1024, 1024, 1024, false, false},
     {2048, 2048, 2048, false, false}, {1031, 743, 517, false, false}, {8192, 32, 512, false, false},
     {256, 256, 16384, false, false},
 };
 
-/* One square that a GPU finds small, then the reference problems. */
+/* One square that is small for a GPU, then the reference problems. */
 static const problem gpu_shapes[] = {
     {1024, 1024, 1024, false, false}, {4096, 4096, 4096, false, false}, {2048, 4096, 8192, false, false},
     {8205, 5921, 2949, false, false}, {2048, 4096, 8192, true, false},  {2048, 4096, 8192, true, true},

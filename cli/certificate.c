@@ -42,7 +42,7 @@ static char *machine_lines(void) {
     return lines;
 }
 
-/* The words that make the same products again. */
+/* The command that computes the same products. */
 static void print_command(FILE *out, const options *asked) {
     fprintf(out, "tessera check --report --seed %llu", (unsigned long long)asked->seed);
     if (asked->quick) fputs(" --quick", out);
@@ -131,7 +131,7 @@ void certificate_print_markdown(FILE *out, const certificate *c) {
     fprintf(out, "| %s | %s, commit %s |\n", c->asked->library ? "graded by Tessera" : "Tessera", tsr_version(),
             TESSERA_COMMIT);
     print_machine_rows(out);
-    fprintf(out, "| date | %s |\n| seed | %llu |\n| the same again | `", date, (unsigned long long)c->asked->seed);
+    fprintf(out, "| date | %s |\n| seed | %llu |\n| reproduce with | `", date, (unsigned long long)c->asked->seed);
     print_command(out, c->asked);
     fputs("` |\n\n| engine | held to | grade | | products | most of the bound used |\n"
           "| --- | --- | --- | --- | --- | --- |\n",

@@ -6,7 +6,7 @@
 
 #include "grade.h"
 
-/* What was asked for, as far as it tells how to come by the same document again. */
+/* The options that reproduce the document. */
 typedef struct certificate {
     const grading *gradings;
     int count;

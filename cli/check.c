@@ -80,7 +80,7 @@ static int deliver(const certificate *c, output_file *file) {
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
 
-/* Who is graded: a library, or engines of ours, each at each of its precisions. */
+/* What is graded: a library, or engines of ours, each at each of its precisions. */
 typedef struct subjects {
     library library;
     device *devices;
@@ -168,7 +168,7 @@ static int run_check(const options *chosen) {
     if (chosen->report_file && !*chosen->report_file) return misuse("--report's file has no name");
     bool document = chosen->report || chosen->json;
     output_file file;
-    /* A file that cannot be written is found out before the work and not after. */
+    /* A file that cannot be written is noticed before the work. */
     int status = chosen->report_file ? output_create(&file, chosen->report_file, 0) : EXIT_OK;
     if (status) return status;
     subjects s;

@@ -159,7 +159,7 @@ static void close_cuda(device *d) {
     d->stop = d->start = d->stream = d->primary = NULL;
 }
 
-/* Operands, what the library packs them into (up to their size again), and some room. */
+/* Operands, their panels (up to the same size again), and some room. */
 static bool fits_in_device(double bytes) {
     size_t available, total;
     return driver.memory_info(&available, &total) == 0 && 2.2 * bytes < (double)available;
@@ -300,7 +300,7 @@ enum { SAMPLE_LIMIT = 10000 };
 
 int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, const float *b, float *c, double seconds) {
     static double samples[SAMPLE_LIMIT];
-    /* A sample outlasts the clock's grain and, on a GPU, the launches before the queue is full. */
+    /* A sample is long beside the clock's resolution and, on a GPU, beside the launches before the queue is full. */
     const double sample_seconds = on_cuda(d) ? 2e-3 : 2e-4;
     double begun = now(), elapsed;
     int status = time_calls(d, &elapsed, 1, plan, a, b, c);
@@ -308,7 +308,7 @@ int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, cons
     *t = (timing){elapsed, elapsed, 1, 1};
     if (now() - begun >= seconds) return EXIT_OK;
 
-    /* The first call also loads code, wakes threads and touches memory: it sizes nothing. */
+    /* The first call also loads code, wakes threads and touches memory, so it is not used to choose the sample size. */
     if ((status = time_calls(d, &elapsed, 1, plan, a, b, c))) return status;
     t->calls_per_sample = elapsed < sample_seconds ? (int)(sample_seconds / (elapsed > 1e-9 ? elapsed : 1e-9)) + 1 : 1;
     int count = 0;

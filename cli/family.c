@@ -96,7 +96,7 @@ static void fill_subnormal_results(random_source *r, float *a, float *b, int64_t
     scale(b, k * n, 0x1p-74f);
 }
 
-/* Integers, but every third row of A and column of B is zero, and of the rest every other element; zeros of both signs. */
+/* Integers; every third row of A and column of B is zero, and every other element of the rest. Zeros of both signs. */
 static void fill_zeros(random_source *r, float *a, float *b, int64_t m, int64_t n, int64_t k) {
     fill_integers(r, a, b, m, n, k);
     for (int64_t i = 0; i < m * k; i++)

@@ -1,4 +1,4 @@
-/* library.c: a BLAS of somebody else's, loaded at run time for its float32 product. */
+/* library.c: another BLAS, loaded at run time for its float32 product. */
 #include "library.h"
 
 #include <dlfcn.h>
@@ -56,7 +56,7 @@ static bool ask_for_threads(int threads) {
     return true;
 }
 
-/* What a library says of itself, which tells its version and often its kernels; "" where it does not. */
+/* The library's own description, with its version and often its kernels; "" if it has none. */
 static const char *self_description(void *handle) {
     static const char *const names[] = {"openblas_get_config", "openblas_get_config64_", "scipy_openblas_get_config64_",
                                         "bli_info_get_version_str"};
@@ -115,7 +115,7 @@ int library_open(library *l, const char *path, int threads) {
 static const int crash_signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
 enum { CRASH_SIGNAL_TOTAL = sizeof crash_signals / sizeof crash_signals[0] };
 
-/* The product under way in the library, as a sentence for when it does not come back; empty: none. */
+/* What to print if the library crashes in the current product; empty: it is not running. */
 static char last_words[640];
 
 static void say_last_words(void) {

@@ -1,4 +1,4 @@
-/* library.h: a BLAS of somebody else's, loaded at run time for its float32 product. */
+/* library.h: another BLAS, loaded at run time for its float32 product. */
 #ifndef TESSERA_CLI_LIBRARY_H
 #define TESSERA_CLI_LIBRARY_H
 
@@ -20,7 +20,7 @@ typedef struct library {
  * variables of the libraries we know; 0: as it likes. EXIT_OK, or EXIT_FAILED having said why. */
 int library_open(library *l, const char *path, int threads);
 
-/* Where the library crashes or exits in there, the process ends with a sentence that says so. */
+/* If the library crashes or exits in it, the process prints that and exits. */
 void library_multiply(library *l, const stored_product *x);
 
 #endif

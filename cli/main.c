@@ -12,7 +12,7 @@ static const command *const commands[] = {&mul_command,   &info_command,      &p
 
 enum { COMMAND_TOTAL = sizeof commands / sizeof commands[0] };
 
-static const command *running; /* whose name messages carry */
+static const command *running; /* messages begin with its name */
 
 static void complain(const char *format, va_list arguments) {
     progress_erase();
@@ -82,7 +82,7 @@ static int run(int count, char **words) {
 int main(int count, char **words) {
     int status = run(count, words);
     progress_end();
-    /* Output that did not arrive is a failure, however well the work went. */
+    /* Output that was not written is a failure, even if the work succeeded. */
     if (fflush(stdout) || ferror(stdout)) {
         int why = errno;
         if (!status) status = fail("cannot write standard output: %s", strerror(why));

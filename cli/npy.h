@@ -21,16 +21,16 @@ typedef struct npy_matrix {
 int npy_open(npy_matrix *matrix, const char *path);
 void npy_close(npy_matrix *matrix);
 
-/* A matrix under way to a file. */
+/* A matrix being written. */
 typedef struct npy_output {
     output_file file;
     int64_t rows, cols;
 } npy_output;
 
-/* Makes the file and takes the disk space for it, so that a full disk is found out before the work and not after. */
+/* Creates the file and reserves its disk space, so that a full disk is noticed before the work. */
 int npy_create(npy_output *output, const char *path, int64_t rows, int64_t cols);
 
-/* Writes rows x cols floats in C order and gives the file its name. Success or not, the output is done with. */
+/* Writes rows x cols floats in C order and gives the file its name. The output is closed even if that fails. */
 int npy_commit(npy_output *output, const float *data);
 void npy_discard(npy_output *output);
 

@@ -21,7 +21,7 @@ enum {
     OPTION_JSON = 1 << 10,
     OPTION_REPORT = 1 << 11,
     OPTION_LIBRARY = 1 << 12,
-    OPTION_PROGRAM = 1 << 13 /* none, but: from the first word on that is no option, words are another program's */
+    OPTION_PROGRAM = 1 << 13 /* not an option: words from the first non-option on belong to another program */
 };
 
 typedef enum device_choice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } device_choice;

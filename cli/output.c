@@ -110,8 +110,8 @@ static char *resolve_output(const char *path, struct stat *former) {
     return resolved;
 }
 
-/* Gives the file the owner and the permissions of the one it will replace, as far as this process may. Without its group,
- * what the group was allowed is dropped: it would be another group's. */
+/* Gives the file the owner and the permissions of the one it will replace, as far as this process may. If the group
+ * cannot be kept, its permissions are dropped, since another group would get them. */
 static void inherit_permissions(int file, const struct stat *former) {
     mode_t mode = former->st_mode & 07777;
     if (fchown(file, former->st_uid, former->st_gid)) {

@@ -42,7 +42,7 @@ const command plan_command = {
     .arguments = "M N K",
     .summary = "how a product of this shape would be computed",
     .description = "Prints how A (M x K) times B (K x N) would be computed: device, kernel, blocking, threads,\n"
-                   "workspace. Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",
+                   "workspace, estimated time. Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",
     .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_BATCH | OPTION_KERNEL,
     .run = run_plan,
 };

@@ -61,7 +61,7 @@ int matrix_allocate(float **data, const char *name, int64_t rows, int64_t cols) 
     *data = NULL;
     int64_t count;
     size_t size;
-    /* The system promises more memory than it has; asking for more than all of it ends badly, later. */
+    /* Linux overcommits: an allocation larger than the memory would succeed and kill the process later. */
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (!__builtin_mul_overflow(rows, cols, &count) && !__builtin_mul_overflow(count, sizeof(float), &size) &&
         (double)size <= memory)

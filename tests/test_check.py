@@ -78,7 +78,7 @@ def test_certificate_to_read():
     for words in ("# Numerical certificate", f"| Tessera | {binding.lib.tsr_version().decode()}, commit ", "| seed | 1 |", "FAILED"):
         assert (words in text) == (words != "FAILED")
     assert re.findall(r"^## cpu, (\w+): grade A$", text, re.M) == ["ieee", "fp32", "tf32"]
-    command = re.search(r"^\| the same again \| `tessera check (.*)` \|$", text, re.M)[1]
+    command = re.search(r"^\| reproduce with \| `tessera check (.*)` \|$", text, re.M)[1]
     again, _ = check(*command.split())
     assert re.sub("date .*", "", again) == re.sub("date .*", "", text)
     assert re.sub("date .*|seed .*", "", check(*command.replace("--seed 1", "--seed 2").split())[0]) != re.sub("date .*|seed .*", "", text)

@@ -178,7 +178,7 @@ class Stats(NamedTuple):
 
 
 _REASONS = {"dtype": "not float32", "layout": "not plain strided tensors of one device",
-            "shape": "empty or unusual shape or out", "quicker": "torch is quicker", "impossible": "not possible here"}
+            "shape": "empty or unusual shape or out", "faster": "torch is faster", "impossible": "not possible here"}
 
 
 def _devices(devices: Union[str, Sequence[str]]) -> tuple[str, ...]:

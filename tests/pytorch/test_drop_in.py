@@ -13,7 +13,7 @@ from tensors import RELEASE, integers, since
 
 
 def everything(device):
-    """On for this device, whoever is quicker."""
+    """On for this device, whichever is faster."""
     return tessera.enabled(devices=(device,), always=True)
 
 
@@ -125,18 +125,18 @@ def test_other_devices_are_untouched():
     assert taken() == 0
 
 
-def test_what_torch_does_quicker_is_left_to_it(device):
+def test_products_that_torch_runs_faster_are_left_to_it(device):
     a, b = integers(4, 4096, device=device), integers(4096, 4096, device=device)
     expected = a @ b
     with tessera.enabled(devices=device):
         assert torch.equal(a @ b, expected)
-    assert taken() == 0 and tessera.stats().passed["torch is quicker"] == 1
+    assert taken() == 0 and tessera.stats().passed["torch is faster"] == 1
 
 
 @pytest.mark.parametrize("m, n, k, gains", [(16, 64, 64, True), (64, 1024, 4096, True), (4, 1000, 1000, True), (1, 4096, 4096, False), (9, 4096, 4096, False),
                                             (4096, 4096, 64, False), (1024, 1024, 256, False)])
 def test_small_products_on_hopper(m, n, k, gains):
-    """There the ieee kernels are quicker than torch's; products that would be split for tensor cores have to be large."""
+    """There the ieee kernels are faster than torch's; products that would be split have to be large."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")
     a, b = integers(m, k, device="cuda"), integers(k, n, device="cuda")

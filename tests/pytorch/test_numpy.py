@@ -34,7 +34,8 @@ def matmul_arguments(draw):
     batch = [draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3)))]
     shapes = []
     for matrix in ([m, k], [k, n]):
-        shapes.append([1 if draw(st.booleans()) else size for size in batch][draw(st.integers(0, len(batch))):] + matrix)
+        leading = [1 if draw(st.booleans()) else size for size in batch]
+        shapes.append(leading[draw(st.integers(0, len(batch))):] + matrix)
     for side in range(2):
         if draw(st.integers(0, 5)) == 0:
             shapes[side] = [k]
@@ -59,7 +60,8 @@ def test_any_addend(data, beta, alpha):
     a, b = (data.draw(arrays(shape)) for shape in ([batch, m, k], [batch, k, n]))
     addend = data.draw(arrays([size if data.draw(st.booleans()) else 1 for size in (batch, m, n)]))
     assert np.array_equal(tessera.baddbmm(addend, a, b, beta=beta, alpha=alpha), beta * addend + alpha * (a @ b))
-    assert np.array_equal(tessera.addmm(addend[0], a[0], b[0], beta=beta, alpha=alpha), beta * addend[0] + alpha * (a[0] @ b[0]))
+    assert np.array_equal(tessera.addmm(addend[0], a[0], b[0], beta=beta, alpha=alpha),
+                          beta * addend[0] + alpha * (a[0] @ b[0]))
     assert np.array_equal(tessera.linear(a, b[0].T, addend[0, 0]), a @ b[0] + addend[0, 0])
     assert np.array_equal(tessera.bmm(a, b), a @ b)
 

@@ -1,13 +1,14 @@
-/* drop_in.cpp: aten::mm, addmm, bmm and baddbmm on float32 tensors through Tessera, while it is switched on.
+/* drop_in.cpp: aten::mm, addmm, bmm and baddbmm on float32 tensors run on Tessera while it is switched on.
  *
- * The kernels sit at torch's CPU and CUDA keys, below autograd, autocast, vmap and tensor subclasses: what those make of
- * a model's products arrives here as plain tensors, backward passes included. What is not taken goes to the very
- * function that torch had registered. They are registered when a device is first switched on and stay; switching
+ * The kernels are registered at torch's CPU and CUDA keys, below autograd, autocast, vmap and tensor subclasses, so a
+ * model's products arrive here as plain tensors, backward passes included. A product that is not taken goes to the
+ * function that torch had registered. Registration happens when a device is first switched on, and stays. Switching
  * afterwards is one atomic store, so any thread may do it at any time.
  */
 #include "drop_in.h"
 
 #include "fork_safe.h"
+#include "torch_cost.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
@@ -32,7 +33,7 @@ namespace tessera {
 
 /* ---- The switches ------------------------------------------------------------------------------------------------ */
 
-/* One device's setting in one word: 0 is off, else ON, ALWAYS where even what torch does quicker is taken, and the
+/* One device's setting in one word: 0 is off; otherwise ON, ALWAYS to take even products that torch runs faster, and the
  * precision from bit 2 on. */
 enum : uint32_t { ON = 1, ALWAYS = 2 };
 
@@ -51,8 +52,8 @@ static tsr_precision precision_of(uint32_t word) { return static_cast<tsr_precis
 
 /* ---- Counting what is left to torch ------------------------------------------------------------------------------ */
 
-enum Reason { OTHER_DTYPE, OTHER_LAYOUT, OTHER_SHAPE, TORCH_IS_QUICKER, NOT_POSSIBLE, REASONS };
-static const char *const reason_names[REASONS] = {"dtype", "layout", "shape", "quicker", "impossible"};
+enum Reason { OTHER_DTYPE, OTHER_LAYOUT, OTHER_SHAPE, TORCH_IS_FASTER, NOT_POSSIBLE, REASONS };
+static const char *const reason_names[REASONS] = {"dtype", "layout", "shape", "faster", "impossible"};
 static std::atomic<uint64_t> passed[REASONS];
 
 static bool pass(Reason reason) {
@@ -73,70 +74,23 @@ void forget_counts() {
 
 /* ---- Leaving a product ------------------------------------------------------------------------------------------- */
 
-/* All by measurement (bench/pytorch/compare.py). */
-
-struct Sizes {
-    double batch, m, n, k;
-    double work() const { return batch * m * n * k; }
-};
-
-/* On the CPU our kernels are as good as torch's, but for matrices with next to no width. */
-static bool quicker_on_cpu(const Sizes &s) { return std::min({s.m, s.n, s.k}) >= 16; }
-
-/* Split for tensor cores a product must be large enough to pay for packing its operands: their elements, (m + n) k, must
- * be few beside the m n k products, the fewer the shorter k is. */
-static bool quicker_split(const Sizes &s) {
-    const double reuse = s.m * s.n / (s.m + s.n); /* products to an element packed */
-    if (s.k >= 16384) return reuse >= 60;
-    if (s.k >= 4096) return reuse >= 100;
-    if (s.k >= 1024) return reuse >= 225;
-    return s.work() >= 8e8 && (s.k >= 256 ? reuse >= 350 : s.k >= 128 && reuse >= 600);
-}
-
-/* As they are, by the ieee kernels. On Hopper, with k below 1024, these take one launch and less of the host's time than
- * torch, so that what is small gains. A longer k is cut, which takes a second launch: there gains what is large, and
- * what has so little of C that torch does not fill the GPU. Thin products (up to 8 rows or columns) are a matter of reading
- * the other operand, for which torch has good kernels; from 9 to 31 rows torch may take 0.6 or 3.9 times as long, unless
- * the product is large. Of a few terms, a C that does not fit into the L2 cache is written quicker by torch. On other
- * GPUs nothing is known to gain but large products, over torch's float32. */
-static bool quicker_in_place(tsr_precision precision, bool on_hopper, const Sizes &s) {
-    const double narrow = std::min(s.m, s.n), wide = std::max(s.m, s.n), work = s.work();
-    if (!on_hopper) return precision == TSR_IEEE && narrow >= 1024 && work >= 1e10;
-    if (precision == TSR_TF32) return false;
-    const bool cut = s.k >= 1024;
-    if (narrow <= 8)
-        return cut ? s.batch == 1 && s.k >= 4096 && wide <= 512 : s.batch * wide * s.k <= 5e6 && work <= 2e7;
-    if (!cut) return work <= 1e8 && s.batch * s.m * s.n <= 1.2e7;
-    if (narrow < 32) return narrow >= 16 && work >= 2e8;
-    return work <= 3e8 || s.k >= 2048;
-}
-
-/* What a plan may do with a product, as far as it is known. */
-struct Ways {
-    bool split, in_place;
-};
-
-static bool quicker_on_cuda(const c10::Device &device, tsr_precision precision, Ways ways, const Sizes &s) {
-    return (ways.split && precision != TSR_IEEE && quicker_split(s)) ||
-           (ways.in_place && quicker_in_place(precision, is_hopper(device), s));
-}
-
-/* Whether the sizes alone say that torch is quicker. Asked before anything else, and of nothing else: such products are
- * small, so that the host's time shows. */
+/* Whether the sizes alone say that torch is faster. This comes first and looks at nothing else: such products are small,
+ * and host time matters for them. */
 template <const Switch &device, int dims>
 static bool is_small(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
     if (word & ALWAYS || a.dim() != dims || b.dim() != dims || a.scalar_type() != at::kFloat) return false;
     const at::IntArrayRef a_sizes = a.sizes(), b_sizes = b.sizes();
     const Sizes sizes = {dims == 3 ? static_cast<double>(a_sizes[0]) : 1, static_cast<double>(a_sizes[dims - 2]),
                          static_cast<double>(b_sizes[dims - 1]), static_cast<double>(a_sizes[dims - 1])};
-    const bool quicker = &device == &cpu_switch ? quicker_on_cpu(sizes)
-                                                : quicker_on_cuda(a.device(), precision_of(word), {true, true}, sizes);
-    return !quicker && !pass(TORCH_IS_QUICKER);
+    const bool faster = &device == &cpu_switch
+                            ? tessera_is_faster_on_cpu(sizes)
+                            : tessera_is_faster_on_cuda(precision_of(word), is_hopper(a.device()), {true, true}, sizes);
+    return !faster && !pass(TORCH_IS_FASTER);
 }
 
 /* ---- Taking a product -------------------------------------------------------------------------------------------- */
 
-/* Named dimensions are torch's to match and to pass on; newer versions of it have none. */
+/* torch matches named dimensions and passes them on; newer versions have none. */
 template <class AnyTensor> static auto has_names(const AnyTensor &tensor, int) -> decltype(tensor.has_names()) {
     return tensor.has_names();
 }
@@ -154,8 +108,8 @@ static bool is_apart(const Product &p) {
            (!p.s.defined() || p.s.is_same(p.c) || at::get_overlap_status(p.c, p.s) == at::MemOverlapStatus::No);
 }
 
-/* Computes a product of `dims`-dimensional tensors into product->c, made here where it is undefined; false where it is
- * torch's to compute, errors included. */
+/* Computes a product of `dims`-dimensional tensors into product->c, which is allocated here if it is undefined. Returns
+ * false if the product, or the error it makes, is left to torch. */
 static bool take(uint32_t word, Product *product, int64_t dims) {
     Product &p = *product;
     for (const at::Tensor *tensor : {&p.a, &p.b, &p.s, &p.c}) {
@@ -175,8 +129,8 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
     }
     p.precision = precision_of(word);
     const bool always = word & ALWAYS;
-    /* Planning fails where this library or GPU cannot do it, or a capture is under way before the first product; workspace
-     * may be short where torch needs none. Errors of launches, which come after, are the caller's to see. */
+    /* Planning fails if this library or GPU cannot do it, or if a stream is captured before the first product. There may
+     * be no memory for workspace, which torch does not need. Errors of launches, which come later, reach the caller. */
     c10::optional<PlannedProduct> planned;
     try {
         planned = plan_product(p);
@@ -187,7 +141,8 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
         const Sizes sizes = {static_cast<double>(planned->batch), static_cast<double>(planned->m),
                              static_cast<double>(planned->n), static_cast<double>(planned->k)};
         const bool split = is_split(*planned);
-        if (!quicker_on_cuda(p.a.device(), p.precision, {split, !split}, sizes)) return pass(TORCH_IS_QUICKER);
+        if (!tessera_is_faster_on_cuda(p.precision, is_hopper(p.a.device()), {split, !split}, sizes))
+            return pass(TORCH_IS_FASTER);
     }
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
     try {
@@ -225,7 +180,7 @@ static Product sum_of(const Tensor &s, const Tensor &a, const Tensor &b, const S
     return product;
 }
 
-/* A complex factor is torch's to refuse. */
+/* torch refuses complex factors. */
 static bool is_real(const Scalar &beta, const Scalar &alpha) { return !beta.isComplex() && !alpha.isComplex(); }
 
 /* The switch's word where there is a product to look at, or 0. */
@@ -234,7 +189,7 @@ template <const Switch &device, int dims> static uint32_t word_for(const Tensor 
     return word && !is_small<device, dims>(word, a, b) ? word : 0;
 }
 
-/* Each takes a product of `dims`-dimensional tensors or gives it to torch's own function. */
+/* Each takes a product of `dims`-dimensional tensors or passes it on to torch's function. */
 template <const Switch &device, int dims, Multiply *torch_function>
 static Tensor multiply(const Tensor &a, const Tensor &b) {
     if (const uint32_t word = word_for<device, dims>(a, b)) {
