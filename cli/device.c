@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -165,16 +166,33 @@ static bool fits_in_device(double bytes) {
     return driver.memory_info(&available, &total) == 0 && 2.2 * bytes < (double)available;
 }
 
-/* The start of a GPU takes some tenths of a second, in which a CPU does this much. */
-static const double flops_worth_a_gpu = 2e10;
+/* What it takes to start a GPU: the driver, a context, the kernels' images. */
+static const double gpu_start_seconds = 0.2;
 
-int device_open(device *d, const options *chosen, double flops, double bytes) {
+double device_cpu_seconds(const options *chosen, const problem *p, int64_t batch) {
+    tsr_options cpu = TSR_OPTIONS_DEFAULT;
+    cpu.precision = chosen->precision;
+    cpu.threads = chosen->threads;
+    tsr_operand a, b;
+    tsr_result c;
+    tsr_context *context = NULL;
+    tsr_plan *plan = NULL;
+    double seconds = INFINITY;
+    if (problem_batch(p, &a, &b, &c) && !tsr_context_create(&context, &cpu) &&
+        !tsr_plan_create(&plan, context, batch, &a, &b, &c))
+        seconds = tsr_plan_seconds(plan);
+    tsr_plan_destroy(plan);
+    tsr_context_destroy(context);
+    return seconds;
+}
+
+int device_open(device *d, const options *chosen, double cpu_seconds, double bytes) {
     *d = (device){.made_from = TSR_OPTIONS_DEFAULT};
     d->made_from.precision = chosen->precision;
     d->made_from.threads = chosen->threads;
     d->made_from.kernel = chosen->kernel;
     bool automatic = chosen->device == CHOOSE_AUTO;
-    if (chosen->device == CHOOSE_CUDA || (automatic && flops >= flops_worth_a_gpu)) {
+    if (chosen->device == CHOOSE_CUDA || (automatic && cpu_seconds > gpu_start_seconds)) {
         d->made_from.device = TSR_DEVICE_CUDA;
         d->made_from.device_index = chosen->device_index;
         int status = open_cuda(d, automatic);

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "options.h"
+#include "problem.h"
 
 typedef struct device {
     tsr_options made_from;
@@ -14,9 +15,13 @@ typedef struct device {
     void *primary, *start, *stop;
 } device;
 
-/* Opens the device the options choose, with a context at their precision. `auto` takes the GPU where there is one that
- * holds `bytes` and where `flops` repay the start of it and the copies; otherwise the CPU. EXIT_OK or EXIT_FAILED. */
-int device_open(device *d, const options *chosen, double flops, double bytes);
+/* Seconds that `batch` products would take on the CPU by tsr_plan_seconds; INFINITY if they cannot be planned. */
+double device_cpu_seconds(const options *chosen, const problem *p, int64_t batch);
+
+/* Opens the device the options choose, with a context at their precision. `auto` takes the GPU if there is one that
+ * holds `bytes`, and if the CPU would need longer, `cpu_seconds`, than a GPU to start; otherwise the CPU. EXIT_OK or
+ * EXIT_FAILED. */
+int device_open(device *d, const options *chosen, double cpu_seconds, double bytes);
 void device_close(device *d);
 
 /* How many GPUs there are for it to open; 0 without a driver or without the CUDA engine. */

@@ -7,7 +7,7 @@
 
 #include "random.h"
 
-/* What a product that breaks the contract in such a family says about who computed it; docs/internals/numerics.md has the grades
+/* What it says about an engine if it breaks the contract in such a family; docs/internals/numerics.md has the grades
  * that follow. */
 typedef enum family_kind {
     ORDINARY, /* well scaled and finite: what any float32 product gets right */

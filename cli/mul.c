@@ -37,7 +37,7 @@ static int multiply_files(const options *chosen, const npy_matrix *a_file, const
     int status = matrix_allocate(&product, "the result", p.m, p.n);
     if (status) return status;
     if ((status = npy_create(&output, chosen->output, p.m, p.n))) goto free_product;
-    if ((status = device_open(&d, chosen, problem_flops(&p), 0))) goto discard_output;
+    if ((status = device_open(&d, chosen, device_cpu_seconds(chosen, &p, 1), 0))) goto discard_output;
 
     progress_step("multiplying %lld x %lld x %lld on %s", (long long)p.m, (long long)p.n, (long long)p.k, d.name);
     const tsr_result c = {.data = product, .rows = p.m, .cols = p.n, .row_stride = p.n, .col_stride = 1};
@@ -84,8 +84,7 @@ const command mul_command = {
                    "--precision   fp32 (default) float32-accurate for every input, on the quickest units that can be\n"
                    "              ieee           every operation in IEEE float32 or wider\n"
                    "              tf32           operands rounded to 11 significant bits\n"
-                   "--device      auto takes the GPU where there is one and the product is large enough to repay\n"
-                   "              the copies\n",
+                   "--device      auto takes the GPU if there is one and the CPU would take longer than its start\n",
     .options = OPTION_OUTPUT | OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE,
     .run = run_mul,
 };

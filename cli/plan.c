@@ -7,10 +7,9 @@
 #include "problem.h"
 
 static int print_plan(const device *d, const problem *p, int64_t batch) {
-    tsr_operand a = problem_a(p, NULL), b = problem_b(p, NULL);
-    tsr_result c = problem_c(p, NULL);
-    if (__builtin_mul_overflow(p->m, p->k, &a.batch_stride) || __builtin_mul_overflow(p->k, p->n, &b.batch_stride) ||
-        __builtin_mul_overflow(p->m, p->n, &c.batch_stride))
+    tsr_operand a, b;
+    tsr_result c;
+    if (!problem_batch(p, &a, &b, &c))
         return fail("the matrices of M,N,K = %lld,%lld,%lld have more elements than 64 bits count", (long long)p->m,
                     (long long)p->n, (long long)p->k);
     tsr_plan *plan;
@@ -30,8 +29,8 @@ static int run_plan(const options *chosen) {
     int status = problem_parse(&p, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
     if (status) return status;
     device d;
-    double products = (double)chosen->batch;
-    if ((status = device_open(&d, chosen, products * problem_flops(&p), products * problem_bytes(&p)))) return status;
+    const double seconds = device_cpu_seconds(chosen, &p, chosen->batch);
+    if ((status = device_open(&d, chosen, seconds, (double)chosen->batch * problem_bytes(&p)))) return status;
     status = print_plan(&d, &p, chosen->batch);
     device_close(&d);
     return status;

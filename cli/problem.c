@@ -57,6 +57,15 @@ tsr_result problem_c(const problem *p, float *data) {
     return (tsr_result){.data = data, .rows = p->m, .cols = p->n, .row_stride = p->n, .col_stride = 1};
 }
 
+bool problem_batch(const problem *p, tsr_operand *a, tsr_operand *b, tsr_result *c) {
+    *a = problem_a(p, NULL);
+    *b = problem_b(p, NULL);
+    *c = problem_c(p, NULL);
+    return !__builtin_mul_overflow(p->m, p->k, &a->batch_stride) &&
+           !__builtin_mul_overflow(p->k, p->n, &b->batch_stride) &&
+           !__builtin_mul_overflow(p->m, p->n, &c->batch_stride);
+}
+
 int matrix_allocate(float **data, const char *name, int64_t rows, int64_t cols) {
     *data = NULL;
     int64_t count;

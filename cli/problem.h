@@ -37,6 +37,9 @@ tsr_operand problem_a(const problem *p, const float *data);
 tsr_operand problem_b(const problem *p, const float *data);
 tsr_result problem_c(const problem *p, float *data);
 
+/* Those of a batch, one matrix behind the other, without addresses; false if 64 bits do not count their elements. */
+bool problem_batch(const problem *p, tsr_operand *a, tsr_operand *b, tsr_result *c);
+
 /* Memory for rows x cols floats, to be freed; never NULL on success. `name` is the matrix's name in the message. */
 int matrix_allocate(float **data, const char *name, int64_t rows, int64_t cols);
 
