@@ -33,8 +33,8 @@ namespace tessera {
 
 /* ---- The switches ------------------------------------------------------------------------------------------------ */
 
-/* One device's setting in one word: 0 is off; otherwise ON, ALWAYS to take even products that torch runs faster, and the
- * precision from bit 2 on. */
+/* One device's setting in one word: 0 is off; otherwise ON, ALWAYS to take even products that torch runs faster, and
+ * the precision from bit 2 on. */
 enum : uint32_t { ON = 1, ALWAYS = 2 };
 
 struct Switch {
@@ -74,8 +74,8 @@ void forget_counts() {
 
 /* ---- Leaving a product ------------------------------------------------------------------------------------------- */
 
-/* Whether the sizes alone say that torch is faster. This comes first and looks at nothing else: such products are small,
- * and host time matters for them. */
+/* Whether the sizes alone say that torch is faster. This comes first and looks at nothing else, because such products
+ * are small and host time matters for them. */
 template <const Switch &device, int dims>
 static bool is_small(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
     if (word & ALWAYS || a.dim() != dims || b.dim() != dims || a.scalar_type() != at::kFloat) return false;
@@ -129,8 +129,8 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
     }
     p.precision = precision_of(word);
     const bool always = word & ALWAYS;
-    /* Planning fails if this library or GPU cannot do it, or if a stream is captured before the first product. There may
-     * be no memory for workspace, which torch does not need. Errors of launches, which come later, reach the caller. */
+    /* Planning fails if this library or GPU cannot do it, or if a stream is captured before the first product. Memory
+     * may be too short for workspace, which torch does not need. Errors of launches come later and reach the caller. */
     c10::optional<PlannedProduct> planned;
     try {
         planned = plan_product(p);

@@ -1,5 +1,5 @@
-/* gemm.cpp: tessera::gemm as torch wants an operator: kernels for tensors and for their shapes alone, a derivative of any
- * order, autocast. Arguments keep their strides, any of them; nothing is copied on the way. */
+/* gemm.cpp: tessera::gemm as a torch operator: kernels for tensors and for their shapes alone, derivatives of any
+ * order, autocast. Arguments keep their strides; nothing is copied. */
 #include "gemm.h"
 
 #include <ATen/ExpandUtils.h>
@@ -249,7 +249,7 @@ static Sizes sizes_of(const at::Tensor &tensor) { return Sizes(tensor.sizes()); 
 static at::Tensor sum_to(const at::Tensor &tensor, const Sizes &sizes) { return tensor.sum_to_size(sizes); }
 #endif
 
-/* For C = beta S + alpha A B and G = dL/dC: dS = beta G, dA = alpha G B^T, dB = alpha A^T G, those that are asked for. */
+/* For C = beta S + alpha A B and G = dL/dC: dS = beta G, dA = alpha G B^T, dB = alpha A^T G, as far as needed. */
 struct Wanted {
     bool input, a, b;
 };
@@ -447,7 +447,7 @@ void gemm_out_version(c10::DispatchKeySet keys, const OptionalTensor &input, con
 
 /* ---- gemm under autocast ----------------------------------------------------------------------------------------- */
 
-/* float32 is all there is, so autocast turns float16 and bfloat16 into it, as it does for torch's own float32 functions. */
+/* Only float32 is supported, so autocast converts float16 and bfloat16, as it does for torch's float32 functions. */
 static at::Tensor cast_to_float(const at::Tensor &tensor) {
     const auto type = tensor.scalar_type();
     return type == at::kHalf || type == at::kBFloat16 ? tensor.to(at::kFloat) : tensor;

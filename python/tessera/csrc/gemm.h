@@ -8,7 +8,7 @@ namespace tessera {
 using OptionalTensor = c10::optional<at::Tensor>;
 using PackedPointer = c10::intrusive_ptr<Packed>;
 
-/* beta * input + alpha * a @ b for a (..., m, k) and b (..., k, n) with the same leading sizes; input may be expanded. */
+/* beta * input + alpha * a @ b for a (..., m, k) and b (..., k, n) with the same leading sizes; input broadcasts. */
 at::Tensor gemm(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &beta,
                 const at::Scalar &alpha, c10::string_view precision);
 

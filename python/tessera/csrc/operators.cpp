@@ -68,8 +68,7 @@ static bool should_fold(const at::Tensor &a, const at::Tensor &b) {
     return a.dim() > 2 && b.dim() == 2 && at::GradMode::is_enabled() && b.requires_grad();
 }
 
-/* Both arguments of matmul as matrices with the same leading sizes; vectors are a row on the left, a column on the right.
- */
+/* Both arguments of matmul as matrices with the same leading sizes; a vector is a row of a or a column of b. */
 struct Pair {
     at::Tensor a, b;
     bool row, column; /* a, b was a vector */

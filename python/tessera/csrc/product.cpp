@@ -59,7 +59,7 @@ static void *current_stream(const c10::Device &device) {
 
 /* ---- What only the driver knows ---------------------------------------------------------------------------------- */
 
-/* A function of the CUDA driver, asked itself so that CUDA's headers are not needed; NULL where torch has not loaded it. */
+/* A function of the CUDA driver, looked up here so that CUDA's headers are not needed; NULL if it is not loaded. */
 template <class Function> static Function *driver_function(const char *name) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     return driver ? reinterpret_cast<Function *>(dlsym(driver, name)) : nullptr;

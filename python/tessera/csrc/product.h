@@ -33,9 +33,9 @@ class Packed : public torch::CustomClassHolder {
     ~Packed() override;
     at::Tensor matrix() const { return matrix_; }
 
-    /* The panels of `operand`, a view of the whole matrix, ready for the current stream; NULL where there can be none: of
-     * inference tensors, which do not tell when they are written to, and while a stream is captured, because panels may
-     * not outlive the tensor's next change and a graph must. Whoever uses them holds them meanwhile. */
+    /* The panels of `operand`, a view of the whole matrix, ready for the current stream. NULL for inference tensors,
+     * which do not record that they are written to, and while a stream is captured: panels do not outlive the tensor's
+     * next change, and a graph may. The caller holds them while they are in use. */
     std::shared_ptr<const Panels> panels(tsr_context *context, tsr_side side, const tsr_operand &operand);
 
   private:
@@ -44,9 +44,9 @@ class Packed : public torch::CustomClassHolder {
     std::unique_ptr<PanelSet> set_;
 };
 
-/* C = alpha A B + beta S, for tensors of one device: a (..., m, k), b (..., k, n) and c (..., m, n), all float32 with the
- * same leading sizes and any strides; s has c's sizes or can be expanded to them. s may be undefined where beta is 0; c
- * may be until it is executed, and stands for a contiguous tensor until then. */
+/* C = alpha A B + beta S, for tensors of one device: a (..., m, k), b (..., k, n) and c (..., m, n), all float32 with
+ * the same leading sizes and any strides; s broadcasts to c's sizes, and may be undefined if beta is 0. c may be
+ * undefined while the product is planned, and then stands for a contiguous tensor. */
 struct Product {
     at::Tensor a, b, s, c;
     double alpha = 1, beta = 0;
