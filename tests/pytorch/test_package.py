@@ -85,6 +85,14 @@ def test_info():
     assert output.strip() == tessera.info().strip()
 
 
+def test_first_product_does_not_import_the_compiler():
+    """torch._dynamo takes over a second, in every process."""
+    program = ("import sys, torch, tessera\nbefore = 'torch._dynamo' in sys.modules\nx = torch.ones(2, 2)\n"
+               "tessera.linear(tessera.matmul(x, x), tessera.pack(x))\n"
+               "print(before or 'torch._dynamo' not in sys.modules)")
+    assert run(sys.executable, "-c", program).split() == ["True"]
+
+
 def test_missing_library():
     ran = subprocess.run([sys.executable, "-c", "import tessera"], env={**os.environ, "TESSERA_LIBRARY": "/nowhere/libtessera.so"},
                          capture_output=True, text=True)
