@@ -19,7 +19,7 @@ size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.
 
 double plan_seconds(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.seconds : plan->cpu.seconds; }
 
-bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.split : plan->cpu.pieces > 0; }
+bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.split : plan->cpu.components > 0; }
 
 static void print_seconds(double seconds, tsr_text *text) {
     const char *unit = seconds < 1e-3 ? "us" : seconds < 1 ? "ms" : "s";

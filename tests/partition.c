@@ -1,8 +1,8 @@
-/* partition.c: how threads share a product, played through for 1 to 64 of them on any machine.
+/* partition.c: how threads share a product, simulated for 1 to 64 of them on any machine.
  *
- * gemm.c is linked with a pool and a kernel of this file's. The pool's members are coroutines with clocks of their own, and
- * the one whose clock is behind runs next; the kernel computes nothing, but counts what it was called for and how long that
- * takes. So the same calls that threads would make tell, the same every time: whether each element of C gets each of
+ * The engine's files are linked with a pool and a kernel of this file's. The team's members are coroutines with clocks of
+ * their own, and the one whose clock is behind runs next; the kernel computes nothing, but counts what it was called for and
+ * how long that takes. So the calls that threads would make tell, the same every time, whether each element of C gets each of
  * its terms once, and how much of the time the members had something to do.
  */
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "cpu/cpu.h"
 #include "cpu/kernel.h"
 #include "cpu/pack.h"
-#include "cpu/threads.h"
+#include "cpu/team.h"
 
 /* ---- Members in virtual time ------------------------------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ static struct {
 } members[MOST_THREADS];
 
 static ucontext_t scheduler;
-static struct cpu_gang *running;
+static struct cpu_team *running;
 static int current, arrived;
 
 static void leave(void) { swapcontext(&members[current].context, &scheduler); }
@@ -39,7 +39,8 @@ static void spend(double time) {
 }
 
 static void member_main(void) {
-    running->work(current, 0, running->argument);
+    struct cpu_member self = {.team = running, .index = current};
+    running->work(&self, running->argument);
     members[current].state = DONE;
     leave();
 }
@@ -61,33 +62,36 @@ static int next_member(void) {
     return next;
 }
 
-void cpu_gang_run(struct cpu_gang *gang, int size) {
-    running = gang;
-    gang->size = size;
+void cpu_team_run(struct cpu_team *team, int size) {
+    running = team;
+    team->size = size;
     arrived = 0;
     for (int i = 0; i < size; i++) start_member(i);
     while ((current = next_member()) >= 0) swapcontext(&scheduler, &members[current].context);
 }
 
-bool cpu_gang_arrive(struct cpu_gang *gang) {
-    if (gang->size == 1 || ++arrived == gang->size) return true;
-    members[current].state = WAITING;
-    leave();
-    return false;
-}
-
-void cpu_gang_release(struct cpu_gang *gang) {
+static void release(void) {
     double latest = 0;
-    for (int i = 0; i < gang->size; i++)
+    for (int i = 0; i < running->size; i++)
         if (members[i].clock > latest) latest = members[i].clock;
-    for (int i = 0; i < gang->size; i++) {
+    for (int i = 0; i < running->size; i++) {
         members[i].clock = latest;
         members[i].state = READY;
     }
     arrived = 0;
 }
 
-int cpu_default_threads(void) { return 1; }
+void cpu_team_barrier(struct cpu_team *team, void (*reset)(void *shared), void *shared) {
+    if (team->size == 1) {
+        reset(shared);
+    } else if (++arrived == team->size) {
+        reset(shared);
+        release();
+    } else {
+        members[current].state = WAITING;
+        leave();
+    }
+}
 
 /* ---- What they do, in multiply-adds ------------------------------------------------------------------------------ */
 
@@ -131,7 +135,7 @@ static const struct cpu_kernel kernel = {.name = "counting",
                                          .multiply_and_pack = multiply_and_pack,
                                          .multiply_row = multiply_row};
 
-/* ---- What gemm.c needs besides ----------------------------------------------------------------------------------- */
+/* ---- What else the engine calls ---------------------------------------------------------------------------------- */
 
 tsr_status tsr_fail(tsr_status status, const char *format, ...) {
     (void)format;
@@ -155,8 +159,12 @@ double amx_gain(const tsr_context *context, const tsr_problem *problem) {
 void amx_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text) {
     (void)plan, (void)problem, (void)text;
 }
-void amx_execute(const cpu_plan *plan, const tsr_problem *problem, float *workspace) {
-    (void)plan, (void)problem, (void)workspace;
+bool amx_plan_part(cpu_plan *part, const cpu_plan *whole, const tsr_problem *p, size_t limit) {
+    (void)part, (void)whole, (void)p, (void)limit;
+    return false;
+}
+void amx_execute(const cpu_plan *plan, const tsr_problem *problem, float *workspace, int64_t row0, int64_t col0) {
+    (void)plan, (void)problem, (void)workspace, (void)row0, (void)col0;
 }
 int64_t amx_packed_floats(const tsr_context *context, int64_t lanes, int64_t k) {
     (void)context, (void)lanes, (void)k;
@@ -171,7 +179,7 @@ void amx_pack(float *panels, const tsr_packed *packed) { (void)panels, (void)pac
  * looked at. */
 static const struct shape {
     int64_t batch, m, n, k;
-    bool transposed; /* both factors */
+    bool transposed; /* both operands */
     int threads;
     double most;
 } shapes[] = {

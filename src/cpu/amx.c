@@ -1,12 +1,12 @@
 /* amx.c: float32 products from bf16 tiles.
  *
- * An operand is three bf16 pieces, h + m + l (amx.h), and six of the nine products of pieces make a product that is as
+ * An operand is three bf16 components, h + m + l (amx.h), and six of the nine products of components make a product that is as
  * accurate as float32; the three left out are below its last bit. A tile of C is 32 x 32: four sums in tiles of their own,
  * two tiles of A, two of B.
  *
  *              b 0..15   b 16..31
- *     a 0..15   sum 0     sum 1        tiles 4, 5: a piece of A
- *     a 16..31  sum 2     sum 3        tiles 6, 7: a piece of B
+ *     a 0..15   sum 0     sum 1        tiles 4, 5: a component of A
+ *     a 16..31  sum 2     sum 3        tiles 6, 7: a component of B
  *
  * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. They come from the second-level cache
  * in time; what would not is the next panel of B and the tile of C, which are further away. So these are asked for between
@@ -54,7 +54,16 @@ struct tile_state {
     _Alignas(64) char tiles[TILES][TILE_BYTES];
 };
 
-static bool had(const struct tile_state *before, int t) { return before->config.palette && before->config.rows[t]; }
+static void configure_tiles(void) {
+    struct tile_config ours = {.palette = 1};
+    for (int t = 0; t < TILES; t++) {
+        ours.rows[t] = TILE_ROWS;
+        ours.row_bytes[t] = TILE_ROW_BYTES;
+    }
+    tile_config_load(&ours);
+}
+
+static bool had(const struct tile_state *before, int t) { return before->config.rows[t]; }
 
 static void take_tiles(struct tile_state *before) {
     tile_config_store(&before->config);
@@ -66,19 +75,10 @@ static void take_tiles(struct tile_state *before) {
     if (had(before, 5)) tile_store(5, before->tiles[5], TILE_ROW_BYTES);
     if (had(before, 6)) tile_store(6, before->tiles[6], TILE_ROW_BYTES);
     if (had(before, 7)) tile_store(7, before->tiles[7], TILE_ROW_BYTES);
-    struct tile_config ours = {.palette = 1};
-    for (int t = 0; t < TILES; t++) {
-        ours.rows[t] = TILE_ROWS;
-        ours.row_bytes[t] = TILE_ROW_BYTES;
-    }
-    tile_config_load(&ours);
+    configure_tiles();
 }
 
 static void give_tiles_back(const struct tile_state *before) {
-    if (!before->config.palette) {
-        tile_release();
-        return;
-    }
     tile_config_load(&before->config);
     if (had(before, 0)) tile_load(0, before->tiles[0]);
     if (had(before, 1)) tile_load(1, before->tiles[1]);
@@ -90,11 +90,24 @@ static void give_tiles_back(const struct tile_state *before) {
     if (had(before, 7)) tile_load(7, before->tiles[7]);
 }
 
-void amx_with_tiles(void (*work)(void *argument), void *argument) {
+/* For a thread that uses tiles itself. */
+static __attribute__((noinline)) void work_and_restore(void (*work)(void *argument), void *argument) {
     struct tile_state before;
     take_tiles(&before);
     work(argument);
     give_tiles_back(&before);
+}
+
+void amx_with_tiles(void (*work)(void *argument), void *argument) {
+    struct tile_config config;
+    tile_config_store(&config);
+    if (config.palette) {
+        work_and_restore(work, argument);
+        return;
+    }
+    configure_tiles();
+    work(argument);
+    tile_release();
 }
 
 /* ---- From sums to C ---------------------------------------------------------------------------------------------- */
@@ -176,7 +189,7 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* sums += the piece of A in tiles 4 and 5, times that of B in 6 and 7. A tile is loaded with what is multiplied next, a piece
+/* sums += the component of A in tiles 4 and 5, times that of B in 6 and 7. A tile is loaded with what is multiplied next, a component
  * of A, of B or of both, as soon as it has been read for the last time. */
 #define MULTIPLY_THEN_LOAD_A(a)         \
     do {                                \
@@ -216,7 +229,7 @@ struct wanted {
     const char *c, *b;
     int64_t c_stride;
     int c_rows;  /* in each half of a step */
-    int b_lines; /* after each product of pieces */
+    int b_lines; /* after each product of components */
 };
 
 static inline void ask_for_c(struct wanted *wanted) {
@@ -232,12 +245,13 @@ static inline void ask_for_b(struct wanted *wanted) {
 
 /* sums[32][32] = the product of two panels; meanwhile the last tile's are put to C. */
 static inline __attribute__((always_inline)) void multiply_panels(float *sums, const float *a_panel,
-                                                                  const float *b_panel, int64_t steps, const int pieces,
-                                                                  struct wanted wanted, struct unput *unput) {
+                                                                  const float *b_panel, int64_t steps,
+                                                                  const int components, struct wanted wanted,
+                                                                  struct unput *unput) {
     const char *a = (const char *)a_panel + sizeof(struct amx_marks);
     const char *b = (const char *)b_panel + sizeof(struct amx_marks);
-    const int64_t m = steps * AMX_STEP_BYTES, l = 2 * m; /* from a piece h to its m and l */
-    const int64_t least = pieces == 3 ? l : m;           /* B's piece that a step begins with; A's is h */
+    const int64_t m = steps * AMX_STEP_BYTES, l = 2 * m; /* from a component h to its m and l */
+    const int64_t least = components == 3 ? l : m;       /* B's component that a step begins with; A's is h */
     tile_zero(0);
     tile_zero(1);
     tile_zero(2);
@@ -248,7 +262,7 @@ static inline __attribute__((always_inline)) void multiply_panels(float *sums, c
     tile_load(7, b + least + TILE_BYTES);
     for (int64_t left = steps; left; left--) {
         const int64_t next = left > 1 ? AMX_STEP_BYTES : 0; /* the last step loads its own tiles again, for nothing */
-        if (pieces == 3) {
+        if (components == 3) {
             MULTIPLY_THEN_LOAD_B(b + m); /* hl */
             ask_for_b(&wanted);
             MULTIPLY_THEN_LOAD_A(a + m); /* hm */
@@ -283,13 +297,13 @@ static inline __attribute__((always_inline)) void multiply_panels(float *sums, c
 
 /* ---- What AMX cannot carry --------------------------------------------------------------------------------------- */
 
-/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC of them, whose pieces' products
+/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC of them, whose components' products
  * come to at most 1 + 2^-6 times as much, stay below 2^127. */
 static const float most_element = 0x1p126f, most_product = 0x1p117f;
 
 static_assert(AMX_KC <= 512, "most_product counts on it");
 
-/* From here on elements have normal numbers for pieces, and what is flushed is far below the last bit of a product. */
+/* From here on elements have normal numbers for components, and what is flushed is far below the last bit of a product. */
 static const float least_element = 0x1p-103f, least_product = 0x1p-95f;
 
 bool amx_is_marked(const struct amx_marks *marks) { return !(marks->largest <= most_element); }
@@ -311,21 +325,22 @@ static bool are_large(const float *sums, const struct amx_marks *a, const struct
     return true;
 }
 
-/* Depth for which floats are copied at a time. */
+/* Terms of k for which floats are copied at a time. */
 enum { COPIED = 128 };
 
-/* The floats of some lanes, from p on; strides says how they lie. Copied where the kernel cannot read them as they are. */
+/* The floats of some lanes, from term p on; strides[] are those from lane to lane and from term to term. They are copied,
+ * terms `width` apart, where the kernel cannot read them in place. */
 static const float *floats_of(const struct amx_source *source, int64_t lane, int lanes, int64_t p, int64_t depth,
-                              bool side_by_side, float *copy, int64_t strides[2]) {
+                              bool side_by_side, float *copy, int width, int64_t strides[2]) {
     strides[0] = 1;
-    strides[1] = AMX_LANES;
+    strides[1] = width;
     if (source->packed) {
-        cpu_packed_lanes(copy, source->packed, source->lane + lane, lanes, source->depth + p, depth, AMX_LANES);
+        cpu_packed_lanes(copy, source->packed, source->lane + lane, lanes, source->depth + p, depth, width);
         return copy;
     }
     const float *data = source->data + lane * source->lane_stride + p * source->depth_stride;
     if (side_by_side && source->lane_stride != 1) {
-        cpu_pack_panels(copy, data, lanes, depth, source->lane_stride, source->depth_stride, AMX_LANES);
+        cpu_pack_panels(copy, data, lanes, depth, source->lane_stride, source->depth_stride, width);
         return copy;
     }
     strides[0] = source->lane_stride;
@@ -336,19 +351,22 @@ static const float *floats_of(const struct amx_source *source, int64_t lane, int
 /* The sums of one tile by the ieee kernel. */
 static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row, int rows, int64_t column,
                         int columns) {
+    enum { MOST_ROWS = 8 };
     const struct cpu_kernel *ieee = block->ieee;
-    float a_copy[COPIED * AMX_LANES], b_copy[COPIED * AMX_LANES];
+    const int at_once = ieee->mr < MOST_ROWS ? ieee->mr : MOST_ROWS;
+    float a_copy[COPIED * MOST_ROWS], b_copy[COPIED * AMX_LANES];
     for (int64_t p = 0; p < block->depth; p += COPIED) {
         const int64_t depth = block->depth - p < COPIED ? block->depth - p : COPIED;
         int64_t a_strides[2], b_strides[2];
-        const float *a = floats_of(&block->a_source, row, rows, p, depth, false, a_copy, a_strides);
-        const float *b = floats_of(&block->b_source, column, columns, p, depth, true, b_copy, b_strides);
-        for (int i = 0; i < rows; i += ieee->mr)
+        const float *b = floats_of(&block->b_source, column, columns, p, depth, true, b_copy, AMX_LANES, b_strides);
+        for (int i = 0; i < rows; i += at_once) {
+            const int m = rows - i < at_once ? rows - i : at_once;
+            const float *a = floats_of(&block->a_source, row + i, m, p, depth, false, a_copy, MOST_ROWS, a_strides);
             for (int j = 0; j < columns; j += ieee->nr)
-                ieee->multiply(&(struct cpu_tile){.m = rows - i < ieee->mr ? rows - i : ieee->mr,
+                ieee->multiply(&(struct cpu_tile){.m = m,
                                                   .n = columns - j < ieee->nr ? columns - j : ieee->nr,
                                                   .k = depth,
-                                                  .a = a + i * a_strides[0],
+                                                  .a = a,
                                                   .a_row = a_strides[0],
                                                   .a_step = a_strides[1],
                                                   .b = b + j,
@@ -359,6 +377,7 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
                                                   .c_row = NR,
                                                   .alpha = 1,
                                                   .beta = p > 0});
+        }
     }
 }
 
@@ -367,11 +386,11 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
 /* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets the
  * tiles of this column ask for all of it. */
 static struct wanted wanted_with(const struct amx_block *block, int64_t row, int64_t column, int64_t steps) {
-    const int64_t panels = (block->rows + MR - 1) / MR, calls = steps * (block->pieces == 3 ? 6 : 3);
-    const int64_t panel_lines = steps * block->pieces * AMX_STEP_BYTES / 64;
+    const int64_t panels = (block->rows + MR - 1) / MR, calls = steps * (block->components == 3 ? 6 : 3);
+    const int64_t panel_lines = steps * block->components * AMX_STEP_BYTES / 64;
     const int64_t b_lines = (panel_lines + panels * calls - 1) / (panels * calls);
     const float *next = column + NR < block->columns
-                            ? block->b + (column / NR + 1) * amx_panel_floats(block->depth, block->pieces)
+                            ? block->b + (column / NR + 1) * amx_panel_floats(block->depth, block->components)
                             : block->next_b;
     const bool turned = block->c_row == 1;
     return (struct wanted){.c = (const char *)(block->c + row * block->c_row + column * block->c_col),
@@ -401,7 +420,7 @@ static struct unput put_later(const struct amx_block *block, int64_t row, int ro
 }
 
 void amx_multiply(struct amx_block *block) {
-    const int64_t steps = amx_steps(block->depth), panel_floats = amx_panel_floats(block->depth, block->pieces);
+    const int64_t steps = amx_steps(block->depth), panel_floats = amx_panel_floats(block->depth, block->components);
     _Alignas(64) float both[2][MR * NR]; /* sums of a tile, and of the one before */
     float *sums = both[0], *sums_before = both[1];
     struct unput before = {.rows = 0};
@@ -414,7 +433,7 @@ void amx_multiply(struct amx_block *block) {
             bool carried = are_finite(a_marks, b_marks);
             if (carried) {
                 const struct wanted wanted = wanted_with(block, row, column, steps);
-                if (block->pieces == 3)
+                if (block->components == 3)
                     multiply_panels(sums, a, b, steps, 3, wanted, &before);
                 else
                     multiply_panels(sums, a, b, steps, 2, wanted, &before);

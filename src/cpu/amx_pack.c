@@ -1,8 +1,8 @@
 /* amx_pack.c: operands into the panels of amx.h, for any strides.
  *
- * A step of 16 lanes makes one tile of each piece. Where memory runs along the tile's rows (along k in A, across lanes in
- * B) its floats are split as they are read; where it runs the other way they are transposed first, sixteen by sixteen;
- * anything else, edges too, is gathered one by one.
+ * A step of 16 lanes makes one tile of each component. Where memory runs along the tile's rows (along k in A, across lanes in
+ * B), floats are split as they are read. Where it runs the other way, they are transposed first, sixteen by sixteen.
+ * Anything else, edges too, is gathered one by one.
  */
 #include "amx.h"
 
@@ -37,8 +37,8 @@ ALWAYS_INLINE void lower(bits *to, const bits *by) {
 #endif
 }
 
-/* Of a panel while it is packed: the largest bits of a magnitude, and the least of a magnitude's less one, so that zeros
- * are the largest there. */
+/* Of a panel while it is packed: the largest magnitude's bits, and the least of all bits less one, so that zeros count as
+ * the largest there. */
 struct range {
     bits largest, least_less_one;
 };
@@ -56,9 +56,9 @@ static void put_marks(struct amx_marks *marks, const struct range *range) {
     if (!least) marks->least = INFINITY;
 }
 
-/* One tile of each piece. Row i of it is made of 16 floats at first + i*stride and as many at second + i*stride. Pieces
- * are rounded by adding half of what is cut off, ties away from zero. */
-ALWAYS_INLINE void split(char *to, int64_t piece_bytes, int pieces, const float *first, const float *second,
+/* One tile of each component. Row i of it is made of 16 floats at first + i*stride and as many at second + i*stride.
+ * Components are rounded by adding half of what is cut off, ties away from zero. */
+ALWAYS_INLINE void split(char *to, int64_t component_bytes, int components, const float *first, const float *second,
                          int64_t stride, struct range *range) {
     for (int i = 0; i < 16; i++, to += 64) {
         floats rest[2] = {*(const floats_anywhere *)(first + i * stride),
@@ -71,14 +71,14 @@ ALWAYS_INLINE void split(char *to, int64_t piece_bytes, int pieces, const float 
             lower(&range->least_less_one, &magnitude);
         }
         CPU_UNROLL
-        for (int piece = 0; piece < pieces; piece++) {
+        for (int component = 0; component < components; component++) {
             bits rounded[2];
             CPU_UNROLL
             for (int half = 0; half < 2; half++) {
-                rounded[half] = ((bits)rest[half] + (piece < 2 ? 0x8000u : 0)) & 0xffff0000u;
+                rounded[half] = ((bits)rest[half] + (component < 2 ? 0x8000u : 0)) & 0xffff0000u;
                 rest[half] -= (floats)rounded[half];
             }
-            *(bits *)(to + piece * piece_bytes) = rounded[0] >> 16 | rounded[1];
+            *(bits *)(to + component * component_bytes) = rounded[0] >> 16 | rounded[1];
         }
     }
 }
@@ -129,20 +129,20 @@ static void gather(float *to, const float *from, int64_t rows, int64_t columns, 
         for (int64_t j = 0; j < columns && j < 16; j++) to[16 * i + j] = from[i * row_stride + j * stride];
 }
 
-/* Asks for the next step where its terms are rows of the matrix, too far apart for the processor to guess. */
+/* Prefetches the next step where its terms are rows of the matrix, too far apart for the processor to predict. */
 ALWAYS_INLINE void ask_for_rows(const float *next, int64_t depth_stride) {
     for (int i = 0; i < AMX_STEP; i++) __builtin_prefetch(next + i * depth_stride);
 }
 
-/* A tile of each piece from at most 16 lanes and a step. */
-ALWAYS_INLINE void pack_tile(char *to, int64_t piece_bytes, int pieces, const float *source, int64_t lanes,
+/* A tile of each component from at most 16 lanes and a step. */
+ALWAYS_INLINE void pack_tile(char *to, int64_t component_bytes, int components, const float *source, int64_t lanes,
                              int64_t depth, int64_t lane_stride, int64_t depth_stride, const bool left,
                              struct range *range) {
     const int64_t row_stride = left ? lane_stride : depth_stride, stride = left ? depth_stride : lane_stride;
     const bool whole = lanes >= 16 && depth >= AMX_STEP;
     if (whole && lane_stride == 1) ask_for_rows(source + AMX_STEP * depth_stride, depth_stride);
     if (whole && stride == 1) {
-        split(to, piece_bytes, pieces, source, source + 16 * depth_stride, row_stride, range);
+        split(to, component_bytes, components, source, source + 16 * depth_stride, row_stride, range);
         return;
     }
     _Alignas(64) float block[2][256];
@@ -155,15 +155,16 @@ ALWAYS_INLINE void pack_tile(char *to, int64_t piece_bytes, int pieces, const fl
             gather(block[half], source, lanes, depth, row_stride, stride);
         else
             gather(block[half], source, depth, lanes, row_stride, stride);
-    split(to, piece_bytes, pieces, block[0], block[1], 16, range);
+    split(to, component_bytes, components, block[0], block[1], 16, range);
 }
 
 /* Panels that are filled side by side where lanes are next to each other in memory: longer reads. */
 enum { PANELS_AT_ONCE = 4 };
 
 ALWAYS_INLINE void pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                               int64_t depth_stride, const bool left, const int pieces) {
-    const int64_t panel_floats = amx_panel_floats(depth, pieces), piece_bytes = amx_steps(depth) * AMX_STEP_BYTES;
+                               int64_t depth_stride, const bool left, const int components) {
+    const int64_t panel_floats = amx_panel_floats(depth, components),
+                  component_bytes = amx_steps(depth) * AMX_STEP_BYTES;
     struct range ranges[PANELS_AT_ONCE];
     for (int i = 0; i < PANELS_AT_ONCE; i++) ranges[i] = (struct range){(bits){0}, (bits){0} - 1};
     for (int64_t p = 0; p < depth; p += AMX_STEP)
@@ -171,7 +172,7 @@ ALWAYS_INLINE void pack_panels(float *panels, const float *source, int64_t lanes
             char *to = (char *)(panels + lane / AMX_LANES * panel_floats) + sizeof(struct amx_marks) +
                        p / AMX_STEP * AMX_STEP_BYTES + lane % AMX_LANES / 16 * 1024;
             const float *from = lane < lanes ? source + lane * lane_stride + p * depth_stride : source;
-            pack_tile(to, piece_bytes, pieces, from, lanes - lane, depth - p, lane_stride, depth_stride, left,
+            pack_tile(to, component_bytes, components, from, lanes - lane, depth - p, lane_stride, depth_stride, left,
                       &ranges[lane / AMX_LANES]);
         }
     for (int64_t lane = 0; lane < lanes; lane += AMX_LANES, panels += panel_floats)
@@ -179,19 +180,36 @@ ALWAYS_INLINE void pack_panels(float *panels, const float *source, int64_t lanes
 }
 
 void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                     int64_t depth_stride, bool left, int pieces) {
+                     int64_t depth_stride, bool left, int components) {
     const int64_t at_once = (lane_stride == 1 ? PANELS_AT_ONCE : 1) * AMX_LANES;
-    const int64_t panel_floats = amx_panel_floats(depth, pieces);
+    const int64_t panel_floats = amx_panel_floats(depth, components);
     for (int64_t first = 0; first < lanes; first += at_once, panels += at_once / AMX_LANES * panel_floats) {
         const int64_t count = lanes - first < at_once ? lanes - first : at_once;
         const float *from = source + first * lane_stride;
-        if (left && pieces == 3)
+        if (left && components == 3)
             pack_panels(panels, from, count, depth, lane_stride, depth_stride, true, 3);
         else if (left)
             pack_panels(panels, from, count, depth, lane_stride, depth_stride, true, 2);
-        else if (pieces == 3)
+        else if (components == 3)
             pack_panels(panels, from, count, depth, lane_stride, depth_stride, false, 3);
         else
             pack_panels(panels, from, count, depth, lane_stride, depth_stride, false, 2);
     }
+}
+
+void amx_pack_packed(float *panel, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
+                     int components) {
+    const int64_t component_bytes = amx_steps(depth) * AMX_STEP_BYTES;
+    const bool left = packed->side == TSR_LEFT;
+    struct range range = {(bits){0}, (bits){0} - 1};
+    for (int64_t p = 0; p < depth; p += AMX_STEP)
+        for (int64_t half = 0; half < AMX_LANES; half += 16) {
+            _Alignas(64) float copy[AMX_STEP * 16];
+            const int64_t count = lanes - half < 16 ? lanes - half : 16;
+            const int64_t terms = depth - p < AMX_STEP ? depth - p : AMX_STEP;
+            if (count > 0) cpu_packed_lanes(copy, packed, lane + half, count, first + p, terms, 16);
+            char *to = (char *)panel + sizeof(struct amx_marks) + p / AMX_STEP * AMX_STEP_BYTES + half / 16 * 1024;
+            pack_tile(to, component_bytes, components, copy, count, terms, 1, 16, left, &range);
+        }
+    put_marks((struct amx_marks *)panel, &range);
 }

@@ -16,7 +16,7 @@ enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 512, LANES = 8 };
 static_assert(NR == 2 * LANES, "multiply_tile keeps two vectors of B");
 static_assert(MR * 2 + 3 <= 16, "the sums, the row of B and the broadcast are in registers");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
-static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "loops.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 

@@ -34,7 +34,7 @@ static_assert(NR == VECTORS * LANES, "multiply_tile keeps four vectors of B");
 static_assert(MR * VECTORS + VECTORS + 1 <= 32, "the sums, the row of B and the broadcast are in registers");
 static_assert((int)NR <= (int)CPU_STRIP_COLUMNS, "kernel.h leaves no room for wider strips");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
-static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "loops.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 

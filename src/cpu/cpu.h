@@ -6,28 +6,40 @@
 
 struct cpu_kernel; /* cpu/kernel.h */
 
+/* How the members of a team share the products of a batch. */
+enum cpu_sharing {
+    CPU_BY_ITEMS,   /* each takes whole products, or */
+    CPU_BY_ROWS,    /* some rows of one, */
+    CPU_BY_COLUMNS, /* or some columns, as products of their own, without barriers */
+    CPU_BY_BLOCKS,  /* all work on each product: they pack a block of B each, wait at a barrier, and multiply */
+};
+
 /* How one product is computed: which microkernel, how the loops are blocked, how threads share the work. Pure data. */
 typedef struct cpu_plan {
     const struct cpu_kernel *kernel;
-    bool swapped;          /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
-    bool by_row;           /* C is one row, or a few, made by the kernel's multiply_row or multiply_few */
-    bool packs_a, packs_b; /* false: kernels read the operand, or its packed form, where it lies */
-    int64_t mc, nc, kc;    /* cache blocks: rows of a panel of A, columns of a block of B, depth of both */
-    int64_t blocks, piece; /* blocks of B that are packed at once; rows of C that a thread multiplies at a time */
-    int threads;           /* how many work, at most context->options.threads */
-    bool shares_products;  /* true: all threads on each product; false: each takes whole products of the batch, or */
-    int64_t slice;         /* where it is not 0, so many columns of one, or */
-    bool slices_rows;      /* rows */
-    size_t workspace;      /* bytes for packed panels */
-    double seconds;        /* estimated */
+    bool transposed;       /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
+    bool by_row;           /* C is one row, or a few, computed by the kernel's multiply_row or multiply_few */
+    bool packs_a, packs_b; /* false: kernels read the operand, or its packed form, in place */
+    int64_t mc, nc, kc;    /* the macro block: rows of a block of A, columns of a block of B, and the k block */
+    int64_t blocks;        /* blocks of B that are packed at once */
+    int64_t rows_at_once;  /* rows of a macro block that a member multiplies at a time */
+    int threads;           /* members of the team, at most context->options.threads */
+    enum cpu_sharing sharing;
+    int64_t share; /* rows or columns that a member takes at a time; 0: whole products */
 
-    /* On AMX: `kernel` makes what the bf16 pieces cannot carry. */
-    int pieces;                  /* of each float; 0: the product is not one for AMX */
-    double amx_gain;             /* estimated speed, in that of `kernel`; 0: AMX is not to be used */
+    /* The workspace: a_copies packed blocks of A, then b_copies times the packed blocks of B, in floats. */
+    int64_t a_floats, b_floats, a_copies, b_copies;
+    size_t workspace;     /* bytes of it */
+    size_t max_workspace; /* the context's limit; 0: none */
+    double seconds;       /* estimated: cost.h */
+
+    /* On AMX: `kernel` computes what the bf16 components cannot carry. */
+    int components;              /* of each float; 0: the product is not one for AMX */
+    double amx_gain;             /* estimated speed, relative to `kernel`; 0: the context does not use AMX */
     struct tsr_context *context; /* whose counters are raised */
 } cpu_plan;
 
-/* threads = 0 resolved to the cores this process may run on. */
+/* What threads = 0 means: the cores that this process may run on, or fewer where its container's share of time is less. */
 int cpu_default_threads(void);
 
 tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem);
@@ -36,8 +48,8 @@ void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *
 /* workspace: plan->workspace bytes, 64-byte aligned, or NULL to have the engine take its own. */
 tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace);
 
-/* Computes C = alpha*A*B + beta*C at once where it is small and its matrices are plainly in order, and returns true. What
- * is not, or not plainly, is left to the calls above: nothing has been done, and false is returned. */
+/* Computes C = alpha*A*B + beta*C without a plan and returns true, if the product is small and its matrices are plainly
+ * valid. Otherwise does nothing and returns false: such products are for the calls above. */
 bool cpu_multiply_small(const tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                         const tsr_result *c);
 
@@ -58,7 +70,8 @@ size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, in
 /* Fills packed->panels, of that size and 64-byte aligned, with factor * the operand, which factor = 0 leaves unread. */
 void cpu_pack(const tsr_packed *packed, float factor);
 
-/* The floats at the head of packed->panels; and copying some of its lanes out of these, from a depth on, `step` apart. */
+/* The floats at the head of packed->panels; and copying some of its lanes out of them, from term `first` of k on. The
+ * lanes of one term lie together, and terms `step` floats apart. */
 int64_t cpu_packed_floats(const tsr_packed *packed);
 void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
                       int64_t step);

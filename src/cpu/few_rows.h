@@ -1,9 +1,9 @@
 /* few_rows.h: two to CPU_FEW_ROWS rows of C, multiply_few of kernel.h, with the vectors that row.h has been given. Tiles of so
- * few rows would wait for B most of the time: here it is read once, where it lies, as row.h reads it.
+ * few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
  *
- * Sums have the order of tiles, one chain for each kc of depth. Where B's rows are contiguous, eight of them are read side by
- * side, and the sums wait in the nearest cache. Where its columns are, LANES of them are, and squares of LANES x LANES
- * elements are transposed in registers.
+ * Sums have the order of tiles, one chain for each kc of k. Where B's rows are contiguous, eight of them are read side by
+ * side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and squares
+ * of LANES x LANES elements are transposed in registers.
  *
  * The kernel's file defines, besides what row.h wants: transpose_square(x), LANES vectors.
  */
@@ -12,12 +12,9 @@
 
 #include "row.h"
 
-/* How deep a part of A is copied where its rows are not contiguous. */
-enum { FEW_DEPTH = 4096 };
-
 static_assert(ROW_SUMS / CPU_FEW_ROWS % LANES == 0, "the sums of a row are whole vectors");
 
-/* C's columns from j on, of row i, become the sums of one depth, as in a tile. */
+/* Writes the sums of one k block to row i of C, from column j on. */
 static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_to_c, const float *sums, int columns) {
     struct cpu_tile row = *t;
     row.c += i * t->c_row;
@@ -98,10 +95,11 @@ static inline __attribute__((always_inline)) void multiply_few_by_rows(const str
     }
 }
 
-/* The sums of LANES columns of B, or fewer, over one depth. */
+/* The sums of LANES columns of B, or fewer, over one k block. `contiguous` is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[CPU_FEW_ROWS * LANES], const float *a,
-                                                                     int64_t a_row, const float *b, int64_t b_col,
-                                                                     int64_t depth, int columns, const int m) {
+                                                                     int64_t a_row, int64_t a_step, const float *b,
+                                                                     int64_t b_col, int64_t depth, int columns,
+                                                                     const int m, const bool contiguous) {
     enum { AHEAD = 128 };
     vector sum[CPU_FEW_ROWS];
     CPU_UNROLL
@@ -120,8 +118,9 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
         CPU_UNROLL
         for (int q = 0; q < LANES; q++) {
             if (q >= steps) continue;
+            const int64_t term = contiguous ? p + q : (p + q) * a_step;
             CPU_UNROLL
-            for (int i = 0; i < m; i++) sum[i] = multiply_add(every(a[i * a_row + p + q]), x[q], sum[i]);
+            for (int i = 0; i < m; i++) sum[i] = multiply_add(every(a[i * a_row + term]), x[q], sum[i]);
         }
         p += steps;
     }
@@ -131,30 +130,19 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
 
 static inline __attribute__((always_inline)) void multiply_few_by_columns(const struct cpu_tile *t, int64_t b_col,
                                                                           int64_t kc, const int m) {
-    float copy[CPU_FEW_ROWS * FEW_DEPTH];
     _Alignas(64) float sums[CPU_FEW_ROWS * LANES];
-    const int64_t most = t->a_step == 1 ? t->k : FEW_DEPTH / kc * kc;
-    for (int64_t begin = 0; begin < t->k; begin += most) {
-        const int64_t end = min64(begin + most, t->k);
-        const float *a = t->a + begin * t->a_step;
-        int64_t a_row = t->a_row;
-        if (t->a_step != 1) {
-            for (int i = 0; i < m; i++)
-                for (int64_t p = 0; p < end - begin; p++) copy[i * FEW_DEPTH + p] = a[i * a_row + p * t->a_step];
-            a = copy;
-            a_row = FEW_DEPTH;
-        }
-        for (int j = 0; j < t->n; j += LANES) {
-            const int columns = t->n - j < LANES ? t->n - j : LANES;
-            for (int64_t first = begin; first < end; first += kc) {
-                const float *b = t->b + j * b_col + first;
-                const int64_t depth = min64(kc, end - first);
-                if (columns == LANES)
-                    sum_columns_of_few(sums, a + first - begin, a_row, b, b_col, depth, LANES, m);
-                else
-                    sum_columns_of_few(sums, a + first - begin, a_row, b, b_col, depth, columns, m);
-                for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * LANES, columns);
-            }
+    for (int j = 0; j < t->n; j += LANES) {
+        const int columns = t->n - j < LANES ? t->n - j : LANES;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const float *a = t->a + first * t->a_step, *b = t->b + j * b_col + first;
+            const int64_t depth = min64(kc, t->k - first);
+            if (t->a_step != 1)
+                sum_columns_of_few(sums, a, t->a_row, t->a_step, b, b_col, depth, columns, m, false);
+            else if (columns == LANES)
+                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, depth, LANES, m, true);
+            else
+                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, depth, columns, m, true);
+            for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * LANES, columns);
         }
     }
 }

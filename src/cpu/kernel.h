@@ -1,15 +1,18 @@
 /* kernel.h: what a microkernel is. One file per instruction set defines one struct cpu_kernel; kernels.c lists them.
  *
- * A microkernel computes one tile of C, at most mr x nr, over one block of K:
+ * A microkernel computes one tile of C, at most mr x nr, over one k block:
  *
  *     c[i*c_row + j] = alpha * sum over p < k of a[i*a_row + p*a_step] * b[p*b_step + j]  +  beta * s[i*s_row + j]
  *
  * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
- * bits of C depend on where K is cut (kc) and on nothing else: not on the tile, the packing, nor the threads. A single
+ * bits of C depend on where k is cut (kc) and on nothing else: not on the tile, the packing, nor the threads. A single
  * row, multiply_row, has an order of its own.
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing is
- * read where it lies. B is read along unit stride: a packed panel has b_step = nr.
+ * read in place. B is read along unit stride: a packed panel has b_step = nr.
+ *
+ * Kernels run between cpu_rounding_begin and cpu_rounding_end (rounding.h), where comparing alpha or beta with 0 is safe:
+ * subnormals are not taken for zeros.
  */
 #ifndef TESSERA_CPU_KERNEL_H
 #define TESSERA_CPU_KERNEL_H
@@ -25,29 +28,29 @@ struct cpu_tile {
     int64_t a_row, a_step; /* in floats, as all strides */
     const float *b;
     int64_t b_step;
-    const float *s; /* the addend: c itself, or none of it */
+    const float *s; /* addend; either equals c or does not overlap it */
     int64_t s_row;
     float *c;
     int64_t c_row;
     float alpha, beta; /* beta = 0: s is not read */
 
-    /* What is read after this tile, for a kernel to ask memory for. In each CPU_FETCH_STEPS of K: of A a line for each row
-     * of the tile, next_a_row apart, and next_a_step behind those before; of B CPU_FETCH_ROWS rows of nr columns. NULL:
-     * nothing. */
+    /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for each
+     * row of the tile, next_a_row apart, and next_a_step behind those before; of B CPU_FETCH_ROWS rows of nr columns.
+     * NULL: nothing. */
     const float *next_a, *next_b;
     int64_t next_a_row, next_a_step, next_b_step;
 };
 
 enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
 
-/* The most that a tile may hold. */
+/* The most elements that a tile may have. */
 enum { CPU_TILE_FLOATS = 512 };
 
-/* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed: the most columns of
- * one, and the floats that k rows of them are, their length a multiple of 8. */
+/* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed, to the stack: the most
+ * columns of one, and the floats that k rows of them are, their length a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
-/* The most rows of C that multiply_few makes, and how large B must be for that to be better than tiles. */
+/* The most rows of C that multiply_few computes, and how large B must be for that to be better than tiles. */
 enum { CPU_FEW_ROWS = 4 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k) {
@@ -62,37 +65,44 @@ struct cpu_kernel {
     const char *name;
     unsigned needs;     /* instruction sets, of the bits above */
     int mr, nr;         /* the tile */
-    int64_t mc, nc, kc; /* the most that a panel of A holds of rows, a block of B of columns, both of depth */
+    int64_t mc, nc, kc; /* the largest macro block: rows of a block of A, columns of a block of B, depth of both */
     void (*multiply)(const struct cpu_tile *tile);
-    /* The same for a tile of mr x nr, whose rows of A, columns of B, or both, it also packs, into the panels given: while
-     * multiply-adds go on, memory has time. NULL: they are packed beforehand. */
+    /* The same for a whole tile of mr x nr, which also packs its rows of A, its columns of B, or both, into the panels
+     * given: memory is read while multiply-adds go on. NULL: operands are packed beforehand. */
     void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel_a, float *panel_b);
-    /* One row of C, any n of it, over all of K: a tile with B's elements b_col apart along a row; either that or b_step is 1,
-     * which may decide the order of the sums. kc is where those of tiles are cut. NULL: it is done as tiles. */
+    /* One row of C of any length n over all of k: a tile with B's elements b_col apart along a row. Either b_col or b_step
+     * is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along a
-     * row; either that or b_step is 1, and where b_col is not, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
-     * does it by calls of multiply. */
+     * row. Either b_col or b_step is 1, and unless b_col is, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
+     * calls multiply for each tile. */
     void (*multiply_whole)(struct cpu_tile *product, int64_t b_col);
 };
 
+/* Whether C is a row that the kernel's multiply_row computes, B's elements being so far apart. The planned path and that of
+ * small products must agree, or bits would depend on the path. */
+static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t b_row,
+                              int64_t b_col) {
+    return m == 1 && kernel->multiply_row && (b_row == 1 || b_col == 1 || k == 1 || n == 1);
+}
+
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_neon, cpu_kernel_portable;
 
-/* In the table for its name and its needs: it computes whole products by loops of its own (amx.h). */
+/* In the table for its name and its needs; its loops are its own (amx.h). */
 extern const struct cpu_kernel cpu_kernel_amx;
 
-/* Before a loop over a constant number of rows or vectors: unrolled whole, an array indexed by it becomes registers. */
+/* Before a loop over a constant number of rows or vectors: fully unrolled, an array indexed by it becomes registers. */
 #ifdef __clang__
 #define CPU_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define CPU_UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* What every row must satisfy, for a static assert beside its numbers. A block of B (kc x nc) and the panel of A in use
- * (mr x kc) live in the second-level cache, so together they stay under 768 KiB; a panel of A (mc x kc) and a block of
- * B stay under the 16 MiB that a thread may take (threads that share a product share its two panels of A). Blocks are
+/* What every kernel's numbers must satisfy, for a static assert beside them. A block of B (kc x nc) and the panel of A in
+ * use (mr x kc) live in the second-level cache, so together they stay under 768 KiB. A block of A (mc x kc) and a block of
+ * B stay under the 16 MiB that a thread may take (threads that share a product share its two blocks of A). Blocks are
  * whole tiles so that only the last panel of a matrix is padded. */
 #define CPU_BLOCKS_ARE_WHOLE_TILES(mr, nr, mc, nc) ((mc) % (mr) == 0 && (nc) % (nr) == 0)
 #define CPU_BLOCKS_FIT_CACHES(mr, mc, nc, kc) \

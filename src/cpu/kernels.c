@@ -12,7 +12,7 @@
 #include "cpu.h"
 #include "kernel.h"
 
-/* Best first: the first that runs here is the default. AMX, which is not for every product, comes behind them. */
+/* Best first: the first that runs here is the default. AMX, which is not for every product, is last. */
 static const struct cpu_kernel *const kernels[] = {
 #ifdef __x86_64__
     &cpu_kernel_avx512,   &cpu_kernel_avx2,
@@ -47,8 +47,8 @@ static void ask_for_amx(void) {
     amx_allowed = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 
-/* Linux lets a process use tiles when it asks for it, once. From then on its signals need larger stacks: so only those who
- * will use tiles ask. */
+/* Linux lets a process use tiles once it has asked. From then on its signals need larger stacks, so only contexts that will
+ * use tiles ask. */
 static bool may_use_amx(void) {
     static pthread_once_t asked = PTHREAD_ONCE_INIT;
     pthread_once(&asked, ask_for_amx);
@@ -61,8 +61,8 @@ static bool may_use_amx(void) { return true; }
 
 #endif
 
-/* Instruction sets that both the processor and the operating system support (__builtin_cpu_supports looks at xgetbv,
- * too: a chip's registers are of no use where the system does not save them). */
+/* Instruction sets that both the processor and the operating system support (__builtin_cpu_supports reads xgetbv, too:
+ * registers that the system does not save cannot be used). */
 static unsigned features_here(void) {
     unsigned features = 0;
 #ifdef TESSERA_AMX_MODEL

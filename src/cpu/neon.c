@@ -14,7 +14,7 @@
 enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 384, LANES = 4, VECTORS = NR / LANES };
 
 static_assert(MR * VECTORS + VECTORS + 1 <= 32, "the sums, the row of B and the element of A are in registers");
-static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "loops.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 

@@ -14,7 +14,7 @@ enum { MR = 4, NR = 8, MC = 3072, NC = 256, KC = 384 };
 
 static_assert(MR * NR / 4 + NR / 4 + 1 <= 16,
               "the sums, the row of B and the broadcast are in registers of four lanes");
-static_assert(MR * NR <= CPU_TILE_FLOATS, "gemm.c buffers a tile");
+static_assert(MR * NR <= CPU_TILE_FLOATS, "loops.c buffers a tile");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");
 static_assert(CPU_BLOCKS_FIT_CACHES(MR, MC, NC, KC), "see kernel.h");
 

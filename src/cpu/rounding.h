@@ -1,5 +1,6 @@
-/* rounding.h: the arithmetic of the contract. Subnormals are kept and rounding is to nearest whatever the calling thread, or
- * the one that started a worker, has set for itself; what it had set, it finds again. */
+/* rounding.h: the arithmetic of the contract. Between cpu_rounding_begin and cpu_rounding_end subnormals are kept, rounding is
+ * to nearest and no exception traps, whatever the calling thread, or the one that started a worker, has set for itself.
+ * Its own mode is restored afterwards. */
 #ifndef TESSERA_CPU_ROUNDING_H
 #define TESSERA_CPU_ROUNDING_H
 
@@ -8,7 +9,7 @@
 #include <xmmintrin.h>
 #endif
 
-/* A write makes the processor wait, so what is as it should be, all but the flags of exceptions past, is not written. */
+/* Writing the register stalls the processor, so it is only written if more than the flags of past exceptions differs. */
 #if defined __SSE__
 
 enum { CPU_ROUNDING_FLAGS = 0x3f, CPU_ROUNDING_DEFAULT = 0x1f80 };

@@ -1,17 +1,18 @@
-/* row.h: one row of C, multiply_row of kernel.h, for a kernel that has said what its vectors are. It is memory that limits
- * these products: what counts is that as many lines as possible are on their way.
+/* row.h: one row of C, multiply_row of kernel.h, for a kernel that has said what its vectors are. Memory is the limit of
+ * these products, so the loops keep as many cache lines in flight as possible.
  *
  * Where a column of B is contiguous, its sum has 2 * LANES chains of multiply-adds: chain i has the terms i, i + 2 * LANES
  * and so on. The two vectors of chains are added, then the lanes of the sum as sum_lanes says. Columns are read eight side
- * by side, ROW_DEPTH at a time, so that A's part stays in the nearest cache; sums of one depth are added to those before.
+ * by side, ROW_DEPTH at a time, so that A's part stays in the first-level cache; sums of one depth are added to those
+ * before.
  *
- * Where B's rows are contiguous instead, a sum is one chain for each kc of depth, as in a tile: eight rows are read side by
- * side, from end to end, and the sums wait in the nearest cache.
+ * Where B's rows are contiguous instead, a sum is one chain for each kc of k, as in a tile: eight rows are read side by
+ * side, from end to end, and the sums stay in the first-level cache.
  *
  * The kernel's file defines, before it includes this: LANES, the type `vector` of as many floats, and
  *
  *     zeros(), every(x)                          all lanes
- *     load(p), load_first(p, count)              lanes from memory; of the first 1..LANES, the others being zero
+ *     load(p), load_first(p, count)              lanes from memory; the first 1..LANES, the others being zero
  *     store(p, x), store_first(p, x, count)
  *     product(x, y), multiply_add(x, y, sum)     lane by lane; the second rounds once
  *     add(x, y), sum_lanes(x)
@@ -21,23 +22,32 @@
 
 #include <math.h>
 
-#include "blocks.h"
 #include "kernel.h"
+#include "problem.h"
 
-enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
+enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 2048, LINE_FLOATS = 16 };
 
-/* Floats of B that may be near already: more are asked for before they are read. */
+/* Floats of B that may be in cache already: more are prefetched. */
 enum { NEAR = 1 << 18 };
 
 static bool is_far(const struct cpu_tile *t) { return t->k > NEAR / t->n; }
 
-/* Into the second-level cache: the nearest is full of A, or of sums. */
+/* Into the second-level cache: the first is full of A, or of sums. */
 static inline __attribute__((always_inline)) void ask_for(const float *line) { __builtin_prefetch(line, 0, 2); }
 
-/* The sums of some columns of B over one depth. How many and whether they are far are constants wherever this is inlined. */
-static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COLUMNS], const float *a, const float *b,
-                                                              int64_t b_col, int64_t depth, const int columns,
-                                                              const bool far) {
+/* Up to LANES elements, so far apart. */
+static inline __attribute__((always_inline)) vector load_apart(const float *from, int64_t apart, int count) {
+    float x[LANES] = {0};
+    for (int i = 0; i < count; i++) x[i] = from[i * apart];
+    return load(x);
+}
+
+/* The sums of some columns of B over one depth. How many, whether B is far and whether A's elements are contiguous are
+ * constants wherever this is inlined. */
+static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COLUMNS], const float *a, int64_t a_step,
+                                                              const float *b, int64_t b_col, int64_t depth,
+                                                              const int columns, const bool far,
+                                                              const bool contiguous) {
     enum { AHEAD = 512 };
     vector sum[ROW_COLUMNS][ROW_CHAINS];
     const float *column[ROW_COLUMNS];
@@ -51,7 +61,8 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
     for (; p + ROW_CHAINS * LANES <= depth; p += ROW_CHAINS * LANES) {
         CPU_UNROLL
         for (int h = 0; h < ROW_CHAINS; h++) {
-            const vector x = load(a + p + h * LANES);
+            const int64_t at_a = p + h * LANES;
+            const vector x = contiguous ? load(a + at_a) : load_apart(a + at_a * a_step, a_step, LANES);
             CPU_UNROLL
             for (int i = 0; i < columns; i++) {
                 const float *at = column[i] + p + h * LANES;
@@ -64,7 +75,7 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
     for (int h = 0; h < ROW_CHAINS; h++, p += LANES) {
         const int left = (int)min64(LANES, depth - p);
         if (left <= 0) break;
-        const vector x = load_first(a + p, left);
+        const vector x = contiguous ? load_first(a + p, left) : load_apart(a + p * a_step, a_step, left);
         CPU_UNROLL
         for (int i = 0; i < columns; i++) sum[i][h] = multiply_add(x, load_first(column[i] + p, left), sum[i][h]);
     }
@@ -72,26 +83,26 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
     for (int i = 0; i < columns; i++) sums[i] = sum_lanes(add(sum[i][0], sum[i][1]));
 }
 
+/* An A whose elements are apart was made contiguous by the caller, unless there was no memory for it. */
 static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
     const bool far = is_far(t);
-    float copy[ROW_DEPTH], sums[ROW_COLUMNS];
+    float sums[ROW_COLUMNS];
     for (int64_t first = 0; first < t->k; first += ROW_DEPTH) {
         const int64_t depth = min64(ROW_DEPTH, t->k - first);
         const float *a = t->a + first * t->a_step;
-        if (t->a_step != 1) {
-            for (int64_t p = 0; p < depth; p++) copy[p] = a[p * t->a_step];
-            a = copy;
-        }
         const float beta = first ? 1 : t->beta, *s = first ? t->c : t->s;
         for (int j = 0, columns; j < t->n; j += columns) {
             const float *b = t->b + first + j * b_col;
             columns = t->n - j < ROW_COLUMNS ? 1 : ROW_COLUMNS;
-            if (columns == 1)
-                sum_columns(sums, a, b, b_col, depth, 1, true);
+            if (t->a_step != 1) {
+                columns = 1;
+                sum_columns(sums, a, t->a_step, b, b_col, depth, 1, true, false);
+            } else if (columns == 1)
+                sum_columns(sums, a, 1, b, b_col, depth, 1, true, true);
             else if (far)
-                sum_columns(sums, a, b, b_col, depth, ROW_COLUMNS, true);
+                sum_columns(sums, a, 1, b, b_col, depth, ROW_COLUMNS, true, true);
             else
-                sum_columns(sums, a, b, b_col, depth, ROW_COLUMNS, false);
+                sum_columns(sums, a, 1, b, b_col, depth, ROW_COLUMNS, false, true);
             for (int i = 0; i < columns; i++)
                 t->c[j + i] = beta == 0 ? t->alpha * sums[i] : fmaf(t->alpha, sums[i], beta * s[j + i]);
         }
@@ -121,7 +132,7 @@ static inline __attribute__((always_inline)) void add_rows(float *sums, const fl
     store(sums, sum);
 }
 
-/* C's columns from j on become the sums of one depth, as in a tile; those of the depths before are there. */
+/* Writes the sums of one k block to C's columns from j on, as a tile does; adds_to_c: C holds those of the blocks before. */
 static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const float *sums, int columns) {
     const vector alpha = every(t->alpha), beta = every(adds_to_c ? 1 : t->beta);
     const bool adds = adds_to_c || t->beta != 0;
@@ -158,7 +169,7 @@ static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
     }
 }
 
-/* Of a single term it does not matter how it lies: as a rule it is a column. */
+/* A single term is both a row and a column of B: taken for a column, so that its bits do not depend on strides. */
 static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
     if (t->b_step == 1 || t->k == 1)
         multiply_row_by_columns(t, b_col);

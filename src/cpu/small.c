@@ -1,8 +1,8 @@
 /* small.c: products so small that planning them would take longer than computing them.
  *
- * Kernels read A and B where they lie, B along its rows: where those are not contiguous it is first copied, transposed,
- * to the stack. One depth, no workspace; threads take pieces of C and never meet. Every element is summed in the order of
- * gemm.c, so the bits are the same.
+ * Kernels read A and B in place, B along its rows: where those are not contiguous, B is first copied, transposed, to the
+ * stack. There is one k block, no workspace and no barrier; members of a team take parts of C. Every element is summed in the
+ * order of loops.c, so the bits are the same.
  */
 #include "small.h"
 
@@ -13,13 +13,13 @@
 #include "kernel.h"
 #include "pack.h"
 #include "rounding.h"
-#include "threads.h"
+#include "team.h"
 
-/* Multiply-adds; more are worth packing for. Where no side is longer than SHORT, all of it stays near
- * without being packed. */
+/* Multiply-adds of a small product; larger ones are worth packing for. Where no side is longer than SHORT, all of it stays
+ * in cache without being packed. */
 enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256 };
 
-/* Where a matrix ends: behind its last element. In unsigned numbers, which may be nonsense where it is not plain. */
+/* Where a matrix ends: behind its last element. Unsigned, because it may overflow for a matrix that is not plain. */
 static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
     const uint64_t last = ((uint64_t)rows - 1) * (uint64_t)row_stride + ((uint64_t)cols - 1) * (uint64_t)col_stride;
     return (uintptr_t)data + (last + 1) * sizeof *data;
@@ -30,7 +30,7 @@ static inline bool has_plain_strides(int64_t row_stride, int64_t col_stride) {
     return ((uint64_t)row_stride | (uint64_t)col_stride) < 1u << 31;
 }
 
-/* Of B, copied: see kernel.h. */
+/* Floats of a transposed strip of B: see kernel.h. */
 static inline uint64_t strip_floats(uint64_t n, uint64_t k) {
     return (n < CPU_STRIP_COLUMNS ? (n + 7) / 8 * 8 : CPU_STRIP_COLUMNS) * k;
 }
@@ -39,7 +39,7 @@ static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
     return m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT : MOST_WORK;
 }
 
-/* What gemm.c reads once, where it lies. */
+/* What the planned path computes by row, reading the large operand once. */
 static inline bool is_few_rows(const struct cpu_kernel *kernel, uint64_t m, uint64_t n, uint64_t k) {
     return kernel->multiply_few &&
            (cpu_is_few_rows((int64_t)m, (int64_t)n, (int64_t)k) || cpu_is_few_rows((int64_t)n, (int64_t)m, (int64_t)k));
@@ -71,7 +71,7 @@ static inline bool are_apart(const tsr_operand *a, const float *a_data, const ts
            (c_end <= (uintptr_t)b_data || b_end <= (uintptr_t)c_data);
 }
 
-/* For a kernel that leaves this to us. B is small enough to stay in the nearest cache for all rows. */
+/* For a kernel without multiply_whole. B is small enough to stay in the first-level cache for all rows. */
 static void multiply_tiles(const struct cpu_kernel *kernel, struct cpu_tile *tile) {
     const int m = tile->m, n = tile->n;
     const float *const a = tile->a, *const b = tile->b;
@@ -116,8 +116,12 @@ static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_ti
         multiply_tiles(kernel, tile);
 }
 
-/* A row or a column of C, whose sums have the order of the kernel's multiply_row. */
-static void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile, int64_t b_col) {
+/* A row or a column of C, whose sums have the order of the kernel's multiply_row. Its terms are made contiguous: they are
+ * read once for every eight elements of C. */
+static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
+                                                   int64_t b_col) {
+    enum { MOST_TERMS = 1024 };
+    float terms[MOST_TERMS];
     struct cpu_tile row = *tile;
     if (tile->m > 1) {
         row.m = 1;
@@ -128,14 +132,18 @@ static void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile 
         row.b_step = tile->a_step;
         b_col = tile->a_row;
     }
+    if (row.a_step != 1 && row.k <= MOST_TERMS) {
+        for (int64_t p = 0; p < row.k; p++) terms[p] = row.a[p * row.a_step];
+        row.a = terms;
+        row.a_step = 1;
+    }
     kernel->multiply_row(&row, b_col, kernel->kc);
 }
 
-/* Whether the product is that (as gemm.c's is_row says). A column is contiguous in C then. */
+/* Whether the product is that. A column is contiguous in C then. */
 static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile, int64_t b_col) {
-    if (!kernel->multiply_row) return false;
-    if (tile->m == 1) return tile->b_step == 1 || b_col == 1 || tile->k == 1 || tile->n == 1;
-    return tile->n == 1 && (tile->a_step == 1 || tile->a_row == 1 || tile->k == 1);
+    return cpu_is_row(kernel, tile->m, tile->n, tile->k, tile->b_step, b_col) ||
+           (tile->m > 1 && cpu_is_row(kernel, tile->n, tile->m, tile->k, tile->a_step, tile->a_row));
 }
 
 static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
@@ -152,15 +160,16 @@ struct shared_product {
     struct cpu_tile product;
     int64_t b_col;
     bool by_columns;
-    int unit; /* rows or columns: of which pieces are multiples */
+    int unit; /* rows or columns: of which parts are multiples */
     _Atomic int next;
-    struct cpu_gang gang;
+    struct cpu_team team;
 };
 
-/* Large pieces first, then smaller ones, so that threads end together. Returns how many rows or columns; 0: none is left. */
-static int take_piece(struct shared_product *s, int *first) {
+/* Large parts first, then smaller ones, so that members finish together. Returns how many rows or columns; 0: none is
+ * left. */
+static int take_part(struct shared_product *s, int *first) {
     const int all = s->by_columns ? s->product.n : s->product.m;
-    const int parts = s->gang.size == 1 ? 1 : 2 * s->gang.size;
+    const int parts = s->team.size == 1 ? 1 : 2 * s->team.size;
     int at = atomic_load_explicit(&s->next, memory_order_relaxed), count;
     do {
         const int share = (all - at + parts - 1) / parts;
@@ -171,28 +180,28 @@ static int take_piece(struct shared_product *s, int *first) {
     return count;
 }
 
-static void work_on_pieces(int member, unsigned met, void *argument) {
-    (void)member, (void)met;
+static void work_on_parts(struct cpu_member *self, void *argument) {
+    (void)self;
     struct shared_product *s = argument;
     const uint64_t mode = cpu_rounding_begin();
-    for (int first, count; (count = take_piece(s, &first)) > 0;) {
-        struct cpu_tile piece = s->product;
+    for (int first, count; (count = take_part(s, &first)) > 0;) {
+        struct cpu_tile part = s->product;
         if (s->by_columns) {
-            piece.n = count;
-            piece.b += first * s->b_col;
-            piece.c += first;
+            part.n = count;
+            part.b += first * s->b_col;
+            part.c += first;
         } else {
-            piece.m = count;
-            piece.a += first * piece.a_row;
-            piece.c += first * piece.c_row;
+            part.m = count;
+            part.a += first * part.a_row;
+            part.c += first * part.c_row;
         }
-        piece.s = piece.c;
-        multiply_whole(s->kernel, &piece, s->b_col);
+        part.s = part.c;
+        multiply_whole(s->kernel, &part, s->b_col);
     }
     cpu_rounding_end(mode);
 }
 
-/* Where B is copied, each thread copies columns of its own. */
+/* Where B is copied, each member copies columns of its own. */
 static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_tile *product, int64_t b_col,
                             int threads) {
     enum { ROWS = 4, COLUMNS = 16 }; /* of the tiles of a kernel's multiply_whole */
@@ -205,8 +214,8 @@ static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_ti
                                             : kernel->multiply_whole ? ROWS
                                                                      : kernel->mr};
     const double work = (double)product->m * product->n * (double)product->k;
-    shared.gang = (struct cpu_gang){.work = work_on_pieces, .argument = &shared, .brief = work < CPU_BRIEF_WORK};
-    cpu_gang_run(&shared.gang, threads);
+    shared.team = (struct cpu_team){.work = work_on_parts, .argument = &shared, .is_short = work < CPU_SHORT_WORK};
+    cpu_team_run(&shared.team, threads);
 }
 
 /* ---- Entry points ------------------------------------------------------------------------------------------------ */
@@ -217,7 +226,7 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
     return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
            (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
            !is_few_rows(kernel, (uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) && p->c.col_stride == 1 &&
-           (p->beta == 0 || adds_to_c) && !p->a.packed && !p->b.packed &&
+           (is_zero(p->beta) || adds_to_c) && !p->a.packed && !p->b.packed &&
            (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
 }
 

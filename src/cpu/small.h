@@ -1,17 +1,17 @@
-/* small.h: products so small that nothing is packed for them, as gemm.c sees them. */
+/* small.h: products so small that nothing is packed for them, as batch.c sees them. */
 #ifndef TESSERA_CPU_SMALL_H
 #define TESSERA_CPU_SMALL_H
 
 #include "internal.h"
 #include "kernel.h"
 
-/* Whether each product of a batch can be computed where its matrices lie, and is small enough for that. */
+/* Whether each product of a batch is small, and its matrices can be read in place. */
 bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p);
 
-/* Computes some of them. */
+/* Computes the items from `first` to before `end`. */
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end);
 
-/* Computes the first, with several threads. */
+/* Computes the first item, with several threads. */
 void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, int threads);
 
 #endif

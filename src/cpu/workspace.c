@@ -1,36 +1,44 @@
-/* workspace.c: memory for packed panels. Fresh pages cost more to touch than a panel costs to pack, so the last block
- * returned is kept for the next call; cpu_trim, a larger demand or the end of the library frees it.
+/* workspace.c: memory for packed blocks. Touching fresh pages costs more than packing into them, so the last block of
+ * memory returned is kept for the next call; cpu_trim, a larger demand or the end of the library frees it.
  *
- * Where there may be enough for a huge page, Linux is asked for one: kernels walk through panels all the time, with one
- * address to look up instead of hundreds, and a block of B that is in one piece spreads evenly over the sets of a cache.
+ * Where it is large enough, Linux is asked for huge pages: kernels read packed panels all the time, with one page-table
+ * entry instead of hundreds, and a block of B that is contiguous in physical memory spreads evenly over the sets of a cache.
  */
 #include "workspace.h"
 
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "cpu.h"
 
-enum { HUGE_PAGE = 2 << 20, WORTH_A_HUGE_PAGE = HUGE_PAGE / 4 };
+enum { LINE_BYTES = 64, HUGE_PAGE = 2 << 20, WORTH_A_HUGE_PAGE = HUGE_PAGE / 4 };
 
-static struct cpu_workspace *_Atomic kept;
+static float *_Atomic kept; /* malloc knows its size */
 
-struct cpu_workspace *cpu_workspace_take(size_t size) {
-    struct cpu_workspace *workspace = atomic_exchange(&kept, NULL);
-    if (workspace && workspace->size >= size) return workspace;
+/* The whole huge pages in a block of memory. */
+static void ask_for_huge_pages(float *memory, size_t bytes) {
+    const uintptr_t begin = ((uintptr_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const uintptr_t end = ((uintptr_t)memory + bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* if refused, small pages do */
+}
+
+float *cpu_workspace_take(size_t size, size_t limit) {
+    float *workspace = atomic_exchange(&kept, NULL);
+    if (workspace && malloc_usable_size(workspace) >= size) return workspace;
     free(workspace);
-    const size_t align = size < WORTH_A_HUGE_PAGE ? _Alignof(struct cpu_workspace) : HUGE_PAGE;
-    const size_t bytes = (sizeof *workspace + size + align - 1) / align * align;
-    workspace = aligned_alloc(align, bytes);
-    if (!workspace) return NULL;
-    if (align == HUGE_PAGE) madvise(workspace, bytes, MADV_HUGEPAGE); /* refused, small ones do */
-    workspace->size = bytes - sizeof *workspace;
+    const size_t lines = (size + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    const size_t pages = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const bool in_pages = size >= WORTH_A_HUGE_PAGE && (!limit || pages <= limit);
+    const size_t bytes = in_pages ? pages : lines;
+    workspace = aligned_alloc(in_pages ? HUGE_PAGE : LINE_BYTES, bytes);
+    if (workspace) ask_for_huge_pages(workspace, bytes);
     return workspace;
 }
 
-void cpu_workspace_return(struct cpu_workspace *workspace) {
-    struct cpu_workspace *none = NULL;
+void cpu_workspace_return(float *workspace) {
+    float *none = NULL;
     if (!atomic_compare_exchange_strong(&kept, &none, workspace)) free(workspace);
 }
 

@@ -16,7 +16,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/rounding.h"
-#include "cpu/threads.h"
+#include "cpu/team.h"
 #include "offload/transfer.h"
 
 void transfer_note(transfer *t, CUresult error, const char *doing) {
@@ -131,11 +131,10 @@ static void drive(transfer *t) {
     copier_end(&t->copier);
 }
 
-static void work(int member, unsigned met, void *argument) {
-    (void)met;
+static void work(struct cpu_member *self, void *argument) {
     transfer *t = argument;
-    if (member)
-        copier_work(&t->copier, member);
+    if (self->index)
+        copier_work(&t->copier, self->index);
     else
         drive(t);
 }
@@ -153,10 +152,10 @@ static int team_size(const transfer *t) {
 static tsr_status compute_on_gpu(transfer *t) {
     t->status = prepare(t);
     if (t->status) return t->status;
-    struct cpu_gang gang = {.work = work, .argument = t};
+    struct cpu_team team = {.work = work, .argument = t};
     const int size = team_size(t);
     t->copier.threads = size - 1;
-    cpu_gang_run(&gang, size);
+    cpu_team_run(&team, size);
     return t->status;
 }
 

@@ -1,0 +1,179 @@
+/* batch.c: the products of a batch, shared among the members of a team as the plan says. */
+#include "batch.h"
+
+#include "amx.h"
+#include "chunks.h"
+#include "loops.h"
+#include "rounding.h"
+#include "small.h"
+#include "workspace.h"
+
+struct job {
+    const cpu_plan *plan;
+    const tsr_problem *problem;
+    float *workspace;
+    int64_t row0, col0;
+    struct cpu_counters counters; /* of the team, where it shares products */
+    _Atomic int64_t next;         /* part of the batch that no member has taken */
+};
+
+/* All members on one product after the other. */
+static void work_by_blocks(struct job *job, struct cpu_member *self) {
+    const cpu_plan *plan = job->plan;
+    struct cpu_loops loops = {.self = self, .counters = &job->counters, .row0 = job->row0, .col0 = job->col0};
+    for (int i = 0; i < 2; i++) {
+        const int64_t copy = min64(i, plan->a_copies - 1);
+        loops.block_a[i] = cpu_workspace_a(plan, job->workspace, copy);
+        loops.blocks_b[i] = cpu_workspace_b(plan, job->workspace, copy);
+    }
+    for (int64_t item = 0; item < job->problem->batch; item++) {
+        const tsr_problem one = problem_item(job->problem, item);
+        cpu_multiply_product(plan, &one, &loops);
+    }
+}
+
+/* The rows or columns from `first` on that the plan lets a member take at once. */
+static problem_range share_at(const cpu_plan *plan, const tsr_problem *p, int64_t first) {
+    problem_range range = problem_whole(p);
+    if (plan->sharing == CPU_BY_ROWS) {
+        range.m0 = first;
+        range.m = min64(plan->share, p->m - first);
+    } else if (plan->sharing == CPU_BY_COLUMNS) {
+        range.n0 = first;
+        range.n = min64(plan->share, p->n - first);
+    }
+    return range;
+}
+
+/* Each member takes products, or rows or columns of one, and computes them on its own. */
+static void work_alone(struct job *job, const struct cpu_member *self) {
+    const cpu_plan *plan = job->plan;
+    const tsr_problem *p = job->problem;
+    struct cpu_team team = cpu_team_of_one();
+    struct cpu_member alone = {.team = &team};
+    struct cpu_block_counters of_block;
+    struct cpu_counters counters = {.of_block = &of_block, .blocks = 1};
+    cpu_counters_start(&counters);
+    struct cpu_loops loops = {.self = &alone, .counters = &counters};
+    for (int i = 0; i < 2; i++) {
+        loops.block_a[i] = cpu_workspace_a(plan, job->workspace, self->index);
+        loops.blocks_b[i] = cpu_workspace_b(plan, job->workspace, self->index);
+    }
+    const bool direct = !plan->share && cpu_is_direct(plan->kernel, p);
+    const int64_t length = plan->sharing == CPU_BY_ROWS ? p->m : p->n;
+    const int64_t shares = plan->share ? ceil_div(length, plan->share) : 1, all = p->batch * shares;
+    const int64_t at_once = max64(1, all / (plan->threads * CPU_PARTS_PER_THREAD));
+    const bool is_one_block = plan->sharing != CPU_BY_ROWS && p->m <= plan->mc && p->k <= plan->kc;
+    int64_t before = -1; /* the item last worked on */
+    for (int64_t part; (part = cpu_take(&job->next) * at_once) < all;) {
+        const int64_t end = min64(part + at_once, all);
+        if (direct) cpu_multiply_directly(plan->kernel, p, part, end);
+        for (; !direct && part < end; part++) {
+            const int64_t item = part / shares;
+            const tsr_problem whole = problem_item(p, item);
+            const problem_range range = share_at(plan, &whole, part % shares * plan->share);
+            const tsr_problem one = problem_part(&whole, &range);
+            loops.has_a = is_one_block && item == before;
+            loops.row0 = job->row0 + range.m0;
+            loops.col0 = job->col0 + range.n0;
+            before = item;
+            cpu_multiply_product(plan, &one, &loops);
+        }
+    }
+}
+
+static void work(struct cpu_member *self, void *argument) {
+    struct job *job = argument;
+    const uint64_t mode = cpu_rounding_begin();
+    if (job->plan->sharing == CPU_BY_BLOCKS)
+        work_by_blocks(job, self);
+    else
+        work_alone(job, self);
+    cpu_rounding_end(mode);
+}
+
+static void run(struct job *job) {
+    const tsr_problem *p = job->problem;
+    /* Where elements of B are used once, reading them takes longer than multiplying. */
+    const double each = job->plan->by_row ? 4 : 1,
+                 all = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
+    struct cpu_team team = {.work = work, .argument = job, .is_short = all < CPU_SHORT_WORK};
+    cpu_counters_start(&job->counters);
+    cpu_team_run(&team, job->plan->threads);
+}
+
+/* The counters of blocks are in a frame of their own: kernels that compute by row need that much stack themselves. */
+static __attribute__((noinline)) void run_with_blocks(struct job *job) {
+    struct cpu_block_counters of_block[CPU_MOST_BLOCKS];
+    job->counters.of_block = of_block;
+    run(job);
+}
+
+void cpu_batch_execute(const cpu_plan *plan, const tsr_problem *p, float *workspace, int64_t row0, int64_t col0) {
+    if (plan->threads > 1 && p->batch == 1 && !plan->by_row && cpu_is_direct(plan->kernel, p)) {
+        cpu_multiply_shared(plan->kernel, p, plan->threads);
+        return;
+    }
+    struct job job = {.plan = plan,
+                      .problem = p,
+                      .workspace = workspace,
+                      .row0 = row0,
+                      .col0 = col0,
+                      .counters = {.blocks = plan->blocks}};
+    if (plan->by_row || plan->sharing != CPU_BY_BLOCKS)
+        run(&job);
+    else
+        run_with_blocks(&job);
+}
+
+/* ---- Entry point ------------------------------------------------------------------------------------------------- */
+
+/* C = beta*S. */
+static void scale(const tsr_problem *p) {
+    if (p->beta == 1 && p->addend.data == p->c.data) return;
+    for (int64_t item = 0; item < p->batch; item++) {
+        const tsr_problem one = problem_item(p, item);
+        const tsr_result *c = &one.c;
+        const tsr_operand *s = &one.addend;
+        for (int64_t i = 0; i < c->rows; i++)
+            for (int64_t j = 0; j < c->cols; j++)
+                c->data[i * c->row_stride + j * c->col_stride] =
+                    is_zero(p->beta) ? 0 : p->beta * s->data[i * s->row_stride + j * s->col_stride];
+    }
+}
+
+static void multiply(const cpu_plan *plan, const tsr_problem *p, float *workspace) {
+    if (cpu_needs_chunks(plan, p))
+        cpu_multiply_in_chunks(plan, p, workspace);
+    else if (plan->components)
+        amx_execute(plan, p, workspace, 0, 0);
+    else
+        cpu_batch_execute(plan, p, workspace, 0, 0);
+    if (plan->components)
+        atomic_fetch_add_explicit(&plan->context->split_products, (uint_fast64_t)p->batch, memory_order_relaxed);
+}
+
+static tsr_status execute(const cpu_plan *plan, const tsr_problem *p, void *workspace) {
+    if (!p->k) {
+        scale(p);
+        return TSR_OK;
+    }
+    float nothing; /* where a workspace of no bytes lies */
+    if (!plan->workspace || workspace) {
+        multiply(plan, p, workspace ? workspace : &nothing);
+        return TSR_OK;
+    }
+    float *own = cpu_workspace_take(plan->workspace, plan->max_workspace);
+    if (!own) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a workspace of %zu bytes", plan->workspace);
+    multiply(plan, p, own);
+    cpu_workspace_return(own);
+    return TSR_OK;
+}
+
+tsr_status cpu_execute(const cpu_plan *plan, const tsr_problem *problem, void *workspace) {
+    const uint64_t mode = cpu_rounding_begin();
+    const tsr_problem p = cpu_orient(problem, plan->transposed);
+    const tsr_status status = execute(plan, &p, workspace);
+    cpu_rounding_end(mode);
+    return status;
+}
