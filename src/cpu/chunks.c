@@ -10,15 +10,12 @@
  */
 #include "chunks.h"
 
-#include <assert.h>
-
 #include "amx.h"
 #include "batch.h"
 #include "loops.h"
 
-enum { STACK_FLOATS = 1024 };
-
-static_assert((int)CPU_TILE_FLOATS <= (int)STACK_FLOATS && AMX_LANES * AMX_LANES <= STACK_FLOATS, "a tile has room");
+/* Of the buffer on the stack: one tile. */
+static int64_t stack_floats(const cpu_plan *plan) { return plan->components ? AMX_LANES * AMX_LANES : CPU_TILE_FLOATS; }
 
 bool cpu_needs_chunks(const cpu_plan *plan, const tsr_problem *p) {
     return cpu_scales_last(plan, p) && !is_zero(p->beta) && p->addend.data == p->c.data;
@@ -79,10 +76,11 @@ static bool plan_chunks(cpu_plan *plan, const cpu_plan *whole, const tsr_problem
 }
 
 static __attribute__((noinline)) void multiply_on_stack(const cpu_plan *whole, const tsr_problem *p, float *workspace) {
-    float sums[STACK_FLOATS];
+    const int64_t floats = stack_floats(whole);
+    float sums[floats];
     cpu_plan plan;
     int64_t rows, columns;
-    plan_chunks(&plan, whole, p, STACK_FLOATS, whole->workspace, &rows, &columns);
+    plan_chunks(&plan, whole, p, floats, whole->workspace, &rows, &columns);
     multiply_chunks(whole, &plan, p, rows, columns, sums, workspace);
 }
 
@@ -91,7 +89,7 @@ void cpu_multiply_in_chunks(const cpu_plan *whole, const tsr_problem *p, float *
     const size_t left = whole->workspace - (size_t)floats * sizeof(float);
     cpu_plan plan;
     int64_t rows, columns;
-    if (floats > STACK_FLOATS && plan_chunks(&plan, whole, p, floats, left, &rows, &columns))
+    if (floats > stack_floats(whole) && plan_chunks(&plan, whole, p, floats, left, &rows, &columns))
         multiply_chunks(whole, &plan, p, rows, columns, workspace, workspace + floats);
     else
         multiply_on_stack(whole, p, workspace);

@@ -1,4 +1,7 @@
-/* cpu.h: the CPU engine as api.c and plan.c see it. */
+/* cpu.h: the CPU engine as api.c and plan.c see it.
+ *
+ * A call needs at most 16 KiB of the caller's stack; with the avx512 kernel, which transposes small operands there, and on AMX
+ * 48 KiB. tests/surroundings.c runs products with no more. */
 #ifndef TESSERA_CPU_H
 #define TESSERA_CPU_H
 

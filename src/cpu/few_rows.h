@@ -12,7 +12,10 @@
 
 #include "row.h"
 
-static_assert(ROW_SUMS / CPU_FEW_ROWS % LANES == 0, "the sums of a row are whole vectors");
+/* Columns whose sums are computed at a time. */
+enum { FEW_COLUMNS = 384 };
+
+static_assert(FEW_COLUMNS % LANES == 0, "the sums of a row are whole vectors");
 
 /* Writes the sums of one k block to row i of C, from column j on. */
 static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_to_c, const float *sums, int columns) {
@@ -75,7 +78,7 @@ static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, 
 
 static inline __attribute__((always_inline)) void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc,
                                                                        const int m) {
-    enum { PART = ROW_SUMS / CPU_FEW_ROWS };
+    enum { PART = FEW_COLUMNS };
     _Alignas(64) float sums[CPU_FEW_ROWS * PART];
     for (int j = 0; j < t->n; j += PART) {
         const int columns = t->n - j < PART ? t->n - j : PART;

@@ -36,8 +36,8 @@ enum { PANELS_PER_PACK = 16 };
 
 /* Where elements of C are not contiguous, this many are computed in a buffer on the stack: a tile, or a part of a few
  * rows. */
-enum { BUFFER_FLOATS = 1024 };
-static_assert((int)CPU_TILE_FLOATS <= (int)BUFFER_FLOATS, "a tile has room");
+enum { BUFFER_FLOATS = CPU_TILE_FLOATS };
+static_assert(BUFFER_FLOATS / CPU_FEW_ROWS >= CPU_LINE, "parts of a few rows are whole cache lines");
 
 /* One stage: a k block of some rows of A and some columns of B. */
 struct stage {

@@ -8,7 +8,8 @@
 /* What is left of one block of B in the current stage: panels to pack, and rows to multiply with it. One cache line each,
  * because other members rarely look at it. */
 struct cpu_block_counters {
-    _Alignas(64) _Atomic int64_t next_panel, next_rows;
+    _Alignas(64) _Atomic int64_t next_panel;
+    _Atomic int64_t next_rows;
 };
 
 /* What the members of a team take their work from. */

@@ -30,9 +30,15 @@ static inline bool has_plain_strides(int64_t row_stride, int64_t col_stride) {
     return ((uint64_t)row_stride | (uint64_t)col_stride) < 1u << 31;
 }
 
-/* Floats of a transposed strip of B: see kernel.h. */
-static inline uint64_t strip_floats(uint64_t n, uint64_t k) {
-    return (n < CPU_STRIP_COLUMNS ? (n + 7) / 8 * 8 : CPU_STRIP_COLUMNS) * k;
+/* Floats of a panel of B that is copied where the kernel's multiply_whole does not do it. */
+enum { PANEL_FLOATS = 3072 };
+
+/* Whether there is room for the transposed strips of B (kernel.h), or panels. */
+static inline bool fits_strips(const struct cpu_kernel *kernel, uint64_t n, uint64_t k, int64_t b_row) {
+    const uint64_t columns = n < CPU_STRIP_COLUMNS ? (n + 7) / 8 * 8 : CPU_STRIP_COLUMNS;
+    if (columns * k > CPU_STRIP_FLOATS) return false;
+    return (kernel->multiply_whole && b_row == 1) ||
+           (n < (uint64_t)kernel->nr ? n : (uint64_t)kernel->nr) * k <= PANEL_FLOATS;
 }
 
 static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
@@ -56,7 +62,7 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
            has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
            has_plain_strides(c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
-           (b->col_stride == 1 || n == 1 || strip_floats(n, k) <= CPU_STRIP_FLOATS);
+           (b->col_stride == 1 || n == 1 || fits_strips(kernel, n, k, b->row_stride));
 }
 
 /* Whether the pointers of such a product are valid and C is apart from A and B, beyond doubt. */
@@ -88,8 +94,9 @@ static void multiply_tiles(const struct cpu_kernel *kernel, struct cpu_tile *til
     }
 }
 
-static void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
-    float copy[CPU_STRIP_FLOATS];
+static __attribute__((noinline)) void multiply_transposed(const struct cpu_kernel *kernel, struct cpu_tile *tile,
+                                                          int64_t b_col) {
+    float copy[PANEL_FLOATS];
     const int m = tile->m, n = tile->n;
     const float *const a = tile->a, *const b = tile->b;
     float *const c = tile->c;
@@ -120,7 +127,7 @@ static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_ti
  * read once for every eight elements of C. */
 static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
                                                    int64_t b_col) {
-    enum { MOST_TERMS = 1024 };
+    enum { MOST_TERMS = 640 }; /* as many as the longest kc */
     float terms[MOST_TERMS];
     struct cpu_tile row = *tile;
     if (tile->m > 1) {
@@ -227,7 +234,7 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
            (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
            !is_few_rows(kernel, (uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) && p->c.col_stride == 1 &&
            (is_zero(p->beta) || adds_to_c) && !p->a.packed && !p->b.packed &&
-           (p->b.col_stride == 1 || strip_floats((uint64_t)p->n, (uint64_t)p->k) <= CPU_STRIP_FLOATS);
+           (p->b.col_stride == 1 || fits_strips(kernel, (uint64_t)p->n, (uint64_t)p->k, p->b.row_stride));
 }
 
 static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
