@@ -9,7 +9,8 @@ PACKAGE      = PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3
 MAKEFLAGS   += --no-print-directory
 
 .PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu mutants \
-        bench-cpu bench-blas bench-gpu bench-sustained bench-pytorch bench-compare report modules python format install clean
+        bench-cpu bench-blas bench-gpu bench-sustained bench-pytorch bench-compare report modules python format \
+        install clean
 
 build: ## the library and the command (the default)
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -50,7 +51,7 @@ sanitize-gpu: tests ## compute-sanitizer on a reduced set of the GPU tests
 	        tests/side_by_side $(BUILD) 12 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
 	done
 
-mutants: tests ## faults put into the sources one at a time: which of them do the tests find? (six of them: part of `make test`)
+mutants: tests ## faults put into the sources one at a time: which do the tests find? (`make test` tries a few)
 	tests/mutants/run $(BUILD)
 
 format: ## clang-format over C and CUDA, ruff over Python; both are installed into $(BUILD)
@@ -65,29 +66,29 @@ bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved i
 bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and medium products
 	bench/blas/run $(BUILD)
 
-bench-gpu: build ## milliseconds beside torch.matmul, then every library of this GPU, interleaved; saved in bench/results
+bench-gpu: build ## milliseconds beside torch.matmul and every other library, interleaved; saved in bench/results
 	bench/gpu/run $(BUILD) --save
 	bench/gpu/run $(BUILD) --survey
 
-bench-sustained: build ## seconds of one product beside torch: what a long run gets, with clocks and watts; saved in bench/results
+bench-sustained: build ## what a long run of one product gets: each library alone on the GPU; saved in bench/results
 	bench/gpu/run $(BUILD) --sustained --save
 
 bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
 	$(PACKAGE) bench/pytorch/compare.py --save $(BUILD)/pytorch.json
 	$(PACKAGE) examples/train_gpt2.py --save $(BUILD)/gpt2.json
 
-bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE (default: that name in bench/results)
+bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE
 	python3 bench/regressions.py "$(BASE)" $(NEW)
 
 # It calls plain make: what has $(MAKE) in it would measure even under -n.
-report: ## docs/results and a page for each machine in bench/results; measures this machine first where it has none
+report: ## the tables in docs/, and pages with charts in $(BUILD)/report; measures a machine that is new first
 	python3 bench/report --needs-this-machine || { make build && bench/run $(BUILD); }
 	python3 bench/report --pages $(BUILD)/report
 
 # ---- Python and installing ----
 
 modules: ## the self-contained PyTorch modules of all fifteen problems, in $(BUILD)/kernelbench
-	python3 kernelbench/generate.py
+	python3 kernelbench/generate.py --all $(BUILD)/kernelbench
 
 python: build ## the operator for python3's torch: PYTHONPATH=python is then all it takes to use the package from here
 	$(PACKAGE) -m tessera build

@@ -37,7 +37,7 @@ def test_exported_symbols_are_the_headers_functions():
 
 def test_the_binding_covers_the_header():
     """Every function of the header is declared in binding.py, and so can be tested."""
-    declared = set(re.findall(r'declare\("(tsr_\w+)"', (ROOT / "tests" / "binding.py").read_text()))
+    declared = set(re.findall(r'declare\("(tsr_\w+)"', (ROOT / "python" / "capi" / "binding.py").read_text()))
     assert declared == header_functions()
 
 

@@ -50,6 +50,8 @@ def load(path):
     declare("tsr_has_cuda", c_int)
     declare("tsr_context_create", c_int, POINTER(c_void_p), POINTER(Options))
     declare("tsr_context_destroy", None, c_void_p)
+    declare("tsr_context_threads", c_int, c_void_p)
+    declare("tsr_precision_name", c_char_p, c_int)
     declare("tsr_gemm", c_int, c_void_p, c_float, POINTER(Operand), POINTER(Operand), c_float, POINTER(Result),
             POINTER(Launch))
     declare("tsr_gemm_batch", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
@@ -72,6 +74,9 @@ def load(path):
     declare("tsr_pack_at", c_int, POINTER(c_void_p), c_void_p, c_void_p, c_int, c_float, POINTER(Operand))
     declare("tsr_gemm_host", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
             POINTER(Result), POINTER(c_double))
+    declare("tsr_gemm_host_seconds", c_double, c_void_p, c_int64, POINTER(Operand), POINTER(Operand), c_float,
+            POINTER(Result))
+    declare("tsr_packed_read", c_int, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p)
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
     declare("tsr_stats_read", c_int, c_void_p, POINTER(Stats))
     declare("tsr_trim", c_int, c_void_p)
