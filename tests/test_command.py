@@ -91,6 +91,7 @@ def test_info():
 def test_plan(options):
     text = tessera("plan", 300, 200, 100, *options)
     assert "problem: 300 x 200 x 100 (m, n, k)" in text and "workspace: " in text
+    assert len(re.findall(r"^estimate: [\d.e+-]+ (?:us|ms|s)$", text, re.M)) == 1
     if "--kernel" in options:
         assert "portable" in text
     if "--batch" in options:

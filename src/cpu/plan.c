@@ -235,7 +235,6 @@ void cpu_plan_print_blocks(const cpu_plan *plan, tsr_text *text) {
     tsr_text_add(text, "blocks: %lld x %lld x %lld (mc, nc, kc)\n", (long long)plan->mc, (long long)plan->nc,
                  (long long)plan->kc);
     tsr_text_add(text, "packs: %s\n", packs[plan->packs_a][plan->packs_b]);
-    tsr_text_add(text, "estimate: %.1f us\n", 1e6 * plan->seconds);
 }
 
 static void print_threads(const cpu_plan *plan, const tsr_problem *p, tsr_text *text) {
