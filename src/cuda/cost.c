@@ -83,10 +83,6 @@ static kernel_overheads overheads_of(const device_costs *costs, const cuda_kerne
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-int64_t cuda_tiles(const cuda_kernel *kernel, const tsr_problem *p) {
-    return ceil_div(p->m, kernel->tile_m) * ceil_div(p->n, kernel->tile_n);
-}
-
 /* Multiply-adds per SM and cycle, all SMs full. The table's GPU has 128 float32 units on an SM and 1024 of mma's fp16
  * multiply-adds a cycle. */
 static double full_rate(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel) {
@@ -99,19 +95,14 @@ static double full_rate(const device_costs *costs, const cuda_device *device, co
     return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? rate / 4 : rate;
 }
 
-/* The same with `resident` thread blocks on the SM. */
-static double rate_with(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
-                        int64_t resident) {
-    const double all = kernel->blocks, there = (double)resident, stall = costs->single_block_stall;
-    return full_rate(costs, device, kernel) * (there / (there + stall)) / (all / (all + stall));
-}
-
-/* Cycles in which an SM does a multiply-add for each of `blocks` thread blocks, as many at a time as it holds. */
+/* Cycles in which an SM does a multiply-add for each of `blocks` thread blocks, as many at a time as it holds. With r
+ * resident blocks an SM is busy in r of r + stall cycles; full_rate is that with as many as it holds. */
 static double cycles_for_blocks(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
                                 int64_t blocks) {
-    const int64_t last = blocks % kernel->blocks, others = blocks - last;
-    return (others ? (double)others / rate_with(costs, device, kernel, kernel->blocks) : 0) +
-           (last ? (double)last / rate_with(costs, device, kernel, last) : 0);
+    const double stall = costs->single_block_stall, resident = kernel->blocks;
+    const int64_t last = blocks % kernel->blocks;
+    const double last_wave = last ? ((double)last + stall) * resident / (resident + stall) : 0;
+    return ((double)(blocks - last) + last_wave) / full_rate(costs, device, kernel);
 }
 
 static double memory_seconds(const device_costs *costs, const cuda_device *device, double bytes) {
@@ -129,7 +120,7 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
     const cuda_kernel *kernel = c->kernel;
     const kernel_overheads overheads = overheads_of(costs, kernel);
     const double area = (double)kernel->tile_m * kernel->tile_n;
-    const int64_t busiest = ceil_div(cuda_tiles(kernel, p) * c->slices * p->batch, device->multiprocessors);
+    const int64_t busiest = ceil_div(c->tiles * c->slices * p->batch, device->multiprocessors);
     const double cycles = area * cycles_for_blocks(costs, device, kernel, busiest) *
                           ((double)c->k_per_slice + overheads.pipeline_k);
     double seconds = overheads.start + cycles / costs->clock;
@@ -143,7 +134,7 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
                         const tsr_problem *p) {
     const cuda_kernel *kernel = c->kernel;
     const kernel_overheads overheads = overheads_of(costs, kernel);
-    const int64_t tail = cuda_tiles(kernel, p) - c->full_tiles;
+    const int64_t tail = c->tiles - c->full_tiles;
     const int64_t busiest_full = ceil_div(c->full_tiles * p->batch, device->multiprocessors);
     const int64_t busiest_tail = ceil_div(c->tail_blocks * p->batch, device->multiprocessors);
     const double area = (double)kernel->tile_m * kernel->tile_n;
@@ -154,7 +145,7 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
                                   cycles_for_blocks(costs, device, kernel, busiest_tail) *
                                       (k_per_block + tiles_per_block * overheads.pipeline_k));
     double seconds = overheads.start + cycles / costs->clock;
-    if (ieee_segments(p->k, tail, c->tail_blocks) > 1)
+    if (c->segments > 1)
         seconds += overheads.reduce +
                    partial_seconds(costs, device, (double)(p->batch * (c->tail_blocks + tail)) * area);
     return seconds;

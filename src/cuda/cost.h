@@ -7,14 +7,13 @@
 /* One way to compute a product. */
 typedef struct cuda_candidate {
     const cuda_kernel *kernel;       /* NULL: none */
+    int64_t tiles;                   /* of C */
     int64_t slices, k_per_slice;     /* of k, for split kernels */
     int64_t full_tiles, tail_blocks; /* ieee: tiles computed whole; thread blocks that share the stream-K tail, or 0 */
+    int64_t segments;                /* most of a tile of the tail */
     size_t partial_bytes;            /* of partial sums */
     double seconds;                  /* estimated */
 } cuda_candidate;
-
-/* Tiles of C. */
-int64_t cuda_tiles(const cuda_kernel *kernel, const tsr_problem *problem);
 
 /* Multiplying, by any kernel but the thin ones, and adding up slices or segments where there are several. `candidate`
  * has all but its seconds. */

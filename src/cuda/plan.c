@@ -46,17 +46,17 @@ static int64_t wave_of(const cuda_device *device, const cuda_kernel *kernel) {
 
 /* Every tile whole. */
 static cuda_candidate whole_candidate(const cuda_kernel *kernel, const tsr_problem *p) {
-    return (cuda_candidate){.kernel = kernel, .slices = 1, .k_per_slice = p->k, .full_tiles = cuda_tiles(kernel, p)};
+    const int64_t tiles = ceil_div(p->m, kernel->tile_m) * ceil_div(p->n, kernel->tile_n);
+    return (cuda_candidate){.kernel = kernel, .tiles = tiles, .full_tiles = tiles, .slices = 1, .k_per_slice = p->k};
 }
 
-/* Tiles [0, full_tiles) whole and the k ranges of the others shared by `tail_blocks` thread blocks. */
-static cuda_candidate tail_candidate(const cuda_kernel *kernel, const tsr_problem *p, int64_t full_tiles,
-                                     int64_t tail_blocks) {
-    const int64_t area = (int64_t)kernel->tile_m * kernel->tile_n, tail = cuda_tiles(kernel, p) - full_tiles;
-    cuda_candidate c = whole_candidate(kernel, p);
+/* The same with tiles [0, full_tiles) whole and the k ranges of the others shared by `tail_blocks` thread blocks. */
+static cuda_candidate with_tail(cuda_candidate c, const tsr_problem *p, int64_t full_tiles, int64_t tail_blocks) {
+    const int64_t area = (int64_t)c.kernel->tile_m * c.kernel->tile_n, tail = c.tiles - full_tiles;
     c.full_tiles = full_tiles;
     c.tail_blocks = tail_blocks;
-    c.partial_bytes = (size_t)(p->batch * tail * ieee_segments(p->k, tail, tail_blocks) * area) * sizeof(float);
+    c.segments = ieee_segments(p->k, tail, tail_blocks);
+    c.partial_bytes = (size_t)(p->batch * tail * c.segments * area) * sizeof(float);
     return c;
 }
 
@@ -71,24 +71,25 @@ static void consider(cuda_candidate *best, const cuda_device *device, cuda_candi
  * wave; or tiles too few for a wave in slices, as many as a wave has room for. */
 static void consider_ieee(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
                           const tsr_problem *p, size_t max_workspace) {
-    const int64_t wave = wave_of(device, kernel), tiles = cuda_tiles(kernel, p);
+    const cuda_candidate whole = whole_candidate(kernel, p);
+    const int64_t wave = wave_of(device, kernel), tiles = whole.tiles;
     const int64_t max_slices = p->k / (MIN_SLICE_STEPS * IEEE_RUN);
-    consider(best, device, whole_candidate(kernel, p), p, max_workspace);
+    consider(best, device, whole, p, max_workspace);
     if (!cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device) || !max_slices) return;
     const int64_t tail = tiles % wave, tail_blocks = min64(wave, tail * max_slices);
     if (p->batch == 1 && tail_blocks > tail)
-        consider(best, device, tail_candidate(kernel, p, tiles - tail, tail_blocks), p, max_workspace);
+        consider(best, device, with_tail(whole, p, tiles - tail, tail_blocks), p, max_workspace);
     for (int64_t slices = min64(wave / (tiles * p->batch), max_slices); slices > 1; slices /= 2)
-        consider(best, device, tail_candidate(kernel, p, 0, tiles * slices), p, max_workspace);
+        consider(best, device, with_tail(whole, p, 0, tiles * slices), p, max_workspace);
 }
 
 /* Thin kernels stream the operands: as many thread blocks as the GPU holds, however k must be cut for that. */
 static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
                                      size_t max_workspace) {
-    const int64_t tiles = cuda_tiles(kernel, p);
-    const int64_t slices = min64(ceil_div(wave_of(device, kernel), tiles * p->batch), p->k / MIN_THIN_SLICE);
-    cuda_candidate c = slices < 2 ? whole_candidate(kernel, p) : tail_candidate(kernel, p, 0, tiles * slices);
-    if (max_workspace && c.partial_bytes > max_workspace) c = whole_candidate(kernel, p);
+    const cuda_candidate whole = whole_candidate(kernel, p);
+    const int64_t slices = min64(ceil_div(wave_of(device, kernel), whole.tiles * p->batch), p->k / MIN_THIN_SLICE);
+    cuda_candidate c = slices < 2 ? whole : with_tail(whole, p, 0, whole.tiles * slices);
+    if (max_workspace && c.partial_bytes > max_workspace) c = whole;
     c.seconds = cost_multiply_thin(device, &c, p);
     return c;
 }
@@ -126,10 +127,9 @@ static double elements_of_b(const tsr_problem *p) {
     return (double)operand_count(&p->b, p->batch) * (double)p->n * (double)p->k;
 }
 
-/* Every tile in `slices` slices of k; fewer, where rounding leaves none. */
-static cuda_candidate sliced_candidate(const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
-    cuda_candidate c = whole_candidate(kernel, p);
-    c.k_per_slice = round_up(ceil_div(p->k, slices), kernel->tile_k);
+/* The same with every tile in `slices` slices of k; fewer, where rounding leaves none. */
+static cuda_candidate with_slices(cuda_candidate c, const tsr_problem *p, int64_t slices) {
+    c.k_per_slice = round_up(ceil_div(p->k, slices), c.kernel->tile_k);
     c.slices = ceil_div(p->k, c.k_per_slice);
     if (c.slices > 1) c.partial_bytes = (size_t)(p->batch * c.slices * p->m * p->n) * sizeof(float);
     return c;
@@ -143,12 +143,13 @@ static cuda_candidate split_candidate(const cuda_device *device, const cuda_kern
     const double fraction = elements * sizeof(float) / PARTIAL_FRACTION;
     const size_t max_partial_bytes = fraction > PARTIAL_BYTES ? (size_t)fraction : PARTIAL_BYTES;
     const int64_t max_slices = p->k / (MIN_SLICE_STEPS * kernel->tile_k);
+    const cuda_candidate whole = whole_candidate(kernel, p);
     cuda_candidate best = {0};
-    consider(&best, device, whole_candidate(kernel, p), p, max_partial_bytes);
+    consider(&best, device, whole, p, max_partial_bytes);
     for (int waves = 1; waves <= 3 && cuda_kernel_runs_on(&cuda_kernels[SPLIT_REDUCE], device); waves++) {
         const int64_t slots = waves * wave_of(device, kernel);
-        const int64_t slices = min64(slots / (cuda_tiles(kernel, p) * p->batch), max_slices);
-        if (slices > 1) consider(&best, device, sliced_candidate(kernel, p, slices), p, max_partial_bytes);
+        const int64_t slices = min64(slots / (whole.tiles * p->batch), max_slices);
+        if (slices > 1) consider(&best, device, with_slices(whole, p, slices), p, max_partial_bytes);
     }
     best.seconds += cost_split(device, elements);
     return best;
