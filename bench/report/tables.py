@@ -85,8 +85,8 @@ def gpu():
             ),
             prose(
                 f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
-                f"{about['commit']}{also}. Uniform [0, 1) data, everything included, both libraries in turns of one "
-                "product.",
+                f"{about['commit']}{also}. Uniform [0, 1) data, packing included; the two libraries alternate, one "
+                "product each.",
                 "Errors are relative Frobenius errors against float64. n: as it is, t: transposed.",
             ),
         ]
