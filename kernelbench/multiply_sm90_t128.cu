@@ -1,0 +1,99 @@
+// region: kernel
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+/* 128 threads per thread block. A tile of C belongs to a cluster of two blocks, 64 rows each; a block's one warpgroup copies and
+ * multiplies in turn, and two blocks share an SM. Both blocks need the same columns of B, of which each copies half, to both. */
+constexpr int CLUSTER = 2, STAGES = 2, WARPS = 4;
+typedef stage<WG_ROWS, TILE, 2> STAGE;
+typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
+static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS && CLUSTER == MULTIPLY_CLUSTER,
+              "what the host asks for");
+
+/* tile_at, from the rows on that block `rank` of the cluster has. */
+__device__ tile part_of_tile(const product &g, int index, int rank) {
+    tile t = tile_at(g, index);
+    t.m0 += rank * WG_ROWS;
+    return t;
+}
+
+/* Copies a quarter of each stage, block after block of k and tile after tile: every warp has one, because issuing a copy takes
+ * so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A (warps 0 and 2), and
+ * of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though one issues the copy: see
+ * warp_number. Two stages are too few to cover the latency of device memory, so what is needed AHEAD blocks later is prefetched
+ * into L2; the tiles that share these rows, neighbours in a group, prefetch a part each. */
+struct quarter_copier {
+    static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP_ROWS;
+    ring<STAGES> at;
+    int rank, component, index, blocks_left; /* blocks_left: of k, in tile `index`; 0: there are no more tiles */
+    bool of_b, copies;
+    const uint8_t *from;
+    uint32_t step, bytes, landing; /* landing: bytes that arrive in this block's shared memory, from both blocks */
+    uint32_t ahead;                /* from `from` to what to prefetch */
+
+    __device__ quarter_copier(const product &g, int rank, int warp)
+        : rank(rank), component(warp / 2), of_b(warp % 2), copies(elected()) {
+        begin(g, blockIdx.x / CLUSTER);
+    }
+
+    __device__ void begin(const product &g, int tile_index) {
+        index = tile_index;
+        blocks_left = 0;
+        if (index >= tile_count(g)) return;
+        const tile t = part_of_tile(g, index, rank);
+        blocks_left = divide_up(g.a.k, SPLIT_K);
+        const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
+                                     : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0);
+        from = rows.from + component * rows.component_stride;
+        step = 2 * rows.component_stride;
+        bytes = rows.bytes;
+        landing = of_b ? panel_rows_at<TILE>(g.b, t.batch, t.n0).bytes : bytes;
+        ahead = AHEAD * step + (of_b ? t.m0 / TILE : t.n0 / TILE) % PREFETCH_PARTS * (bytes / PREFETCH_PARTS);
+    }
+
+    __device__ void copy_next(const product &g, SHARED &s) {
+        if (!blocks_left) return;
+        STAGE &to = s.stages[at.index];
+        uint64_t *full = &s.full[at.index];
+        barrier_wait(&s.empty[at.index], at.phase ^ 1);
+        if (copies) {
+            barrier_arrive_and_expect(full, landing);
+            if (bytes && of_b)
+                bulk_copy_to_blocks(to.b[component] + rank * B_ROWS * SPLIT_ROW_BYTES, from, bytes, full, 3);
+            else if (bytes)
+                bulk_copy(to.a[component], from, bytes, full);
+            if (bytes && blocks_left > AHEAD) bulk_prefetch(from + ahead, bytes / PREFETCH_PARTS);
+        }
+        from += step;
+        at.advance();
+        if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);
+    }
+};
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
+    multiply_sm90_t128(const __grid_constant__ product g) {
+    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    make_barriers(s, WARPS, CLUSTER);
+    cluster_sync();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+
+    const int rank = cluster_rank(), warp = warp_number();
+    quarter_copier copier(g, rank, warp);
+    for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
+    const auto release = [&](int stage) { /* in both blocks, which copy into it; then this warp copies its next quarter */
+        const int lane = threadIdx.x % 32;
+        if (lane < CLUSTER) barrier_arrive_in(&s.empty[stage], lane);
+        copier.copy_next(g, s);
+    };
+    ring<STAGES> at;
+    for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
+        const tile t = part_of_tile(g, index, rank);
+        accumulators sums;
+        multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, divide_up(g.a.k, SPLIT_K), release);
+        const output out(g, t, t.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
+        add_corrections(sums);
+        out.store(g, t, sums.main, s.out[warp]);
+    }
+    cluster_sync(); /* the other block may still release stages to this one */
+}
+// endregion: kernel

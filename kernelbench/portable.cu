@@ -1,0 +1,308 @@
+/* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on; also what the split product leaves to fallback.
+ *
+ * The modules' own: the library has a kernel for each size and generation instead (src/cuda/kernels/ieee), of which this is
+ * the middle way that a module can carry. It shares ieee_tile.cuh's inner loop.
+ *
+ *   portable_128x128   C of at least 128 x 128    16 x 8 results a thread, 255 registers, 2 blocks per SM
+ *   portable_64x64     smaller C                   4 x 8 results a thread
+ *
+ * Operands. A "line" is a row of A or a column of B, so that both are the same thing: lines of k terms, of which either the
+ * terms of a line are neighbours in memory or the lines of a term. They come to shared memory in slabs of SLAB terms,
+ * [SLAB][TILE + 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
+ *
+ * Tile map. A block's 2 x 2 warps compute a quarter of the tile each, with LANES_M x LANES_N lanes. A thread's rows and
+ * columns come in groups of four neighbours, one 16-byte load from shared memory each: row = group*4*LANES_M + lane_m*4 + i.
+ *
+ * What the speed depends on. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8
+ * results for 6 loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring
+ * fma share a factor, which the hardware keeps at hand, and the other two differ in parity (see store).
+ */
+namespace portable {
+
+constexpr int THREADS = 128, STEP = 8; /* terms in the main loop's body: more would not stay in the instruction cache */
+constexpr int SLAB = PORTABLE_SLAB, PARTS = SLAB / STEP;
+
+/* How the block's threads copy an operand. */
+enum reading {
+    VECTORS, /* lines are neighbours and 16-byte aligned: a thread takes four */
+    LINES,   /* lines are neighbours: 32 threads take as many */
+    TERMS    /* terms are neighbours: 8 threads take as many terms of a line, so that a warp fills all 32 banks */
+};
+
+/* One operand of one tile, as one thread copies it: in ROUNDS rounds over a slab, ALONG neighbours apart by CONTIGUOUS in
+ * each, SLAB/STEP equal parts of it while a step is multiplied. */
+template <int TILE, reading HOW> struct operand_copy {
+    static constexpr int PITCH = TILE + 4, WIDTH = HOW == VECTORS ? 4 : 1;
+    static constexpr int ALONG = HOW == TERMS ? SLAB / 8 : HOW == LINES ? TILE / 32 : 1;
+    static constexpr int ROUNDS = TILE * SLAB / THREADS / ALONG / WIDTH;
+    static constexpr int ROUND_LINES = HOW == TERMS ? THREADS / 8 : 0;
+    static constexpr int ROUND_TERMS = HOW == TERMS ? 0 : HOW == LINES ? THREADS / 32 : THREADS * WIDTH / TILE;
+    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
+    static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
+
+    const float *next;          /* what this thread copies next */
+    int64_t round_step, finish; /* in floats: from one round to the next, and from the last one's end to the next slab */
+    uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
+    int lines_left, lines_ahead;
+
+    __device__ __forceinline__ operand_copy(const float *first, int64_t row_stride, int64_t k_stride, int lines) {
+        const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
+        const int line = HOW == TERMS ? thread / 8 : thread % across * WIDTH;
+        const int term = HOW == TERMS ? thread % 8 : thread / across;
+        lines_left = lines - line;
+        offset = (term * PITCH + line) * 4;
+        const int there = HOW == VECTORS ? min(line, lines - 4) : line; /* past the edge: the last ones again */
+        next = first + there * row_stride + term * k_stride;
+        round_step = ROUND_LINES * row_stride + ROUND_TERMS * k_stride;
+        finish = HOW == TERMS ? SLAB * k_stride - TILE * row_stride : 0;
+    }
+
+    __device__ __forceinline__ void begin_slab(uint32_t slab) { to = slab + offset, lines_ahead = lines_left; }
+    __device__ __forceinline__ void finish_slab() { next += finish; }
+
+    __device__ __forceinline__ void copy_part(bool wanted) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS / PARTS; ++round) {
+#pragma unroll
+            for (int i = 0; i < ALONG; ++i) {
+                const int line = HOW == LINES ? i * 32 : 0, term = HOW == TERMS ? i * 8 : 0;
+                const bool inside = !EDGES || HOW == VECTORS || line < lines_ahead;
+                cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, wanted && inside);
+            }
+            next += round_step;
+            lines_ahead -= ROUND_LINES;
+            to += (ROUND_TERMS * PITCH + ROUND_LINES) * 4;
+        }
+    }
+
+    /* The first `terms` terms, to the last rows of a slab; the rows before them, from part `part` on, become zero. */
+    static __device__ __forceinline__ void copy_ragged(uint32_t slab, const float *first, int64_t row_stride,
+                                                       int64_t k_stride, int lines, int terms, int part) {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
+            const int line = HOW == TERMS ? i / 8 % TILE : i % TILE;
+            const int row = part * STEP + (HOW == TERMS ? i / (8 * TILE) * 8 + i % 8 : i / TILE);
+            const int term = row - (SLAB - terms);
+            const bool there = term >= 0 && line < lines;
+            cp_async_or_zero<4>(slab + (row * PITCH + line) * 4,
+                                there ? first + line * row_stride + term * k_stride : first, there ? 4 : 0);
+        }
+    }
+};
+
+__device__ __forceinline__ void finish_copies() {
+    cp_async_commit();
+    cp_async_wait<0>();
+}
+
+/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where the
+ * matrix does, so that it reads no less than the others; it stores only what is its own. */
+struct tile_place {
+    int first, own;
+    __device__ __forceinline__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
+};
+
+template <int TILE, int ROWS, int COLS> struct tile_product {
+    static constexpr int WARP = TILE / 2, LANES_M = WARP / ROWS, LANES_N = WARP / COLS, PITCH = TILE + 4;
+    static constexpr int SLAB_FLOATS = SLAB * PITCH, STAGE_FLOATS = 2 * SLAB_FLOATS, RESULT_PITCH = WARP + 4;
+    static_assert(LANES_M * LANES_N == 32, "the lanes of a warp cover its quarter of the tile");
+    static_assert(2 * STAGE_FLOATS * 4 == portable_shared(TILE), "what the host asks for");
+    static_assert(4 * LANES_M * RESULT_PITCH <= 2 * STAGE_FLOATS, "results go through the slabs' memory");
+
+    /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a warp's
+     * 16-byte loads from shared memory are then two wavefronts instead of four. */
+    int warp_m, warp_n, lane_m, lane_n;
+    float sum[ROWS][COLS];
+
+    __device__ __forceinline__ tile_product() : sum{} {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        warp_m = warp / 2 * WARP, warp_n = warp % 2 * WARP;
+        lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
+    }
+
+    template <int COUNT> static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
+#pragma unroll
+        for (int group = 0; group < COUNT / 4; ++group)
+            *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
+    }
+
+    /* One term's values. Which operand comes first changes how the compiler arranges the fma. */
+    static __device__ __forceinline__ void load_term(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
+                                                     const float *b_from) {
+        if (ROWS > COLS) load(a, a_from, 4 * LANES_M);
+        load(b, b_from, 4 * LANES_N);
+        if (ROWS <= COLS) load(a, a_from, 4 * LANES_M);
+    }
+
+    template <reading A, reading B>
+    __device__ __forceinline__ void multiply(const product &g, const float *a_first, const float *b_first, int a_lines,
+                                             int b_lines, float *shared) {
+        operand_copy<TILE, A> a(a_first + g.a.k % SLAB * g.a.k_stride, g.a.row_stride, g.a.k_stride, a_lines);
+        operand_copy<TILE, B> b(b_first + g.a.k % SLAB * g.b.k_stride, g.b.row_stride, g.b.k_stride, b_lines);
+        const uint32_t memory = shared_address(shared);
+        const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
+        int part = 0; /* of the slab in use: the step that comes next. Steps without a term are left out */
+        if (ragged) {
+            part = (SLAB - ragged) / STEP;
+            a.copy_ragged(memory, a_first, g.a.row_stride, g.a.k_stride, a_lines, ragged, part);
+            b.copy_ragged(memory + SLAB_FLOATS * 4, b_first, g.b.row_stride, g.b.k_stride, b_lines, ragged, part);
+        } else {
+            a.begin_slab(memory), b.begin_slab(memory + SLAB_FLOATS * 4);
+#pragma unroll 1
+            for (int i = 0; i < PARTS; ++i) a.copy_part(true), b.copy_part(true);
+            a.finish_slab(), b.finish_slab();
+        }
+        int coming = 1, stage = 0;
+        bool more = coming < slabs;
+        finish_copies();
+        a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
+#pragma unroll 1
+        for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* what the steps left out would copy */
+        /* What these are made of is to be forgotten: the main loop would be longer for it. */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);
+        __syncthreads();
+
+        const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
+        const float *a_from = shared + a_offset + part * STEP * PITCH, *b_from = shared + b_offset + part * STEP * PITCH;
+        float a_values[2][ROWS], b_values[2][COLS];
+        load_term(a_values[0], b_values[0], a_from, b_from);
+#pragma unroll 1
+        for (int steps = slabs * PARTS - part; steps > 0; --steps) {
+            a.copy_part(more), b.copy_part(more);
+            ++part;
+#pragma unroll
+            for (int term = 0; term < STEP; ++term) {
+                float(&a_now)[ROWS] = a_values[term % 2], (&b_now)[COLS] = b_values[term % 2];
+                if (term + 1 < STEP) {
+                    load_term(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * PITCH,
+                              b_from + (term + 1) * PITCH);
+                } else {
+                    a_from += STEP * PITCH, b_from += STEP * PITCH;
+                    if (part == PARTS) { /* the slab's last values are in registers: the other slab, which has come */
+                        finish_copies();
+                        __syncthreads();
+                        a.finish_slab(), b.finish_slab();
+                        a.begin_slab(memory + stage * STAGE_FLOATS * 4);
+                        b.begin_slab(memory + (stage * STAGE_FLOATS + SLAB_FLOATS) * 4);
+                        part = 0, stage ^= 1, more = ++coming < slabs;
+                        a_from = shared + stage * STAGE_FLOATS + a_offset;
+                        b_from = shared + stage * STAGE_FLOATS + b_offset;
+                    }
+                    load_term(a_values[0], b_values[0], a_from, b_from);
+                }
+                /* Row by row, back and forth: each fma has a factor in common with the one before. */
+#pragma unroll
+                for (int row = 0; row < ROWS; ++row) {
+#pragma unroll
+                    for (int i = 0; i < COLS; ++i) {
+                        const int col = row % 2 ? COLS - 1 - i : i;
+                        sum[row][col] = fmaf(a_now[row], b_now[col], sum[row][col]);
+                    }
+                }
+            }
+        }
+        finish_copies();
+        __syncthreads();
+    }
+
+    static __device__ __forceinline__ reading reading_of(const operand &o, const float *first, int lines) {
+        const bool aligned = o.k_stride % 4 == 0 && lines % 4 == 0 && (uintptr_t)first % 16 == 0;
+        return o.row_stride != 1 ? TERMS : aligned ? VECTORS : LINES;
+    }
+
+    __device__ __forceinline__ void multiply(const product &g, int batch, const tile_place &rows,
+                                             const tile_place &cols, float *shared) {
+        const float *a = g.a.data + batch * g.a.batch_stride + rows.first * g.a.row_stride;
+        const float *b = g.b.data + batch * g.b.batch_stride + cols.first * g.b.row_stride;
+        const int a_lines = g.a.rows - rows.first, b_lines = g.b.rows - cols.first;
+        const reading of_a = reading_of(g.a, a, a_lines), of_b = reading_of(g.b, b, b_lines);
+        if (of_a == TERMS && of_b == TERMS)
+            multiply<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
+        else if (of_a == TERMS && of_b == VECTORS)
+            multiply<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
+        else if (of_a == TERMS)
+            multiply<TERMS, LINES>(g, a, b, a_lines, b_lines, shared);
+        else if (of_a == VECTORS && of_b == TERMS)
+            multiply<VECTORS, TERMS>(g, a, b, a_lines, b_lines, shared);
+        else if (of_b == TERMS)
+            multiply<LINES, TERMS>(g, a, b, a_lines, b_lines, shared);
+        else if (of_a == VECTORS && of_b == VECTORS)
+            multiply<VECTORS, VECTORS>(g, a, b, a_lines, b_lines, shared);
+        else /* one of them may be aligned: then that is not used */
+            multiply<LINES, LINES>(g, a, b, a_lines, b_lines, shared);
+    }
+
+    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows. There,
+     * columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other, and this order
+     * gives sum[row][col] the opposite parity of B's value for that column. */
+    __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
+                                          float *shared) const {
+        const int lane = threadIdx.x % 32;
+        float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);
+        float *c = g.c + (int64_t)batch * g.a.rows * g.b.rows;
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            __syncwarp();
+#pragma unroll
+            for (int group = 0; group < COLS / 4; ++group)
+                *(float4 *)(staging + lane_m * RESULT_PITCH + group * 4 * LANES_N + lane_n * 4) = make_float4(
+                    sum[row][group * 4 + 1], sum[row][group * 4], sum[row][group * 4 + 3], sum[row][group * 4 + 2]);
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < LANES_M * WARP / 32; ++i) {
+                const int line = i * 32 / WARP, in_warp = i * 32 % WARP + lane;
+                const int out_row = rows.first + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
+                const int out_col = cols.first + warp_n + in_warp;
+                if (out_row >= rows.own && out_row < g.a.rows && out_col >= cols.own && out_col < g.b.rows)
+                    c[(int64_t)out_row * g.b.rows + out_col] = staging[line * RESULT_PITCH + (in_warp ^ 1)];
+            }
+        }
+        __syncthreads(); /* the next tile's slabs take the place of these results */
+    }
+};
+
+/* ---- Which tiles ------------------------------------------------------------------------------------------------- */
+
+/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call it. */
+__device__ __forceinline__ bool nothing_left(const product &g) {
+    const int of_a = g.batch * divide_up(g.a.rows, PANEL_ROWS), of_b = g.batch * divide_up(g.b.rows, PANEL_ROWS);
+    bool left = false;
+    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS) left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
+    return !__syncthreads_or(left);
+}
+
+__device__ __forceinline__ float mark_of(const operand &o, int batch, int row) {
+    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
+}
+
+/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of B,
+ * which stay in the L2 cache. */
+template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
+    float *const shared = (float *)dynamic_shared<1024>();
+    constexpr int BAND = 16;
+    wait_for_previous_kernel();
+    if (g.only_marked && nothing_left(g)) return;
+    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE);
+    for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
+        const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
+        const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;
+        const int band_rows = min(BAND, tiles_m - band * BAND);
+        const tile_place rows((band * BAND + in_band % band_rows) * TILE, TILE, g.a.rows);
+        const tile_place cols(in_band / band_rows * TILE, TILE, g.b.rows);
+        if (g.only_marked && mark_of(g.a, batch, rows.own) * mark_of(g.b, batch, cols.own) <= g.mark_limit) continue;
+        tile_product<TILE, ROWS, COLS> sums;
+        sums.multiply(g, batch, rows, cols, shared);
+        sums.store(g, batch, rows, cols, shared);
+    }
+}
+
+} // namespace portable
+
+/* Grid: one block for each tile, or fewer: they take every gridDim-th tile. */
+extern "C" __global__ void __launch_bounds__(128, 2) portable_128x128(const __grid_constant__ product g) {
+    portable::compute<128, 16, 8>(g);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4) portable_64x64(const __grid_constant__ product g) {
+    portable::compute<64, 4, 8>(g);
+}
