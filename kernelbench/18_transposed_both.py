@@ -30,8 +30,6 @@ precision="ieee" computes everything with plain float32 multiply-adds, as do sma
 
 Every kernel has thread blocks of exactly 128 threads.
 
-Contents: arguments, instructions, packing, Hopper kernel, portable kernel, host function, Python.
-
 Written by kernelbench/generate.py of Tessera from the library's own sources: change those, not this file. Apache License 2.0.
 """
 
@@ -160,21 +158,6 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
 #endif
 }
 
-/* Copies BYTES if `wanted`, else writes zeros. */
-template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const void *from, bool wanted) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0)
-                     : "memory");
-#else
-    cp_async_if<BYTES>(to, from, wanted);
-    for (int i = 0; !wanted && i < BYTES; i += 4)
-        asm volatile("st.shared.f32 [%0], 0f00000000;" ::"r"(to + i) : "memory");
-#endif
-}
 
 __device__ inline void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
@@ -193,6 +176,11 @@ constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
+
+/* The mark of the panel that this row is in. */
+__device__ inline float mark_of(const operand &o, int batch, int row) {
+    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
+}
 """
 
 # ---- Packing (CUDA) -------------------------------------------------------------------------------------------------
@@ -304,15 +292,11 @@ struct share {
     }
 };
 
-/* Whether fp16 has no room for an element, or its row was taken for zeros. */
-__device__ bool does_not_fit(float x, int e) {
-    return !(fabsf(x * power_of_two(e)) < HALF_OVERFLOW) || (e == ALL_ZERO && x != 0);
-}
-
-/* An element's depth with exponent e; infinite where it does not fit. */
+/* An element's depth with exponent e; infinite also where its row was taken for zeros. */
 __device__ float depth_of(float x, int e) {
+    const float scaled = fabsf(x * power_of_two(e));
     if (x == 0) return 1;
-    return does_not_fit(x, e) ? INFINITY : fmaxf(1, HALF_LEAST_NORMAL / fabsf(x * power_of_two(e)));
+    return scaled < HALF_OVERFLOW && e != ALL_ZERO ? fmaxf(1, HALF_LEAST_NORMAL / scaled) : INFINITY;
 }
 
 /* Splits two neighbours of a row with exponent e; false where one of them is tiny or does not fit. */
@@ -324,17 +308,6 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
     *lo = __floats2half2_rn(fmaf(-h.x, down, x0) * lo_up, fmaf(-h.y, down, x1) * lo_up);
     return ((fabsf(scaled0) >= least && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
            ((fabsf(scaled1) >= least && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
-}
-
-/* For a thread with elements that are tiny or do not fit: notes what does not fit, and returns the largest depth. */
-__device__ float examine(const float (&x)[QUAD], int e, const operand &o, int64_t row) {
-    float depth = 1;
-    for (int k = 0; k < QUAD; k++) {
-        const float of_x = depth_of(x[k], e);
-        depth = fmaxf(depth, of_x);
-        if (of_x == INFINITY) raise(&o.overflows[row], fabsf(x[k]));
-    }
-    return depth;
 }
 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
@@ -361,7 +334,12 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
             *(uint2 *)to = *(uint2 *)hi;
             *(uint2 *)(to + stored * SPLIT_ROW_BYTES) = *(uint2 *)lo;
         }
-        if (!ordinary) depth = fmaxf(depth, examine(x, e, o, (int64_t)u.batch * o.rows + u.row0 + row));
+        if (ordinary) continue;
+        for (int k = 0; k < QUAD; k++) {
+            const float of_x = depth_of(x[k], e);
+            depth = fmaxf(depth, of_x);
+            if (of_x == INFINITY) raise(&o.overflows[(int64_t)u.batch * o.rows + u.row0 + row], fabsf(x[k]));
+        }
     }
     return depth;
 }
@@ -654,9 +632,6 @@ struct output {
     __device__ static int exponent_of(const operand &o, int batch, int row) {
         return row < o.rows ? o.exponents[(int64_t)batch * o.rows + row] : 0;
     }
-    __device__ static float mark_of(const operand &o, int batch, int row) {
-        return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
-    }
 
     __device__ output(const product &g, const tile &t, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -853,13 +828,6 @@ typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS && CLUSTER == MULTIPLY_CLUSTER,
               "what the host asks for");
 
-/* tile_at, from the rows on that block `rank` of the cluster has. */
-__device__ tile part_of_tile(const product &g, int index, int rank) {
-    tile t = tile_at(g, index);
-    t.m0 += rank * WG_ROWS;
-    return t;
-}
-
 /* Copies a quarter of each stage, block after block of k and tile after tile: every warp has one, because issuing a copy takes
  * so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A (warps 0 and 2), and
  * of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though one issues the copy: see
@@ -883,10 +851,10 @@ struct quarter_copier {
         index = tile_index;
         blocks_left = 0;
         if (index >= tile_count(g)) return;
-        const tile t = part_of_tile(g, index, rank);
+        const tile t = tile_at(g, index);
         blocks_left = divide_up(g.a.k, SPLIT_K);
         const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
-                                     : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0);
+                                     : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0 + rank * WG_ROWS);
         from = rows.from + component * rows.component_stride;
         step = 2 * rows.component_stride;
         bytes = rows.bytes;
@@ -925,16 +893,15 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     quarter_copier copier(g, rank, warp);
     for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
     const auto release = [&](int stage) { /* in both blocks, which copy into it; then this warp copies its next quarter */
-        const int lane = threadIdx.x % 32;
-        if (lane < CLUSTER) barrier_arrive_in(&s.empty[stage], lane);
+        if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(&s.empty[stage], threadIdx.x % 32);
         copier.copy_next(g, s);
     };
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
-        const tile t = part_of_tile(g, index, rank);
+        const tile t = tile_at(g, index);
         accumulators sums;
         multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, divide_up(g.a.k, SPLIT_K), release);
-        const output out(g, t, t.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
+        const output out(g, t, t.m0 + rank * WG_ROWS); /* not sooner: while we wait for it, the SM's other block multiplies */
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[warp]);
     }
@@ -947,24 +914,19 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
 # ---- The portable kernel: plain float32, for everything else (CUDA) -------------------------------------------------
 
 PORTABLE = r"""
-/* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on; also what the split product leaves to fallback.
+/* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on, or the tiles of it that the Hopper kernel left.
  *
- * The modules' own: the library has a kernel for each size and generation instead (src/cuda/kernels/ieee), of which this is
- * the middle way that a module can carry. It shares ieee_tile.cuh's inner loop.
+ * The modules' own: where the library has a kernel for each size and generation (src/cuda/kernels/ieee), a module has this one.
  *
- *   portable_128x128   C of at least 128 x 128    16 x 8 results a thread, 255 registers, 2 blocks per SM
- *   portable_64x64     smaller C                   4 x 8 results a thread
+ * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE + 4], two
+ * of each operand: one in use, one on its way (cp.async from Ampere on).
  *
- * Operands. A "line" is a row of A or a column of B, so that both are the same thing: lines of k terms, of which either the
- * terms of a line are neighbours in memory or the lines of a term. They come to shared memory in slabs of SLAB terms,
- * [SLAB][TILE + 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
+ * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of four
+ * neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
  *
- * Tile map. A block's 2 x 2 warps compute a quarter of the tile each, with LANES_M x LANES_N lanes. A thread's rows and
- * columns come in groups of four neighbours, one 16-byte load from shared memory each: row = group*4*LANES_M + lane_m*4 + i.
- *
- * What the speed depends on. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8
- * results for 6 loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring
- * fma share a factor, which the hardware keeps at hand, and the other two differ in parity (see store).
+ * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6 loads. An
+ * fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a factor, which
+ * the hardware keeps at hand, and the other two differ in parity (see store).
  */
 namespace portable {
 
@@ -978,8 +940,8 @@ enum reading {
     TERMS    /* terms are neighbours: 8 threads take as many terms of a line, so that a warp fills all 32 banks */
 };
 
-/* One operand of one tile, as one thread copies it: in ROUNDS rounds over a slab, ALONG neighbours apart by CONTIGUOUS in
- * each, SLAB/STEP equal parts of it while a step is multiplied. */
+/* One operand of a tile, as one thread copies it: a slab takes ROUNDS rounds of ALONG copies each. While a step is multiplied, an
+ * equal part of them is issued. */
 template <int TILE, reading HOW> struct operand_copy {
     static constexpr int PITCH = TILE + 4, WIDTH = HOW == VECTORS ? 4 : 1;
     static constexpr int ALONG = HOW == TERMS ? SLAB / 8 : HOW == LINES ? TILE / 32 : 1;
@@ -994,29 +956,30 @@ template <int TILE, reading HOW> struct operand_copy {
     uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
 
-    __device__ __forceinline__ operand_copy(const float *first, int64_t row_stride, int64_t k_stride, int lines) {
+    /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
+    __device__ __forceinline__ operand_copy(const operand &o, const float *first, int lines, int term0) {
         const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
         const int line = HOW == TERMS ? thread / 8 : thread % across * WIDTH;
         const int term = HOW == TERMS ? thread % 8 : thread / across;
         lines_left = lines - line;
         offset = (term * PITCH + line) * 4;
         const int there = HOW == VECTORS ? min(line, lines - 4) : line; /* past the edge: the last ones again */
-        next = first + there * row_stride + term * k_stride;
-        round_step = ROUND_LINES * row_stride + ROUND_TERMS * k_stride;
-        finish = HOW == TERMS ? SLAB * k_stride - TILE * row_stride : 0;
+        next = first + there * o.row_stride + (term0 + term) * o.k_stride;
+        round_step = ROUND_LINES * o.row_stride + ROUND_TERMS * o.k_stride;
+        finish = HOW == TERMS ? SLAB - TILE * o.row_stride : 0;
     }
 
     __device__ __forceinline__ void begin_slab(uint32_t slab) { to = slab + offset, lines_ahead = lines_left; }
     __device__ __forceinline__ void finish_slab() { next += finish; }
 
-    __device__ __forceinline__ void copy_part(bool wanted) {
+    __device__ __forceinline__ void copy_part(int wanted) {
 #pragma unroll
         for (int round = 0; round < ROUNDS / PARTS; ++round) {
 #pragma unroll
             for (int i = 0; i < ALONG; ++i) {
                 const int line = HOW == LINES ? i * 32 : 0, term = HOW == TERMS ? i * 8 : 0;
                 const bool inside = !EDGES || HOW == VECTORS || line < lines_ahead;
-                cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, wanted && inside);
+                cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, inside ? wanted : 0);
             }
             next += round_step;
             lines_ahead -= ROUND_LINES;
@@ -1025,16 +988,14 @@ template <int TILE, reading HOW> struct operand_copy {
     }
 
     /* The first `terms` terms, to the last rows of a slab; the rows before them, from part `part` on, become zero. */
-    static __device__ __forceinline__ void copy_ragged(uint32_t slab, const float *first, int64_t row_stride,
-                                                       int64_t k_stride, int lines, int terms, int part) {
-#pragma unroll 4
+    static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab, int terms,
+                                                       int part) {
+#pragma unroll 8
         for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
             const int line = HOW == TERMS ? i / 8 % TILE : i % TILE;
             const int row = part * STEP + (HOW == TERMS ? i / (8 * TILE) * 8 + i % 8 : i / TILE);
             const int term = row - (SLAB - terms);
-            const bool there = term >= 0 && line < lines;
-            cp_async_or_zero<4>(slab + (row * PITCH + line) * 4,
-                                there ? first + line * row_stride + term * k_stride : first, there ? 4 : 0);
+            slab[row * PITCH + line] = term >= 0 && line < lines ? first[line * o.row_stride + term * o.k_stride] : 0;
         }
     }
 };
@@ -1084,25 +1045,24 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 
     template <reading A, reading B>
-    __device__ __forceinline__ void multiply(const product &g, const float *a_first, const float *b_first, int a_lines,
-                                             int b_lines, float *shared) {
-        operand_copy<TILE, A> a(a_first + g.a.k % SLAB * g.a.k_stride, g.a.row_stride, g.a.k_stride, a_lines);
-        operand_copy<TILE, B> b(b_first + g.a.k % SLAB * g.b.k_stride, g.b.row_stride, g.b.k_stride, b_lines);
-        const uint32_t memory = shared_address(shared);
+    __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first, int a_lines,
+                                                int b_lines, float *shared) {
         const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
+        operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
+        operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
+        const uint32_t memory = shared_address(shared);
         int part = 0; /* of the slab in use: the step that comes next. Steps without a term are left out */
         if (ragged) {
             part = (SLAB - ragged) / STEP;
-            a.copy_ragged(memory, a_first, g.a.row_stride, g.a.k_stride, a_lines, ragged, part);
-            b.copy_ragged(memory + SLAB_FLOATS * 4, b_first, g.b.row_stride, g.b.k_stride, b_lines, ragged, part);
+            a.copy_ragged(g.a, a_first, a_lines, shared, ragged, part);
+            b.copy_ragged(g.b, b_first, b_lines, shared + SLAB_FLOATS, ragged, part);
         } else {
             a.begin_slab(memory), b.begin_slab(memory + SLAB_FLOATS * 4);
 #pragma unroll 1
-            for (int i = 0; i < PARTS; ++i) a.copy_part(true), b.copy_part(true);
+            for (int i = 0; i < PARTS; ++i) a.copy_part(1), b.copy_part(1);
             a.finish_slab(), b.finish_slab();
         }
-        int coming = 1, stage = 0;
-        bool more = coming < slabs;
+        int coming = 1, stage = 0, more = coming < slabs;
         finish_copies();
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
@@ -1165,20 +1125,13 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         const float *b = g.b.data + batch * g.b.batch_stride + cols.first * g.b.row_stride;
         const int a_lines = g.a.rows - rows.first, b_lines = g.b.rows - cols.first;
         const reading of_a = reading_of(g.a, a, a_lines), of_b = reading_of(g.b, b, b_lines);
-        if (of_a == TERMS && of_b == TERMS)
-            multiply<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == TERMS && of_b == VECTORS)
-            multiply<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == TERMS)
-            multiply<TERMS, LINES>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == VECTORS && of_b == TERMS)
-            multiply<VECTORS, TERMS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_b == TERMS)
-            multiply<LINES, TERMS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == VECTORS && of_b == VECTORS)
-            multiply<VECTORS, VECTORS>(g, a, b, a_lines, b_lines, shared);
-        else /* one of them may be aligned: then that is not used */
-            multiply<LINES, LINES>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == TERMS && of_b == TERMS) return multiply_as<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == TERMS && of_b == VECTORS) return multiply_as<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == TERMS) return multiply_as<TERMS, LINES>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == VECTORS && of_b == TERMS) return multiply_as<VECTORS, TERMS>(g, a, b, a_lines, b_lines, shared);
+        if (of_b == TERMS) return multiply_as<LINES, TERMS>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == VECTORS && of_b == VECTORS) return multiply_as<VECTORS, VECTORS>(g, a, b, a_lines, b_lines, shared);
+        multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
     /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows. There,
@@ -1218,10 +1171,6 @@ __device__ __forceinline__ bool nothing_left(const product &g) {
     bool left = false;
     for (int i = threadIdx.x; i < of_a + of_b; i += THREADS) left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
     return !__syncthreads_or(left);
-}
-
-__device__ __forceinline__ float mark_of(const operand &o, int batch, int row) {
-    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
 }
 
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of B,
@@ -1270,7 +1219,6 @@ HOST = r"""
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -1285,21 +1233,6 @@ void portable_64x64(product);
 
 namespace {
 
-struct kernel {
-    const char *name;
-    void (*function)(product);
-    int threads, shared_bytes; /* of a thread block */
-};
-
-const kernel PORTABLE_128 = {"portable_128x128", portable_128x128, 128, portable_shared(128)};
-const kernel PORTABLE_64 = {"portable_64x64", portable_64x64, 128, portable_shared(64)};
-#if TESSERA_HOPPER
-const kernel PACK_SAMPLE = {"pack_sample", pack_sample, 128, 0};
-const kernel PACK_SPLIT = {"pack_split", pack_split, 128, 0};
-const kernel PACK_AGAIN = {"pack_again", pack_again, 128, 0};
-const kernel MULTIPLY = {"multiply_sm90_t128", multiply_sm90_t128, MULTIPLY_THREADS, MULTIPLY_SHARED};
-#endif
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Messages are put together as strings: where torch's C++ library and the compiler's are mixed, streams may crash. */
@@ -1307,59 +1240,44 @@ void check(cudaError_t error, const char *doing, const char *what) {
     TORCH_CHECK(error == cudaSuccess, std::string(doing) + " " + what + ": " + cudaGetErrorString(error));
 }
 
-void allow_shared_memory(const kernel &k) {
-    check(cudaFuncSetAttribute((const void *)k.function, cudaFuncAttributeMaxDynamicSharedMemorySize, k.shared_bytes),
-          "preparing", k.name);
-}
+/* One kernel of a call. early: it waits by itself for the kernel before it, so that its start may overlap that one's end
+ * (programmatic launch). Not for the first of a call: the stranger before it may not have waited for what is before *it*. */
+struct launcher {
+    product *g;
+    cudaStream_t stream;
 
-/* How many SMs the current GPU has. The first call for a GPU prepares the kernels there. */
-int64_t sm_count(int device) {
-    static std::once_flag made[64];
-    static int counts[64];
-    TORCH_CHECK(device < 64, "this module keeps track of 64 GPUs at most");
-    std::call_once(made[device], [device] {
-        check(cudaDeviceGetAttribute(&counts[device], cudaDevAttrMultiProcessorCount, device), "asking about", "the GPU");
-        allow_shared_memory(PORTABLE_128);
-        allow_shared_memory(PORTABLE_64);
+    void launch(const char *name, void (*kernel)(product), int64_t blocks, int threads, int shared_bytes, bool early) const {
+        TORCH_CHECK(blocks <= INT32_MAX, std::string(name) + " would need more thread blocks than a grid may have");
+        const void *function = (const void *)kernel;
+        const dim3 grid((unsigned)blocks), block((unsigned)threads);
+        void *args[] = {g};
+        check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "preparing", name);
 #if TESSERA_HOPPER
-        allow_shared_memory(MULTIPLY);
-#endif
-    });
-    return counts[device];
-}
-
-/* early: the kernel waits by itself for the one before it, so that its start may overlap that one's end (programmatic
- * launch). Not for the first kernel of a call: the stranger before it may not have waited for what is before *it*. */
-void launch(const kernel &k, int64_t blocks, product *g, cudaStream_t stream, bool early) {
-    TORCH_CHECK(blocks <= INT32_MAX, std::string(k.name) + " would need more thread blocks than a grid may have");
-    const dim3 grid((unsigned)blocks), threads((unsigned)k.threads);
-    void *args[] = {g};
-#if TESSERA_HOPPER
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = (size_t)k.shared_bytes;
-    config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = early;
-    check(cudaLaunchKernelExC(&config, (const void *)k.function, args), "launching", k.name);
+        cudaLaunchAttribute overlap = {};
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        overlap.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {grid, block, (size_t)shared_bytes, stream, &overlap, early};
+        check(cudaLaunchKernelExC(&config, function, args), "launching", name);
 #else
-    check(cudaLaunchKernel((const void *)k.function, grid, threads, args, (size_t)k.shared_bytes, stream), "launching", k.name);
+        check(cudaLaunchKernel(function, grid, block, args, (size_t)shared_bytes, stream), "launching", name);
 #endif
-}
+    }
+};
 
 /* ---- Two ways to compute a product ------------------------------------------------------------------------------- */
 
 /* All of C, or what the Hopper kernel left of it. Tiles of 128 x 128 are faster; a C with fewer of them than there are SMs is
  * cut into smaller ones. k is never cut: a small C with long k does not fill the GPU. */
 void multiply_portable(product *g, int64_t sms, cudaStream_t stream) {
+    const launcher queue = {g, stream};
     const int64_t m = g->a.rows, n = g->b.rows, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
-    const int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
-    launch(large ? PORTABLE_128 : PORTABLE_64, g->only_marked ? std::min(blocks, 2 * sms) : blocks, g, stream, g->only_marked);
+    int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
+    if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
+    if (large)
+        queue.launch("portable_128x128", portable_128x128, blocks, 128, portable_shared(128), g->only_marked);
+    else
+        queue.launch("portable_64x64", portable_64x64, blocks, 128, portable_shared(64), g->only_marked);
 }
 
 #if TESSERA_HOPPER
@@ -1382,14 +1300,6 @@ void place_packed(operand *o, int64_t batch, arena *memory) {
     memory->take(o->overflowed, batch * ceil_div(o->rows, PANEL_ROWS));
 }
 
-char *place_all(product *g, char *memory) {
-    arena rest = {memory};
-    place_packed(&g->a, g->batch, &rest);
-    place_packed(&g->b, g->batch, &rest);
-    rest.take(g->any_overflowed, 1);
-    return rest.next;
-}
-
 /* Whether packing pays for itself: it takes four launches and moves the operands twice. Below k = 128 the error of splitting
  * would show beside float32's own, (k + 2) 2^-24. */
 bool should_split(const product &g) {
@@ -1398,9 +1308,15 @@ bool should_split(const product &g) {
 }
 
 void multiply_split(product *g, int64_t sms, cudaStream_t stream, const at::TensorOptions &options) {
-    const int64_t bytes = (int64_t)place_all(g, nullptr);
-    const at::Tensor workspace = at::empty({bytes}, options.dtype(at::kByte)); /* torch keeps it for the stream's later work */
-    place_all(g, (char *)workspace.data_ptr());
+    const auto place = [g](char *memory) {
+        arena rest = {memory};
+        place_packed(&g->a, g->batch, &rest);
+        place_packed(&g->b, g->batch, &rest);
+        rest.take(g->any_overflowed, 1);
+        return rest.next;
+    };
+    const at::Tensor workspace = at::empty({(int64_t)place(nullptr)}, options.dtype(at::kByte));
+    place((char *)workspace.data_ptr()); /* torch keeps this memory for the stream's later work */
     /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's smallest normal number. */
     const float k = (float)g->a.k;
     g->mark_limit = (k - k / 32 - 76) / (16.1f + k / 800);
@@ -1408,10 +1324,12 @@ void multiply_split(product *g, int64_t sms, cudaStream_t stream, const at::Tens
     const auto groups = [g](int64_t rows) { return g->batch * (ceil_div(g->a.rows, rows) + ceil_div(g->b.rows, rows)); };
     const int64_t pack_tiles = groups(PACK_ROWS) * ceil_div(g->a.k, SPLIT_K);
     const int64_t tiles = g->batch * ceil_div(g->a.rows, 128) * ceil_div(g->b.rows, 128), waves = ceil_div(tiles, sms);
-    launch(PACK_SAMPLE, groups(SAMPLE_ROWS), g, stream, false);
-    launch(PACK_SPLIT, pack_tiles, g, stream, true);
-    launch(PACK_AGAIN, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), g, stream, true);
-    launch(MULTIPLY, ceil_div(tiles, waves) * MULTIPLY_CLUSTER, g, stream, true); /* no more blocks: idle ones cost power */
+    const launcher queue = {g, stream};
+    queue.launch("pack_sample", pack_sample, groups(SAMPLE_ROWS), 128, 0, false);
+    queue.launch("pack_split", pack_split, pack_tiles, 128, 0, true);
+    queue.launch("pack_again", pack_again, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
+    queue.launch("multiply_sm90_t128", multiply_sm90_t128, ceil_div(tiles, waves) * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED,
+                 true); /* no more blocks than fill the waves: idle ones cost power */
     g->only_marked = 1;
     multiply_portable(g, sms, stream);
 }
@@ -1471,7 +1389,8 @@ at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, boo
     g.c = result.data_ptr<float>();
     g.batch = batched ? (int32_t)left.size(0) : 1;
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-    const int64_t sms = sm_count(left.get_device());
+    int sms = 0;
+    check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()), "asking about", "the GPU");
 #if TESSERA_HOPPER
     if (!ieee && should_split(g)) {
         multiply_split(&g, sms, stream, left.options());
@@ -1549,12 +1468,6 @@ def product(left, left_transposed, right, right_transposed, ieee):
     return extension().multiply(left, left_transposed, right, right_transposed, ieee)
 
 
-def on_gpu(A, B):
-    """Both on the GPU that one of them is on, or else on the current one."""
-    device = A.device if A.is_cuda else B.device if B.is_cuda else torch.device("cuda", torch.cuda.current_device())
-    return tuple(x.to(device) if x.device.type == "cpu" else x for x in (A, B))
-
-
 class ModelNew(torch.nn.Module):
     """C = A.T @ B.T. precision: "fp32" or "ieee", see above."""
 
@@ -1568,8 +1481,8 @@ class ModelNew(torch.nn.Module):
     def forward(self, A, B):
         if not (isinstance(A, torch.Tensor) and isinstance(B, torch.Tensor)):
             raise TypeError(f"A and B must be tensors, not {type(A).__name__} and {type(B).__name__}")
-        if not (A.is_cuda and B.is_cuda):
-            A, B = on_gpu(A, B)
+        device = next((x.device for x in (A, B) if x.is_cuda), "cuda")
+        A, B = (x.to(device) if x.device.type == "cpu" else x for x in (A, B))
         return product(A, True, B, True, self.ieee)
 
 

@@ -9,13 +9,6 @@ typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS && CLUSTER == MULTIPLY_CLUSTER,
               "what the host asks for");
 
-/* tile_at, from the rows on that block `rank` of the cluster has. */
-__device__ tile part_of_tile(const product &g, int index, int rank) {
-    tile t = tile_at(g, index);
-    t.m0 += rank * WG_ROWS;
-    return t;
-}
-
 /* Copies a quarter of each stage, block after block of k and tile after tile: every warp has one, because issuing a copy takes
  * so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A (warps 0 and 2), and
  * of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though one issues the copy: see
@@ -39,10 +32,10 @@ struct quarter_copier {
         index = tile_index;
         blocks_left = 0;
         if (index >= tile_count(g)) return;
-        const tile t = part_of_tile(g, index, rank);
+        const tile t = tile_at(g, index);
         blocks_left = divide_up(g.a.k, SPLIT_K);
         const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
-                                     : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0);
+                                     : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0 + rank * WG_ROWS);
         from = rows.from + component * rows.component_stride;
         step = 2 * rows.component_stride;
         bytes = rows.bytes;
@@ -81,16 +74,15 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     quarter_copier copier(g, rank, warp);
     for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
     const auto release = [&](int stage) { /* in both blocks, which copy into it; then this warp copies its next quarter */
-        const int lane = threadIdx.x % 32;
-        if (lane < CLUSTER) barrier_arrive_in(&s.empty[stage], lane);
+        if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(&s.empty[stage], threadIdx.x % 32);
         copier.copy_next(g, s);
     };
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
-        const tile t = part_of_tile(g, index, rank);
+        const tile t = tile_at(g, index);
         accumulators sums;
         multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, divide_up(g.a.k, SPLIT_K), release);
-        const output out(g, t, t.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
+        const output out(g, t, t.m0 + rank * WG_ROWS); /* not sooner: while we wait for it, the SM's other block multiplies */
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[warp]);
     }

@@ -102,15 +102,11 @@ struct share {
     }
 };
 
-/* Whether fp16 has no room for an element, or its row was taken for zeros. */
-__device__ bool does_not_fit(float x, int e) {
-    return !(fabsf(x * power_of_two(e)) < HALF_OVERFLOW) || (e == ALL_ZERO && x != 0);
-}
-
-/* An element's depth with exponent e; infinite where it does not fit. */
+/* An element's depth with exponent e; infinite also where its row was taken for zeros. */
 __device__ float depth_of(float x, int e) {
+    const float scaled = fabsf(x * power_of_two(e));
     if (x == 0) return 1;
-    return does_not_fit(x, e) ? INFINITY : fmaxf(1, HALF_LEAST_NORMAL / fabsf(x * power_of_two(e)));
+    return scaled < HALF_OVERFLOW && e != ALL_ZERO ? fmaxf(1, HALF_LEAST_NORMAL / scaled) : INFINITY;
 }
 
 /* Splits two neighbours of a row with exponent e; false where one of them is tiny or does not fit. */
@@ -122,17 +118,6 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
     *lo = __floats2half2_rn(fmaf(-h.x, down, x0) * lo_up, fmaf(-h.y, down, x1) * lo_up);
     return ((fabsf(scaled0) >= least && fabsf(scaled0) < HALF_OVERFLOW) || x0 == 0) &
            ((fabsf(scaled1) >= least && fabsf(scaled1) < HALF_OVERFLOW) || x1 == 0);
-}
-
-/* For a thread with elements that are tiny or do not fit: notes what does not fit, and returns the largest depth. */
-__device__ float examine(const float (&x)[QUAD], int e, const operand &o, int64_t row) {
-    float depth = 1;
-    for (int k = 0; k < QUAD; k++) {
-        const float of_x = depth_of(x[k], e);
-        depth = fmaxf(depth, of_x);
-        if (of_x == INFINITY) raise(&o.overflows[row], fabsf(x[k]));
-    }
-    return depth;
 }
 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
@@ -159,7 +144,12 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
             *(uint2 *)to = *(uint2 *)hi;
             *(uint2 *)(to + stored * SPLIT_ROW_BYTES) = *(uint2 *)lo;
         }
-        if (!ordinary) depth = fmaxf(depth, examine(x, e, o, (int64_t)u.batch * o.rows + u.row0 + row));
+        if (ordinary) continue;
+        for (int k = 0; k < QUAD; k++) {
+            const float of_x = depth_of(x[k], e);
+            depth = fmaxf(depth, of_x);
+            if (of_x == INFINITY) raise(&o.overflows[(int64_t)u.batch * o.rows + u.row0 + row], fabsf(x[k]));
+        }
     }
     return depth;
 }

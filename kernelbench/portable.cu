@@ -1,21 +1,16 @@
-/* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on; also what the split product leaves to fallback.
+/* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on, or the tiles of it that the Hopper kernel left.
  *
- * The modules' own: the library has a kernel for each size and generation instead (src/cuda/kernels/ieee), of which this is
- * the middle way that a module can carry. It shares ieee_tile.cuh's inner loop.
+ * The modules' own: where the library has a kernel for each size and generation (src/cuda/kernels/ieee), a module has this one.
  *
- *   portable_128x128   C of at least 128 x 128    16 x 8 results a thread, 255 registers, 2 blocks per SM
- *   portable_64x64     smaller C                   4 x 8 results a thread
+ * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE + 4], two
+ * of each operand: one in use, one on its way (cp.async from Ampere on).
  *
- * Operands. A "line" is a row of A or a column of B, so that both are the same thing: lines of k terms, of which either the
- * terms of a line are neighbours in memory or the lines of a term. They come to shared memory in slabs of SLAB terms,
- * [SLAB][TILE + 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
+ * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of four
+ * neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
  *
- * Tile map. A block's 2 x 2 warps compute a quarter of the tile each, with LANES_M x LANES_N lanes. A thread's rows and
- * columns come in groups of four neighbours, one 16-byte load from shared memory each: row = group*4*LANES_M + lane_m*4 + i.
- *
- * What the speed depends on. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8
- * results for 6 loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring
- * fma share a factor, which the hardware keeps at hand, and the other two differ in parity (see store).
+ * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6 loads. An
+ * fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a factor, which
+ * the hardware keeps at hand, and the other two differ in parity (see store).
  */
 namespace portable {
 
@@ -29,8 +24,8 @@ enum reading {
     TERMS    /* terms are neighbours: 8 threads take as many terms of a line, so that a warp fills all 32 banks */
 };
 
-/* One operand of one tile, as one thread copies it: in ROUNDS rounds over a slab, ALONG neighbours apart by CONTIGUOUS in
- * each, SLAB/STEP equal parts of it while a step is multiplied. */
+/* One operand of a tile, as one thread copies it: a slab takes ROUNDS rounds of ALONG copies each. While a step is multiplied, an
+ * equal part of them is issued. */
 template <int TILE, reading HOW> struct operand_copy {
     static constexpr int PITCH = TILE + 4, WIDTH = HOW == VECTORS ? 4 : 1;
     static constexpr int ALONG = HOW == TERMS ? SLAB / 8 : HOW == LINES ? TILE / 32 : 1;
@@ -45,29 +40,30 @@ template <int TILE, reading HOW> struct operand_copy {
     uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
 
-    __device__ __forceinline__ operand_copy(const float *first, int64_t row_stride, int64_t k_stride, int lines) {
+    /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
+    __device__ __forceinline__ operand_copy(const operand &o, const float *first, int lines, int term0) {
         const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
         const int line = HOW == TERMS ? thread / 8 : thread % across * WIDTH;
         const int term = HOW == TERMS ? thread % 8 : thread / across;
         lines_left = lines - line;
         offset = (term * PITCH + line) * 4;
         const int there = HOW == VECTORS ? min(line, lines - 4) : line; /* past the edge: the last ones again */
-        next = first + there * row_stride + term * k_stride;
-        round_step = ROUND_LINES * row_stride + ROUND_TERMS * k_stride;
-        finish = HOW == TERMS ? SLAB * k_stride - TILE * row_stride : 0;
+        next = first + there * o.row_stride + (term0 + term) * o.k_stride;
+        round_step = ROUND_LINES * o.row_stride + ROUND_TERMS * o.k_stride;
+        finish = HOW == TERMS ? SLAB - TILE * o.row_stride : 0;
     }
 
     __device__ __forceinline__ void begin_slab(uint32_t slab) { to = slab + offset, lines_ahead = lines_left; }
     __device__ __forceinline__ void finish_slab() { next += finish; }
 
-    __device__ __forceinline__ void copy_part(bool wanted) {
+    __device__ __forceinline__ void copy_part(int wanted) {
 #pragma unroll
         for (int round = 0; round < ROUNDS / PARTS; ++round) {
 #pragma unroll
             for (int i = 0; i < ALONG; ++i) {
                 const int line = HOW == LINES ? i * 32 : 0, term = HOW == TERMS ? i * 8 : 0;
                 const bool inside = !EDGES || HOW == VECTORS || line < lines_ahead;
-                cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, wanted && inside);
+                cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, inside ? wanted : 0);
             }
             next += round_step;
             lines_ahead -= ROUND_LINES;
@@ -76,16 +72,14 @@ template <int TILE, reading HOW> struct operand_copy {
     }
 
     /* The first `terms` terms, to the last rows of a slab; the rows before them, from part `part` on, become zero. */
-    static __device__ __forceinline__ void copy_ragged(uint32_t slab, const float *first, int64_t row_stride,
-                                                       int64_t k_stride, int lines, int terms, int part) {
-#pragma unroll 4
+    static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab, int terms,
+                                                       int part) {
+#pragma unroll 8
         for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
             const int line = HOW == TERMS ? i / 8 % TILE : i % TILE;
             const int row = part * STEP + (HOW == TERMS ? i / (8 * TILE) * 8 + i % 8 : i / TILE);
             const int term = row - (SLAB - terms);
-            const bool there = term >= 0 && line < lines;
-            cp_async_or_zero<4>(slab + (row * PITCH + line) * 4,
-                                there ? first + line * row_stride + term * k_stride : first, there ? 4 : 0);
+            slab[row * PITCH + line] = term >= 0 && line < lines ? first[line * o.row_stride + term * o.k_stride] : 0;
         }
     }
 };
@@ -135,25 +129,24 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 
     template <reading A, reading B>
-    __device__ __forceinline__ void multiply(const product &g, const float *a_first, const float *b_first, int a_lines,
-                                             int b_lines, float *shared) {
-        operand_copy<TILE, A> a(a_first + g.a.k % SLAB * g.a.k_stride, g.a.row_stride, g.a.k_stride, a_lines);
-        operand_copy<TILE, B> b(b_first + g.a.k % SLAB * g.b.k_stride, g.b.row_stride, g.b.k_stride, b_lines);
-        const uint32_t memory = shared_address(shared);
+    __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first, int a_lines,
+                                                int b_lines, float *shared) {
         const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
+        operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
+        operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
+        const uint32_t memory = shared_address(shared);
         int part = 0; /* of the slab in use: the step that comes next. Steps without a term are left out */
         if (ragged) {
             part = (SLAB - ragged) / STEP;
-            a.copy_ragged(memory, a_first, g.a.row_stride, g.a.k_stride, a_lines, ragged, part);
-            b.copy_ragged(memory + SLAB_FLOATS * 4, b_first, g.b.row_stride, g.b.k_stride, b_lines, ragged, part);
+            a.copy_ragged(g.a, a_first, a_lines, shared, ragged, part);
+            b.copy_ragged(g.b, b_first, b_lines, shared + SLAB_FLOATS, ragged, part);
         } else {
             a.begin_slab(memory), b.begin_slab(memory + SLAB_FLOATS * 4);
 #pragma unroll 1
-            for (int i = 0; i < PARTS; ++i) a.copy_part(true), b.copy_part(true);
+            for (int i = 0; i < PARTS; ++i) a.copy_part(1), b.copy_part(1);
             a.finish_slab(), b.finish_slab();
         }
-        int coming = 1, stage = 0;
-        bool more = coming < slabs;
+        int coming = 1, stage = 0, more = coming < slabs;
         finish_copies();
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
@@ -216,20 +209,13 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         const float *b = g.b.data + batch * g.b.batch_stride + cols.first * g.b.row_stride;
         const int a_lines = g.a.rows - rows.first, b_lines = g.b.rows - cols.first;
         const reading of_a = reading_of(g.a, a, a_lines), of_b = reading_of(g.b, b, b_lines);
-        if (of_a == TERMS && of_b == TERMS)
-            multiply<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == TERMS && of_b == VECTORS)
-            multiply<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == TERMS)
-            multiply<TERMS, LINES>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == VECTORS && of_b == TERMS)
-            multiply<VECTORS, TERMS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_b == TERMS)
-            multiply<LINES, TERMS>(g, a, b, a_lines, b_lines, shared);
-        else if (of_a == VECTORS && of_b == VECTORS)
-            multiply<VECTORS, VECTORS>(g, a, b, a_lines, b_lines, shared);
-        else /* one of them may be aligned: then that is not used */
-            multiply<LINES, LINES>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == TERMS && of_b == TERMS) return multiply_as<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == TERMS && of_b == VECTORS) return multiply_as<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == TERMS) return multiply_as<TERMS, LINES>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == VECTORS && of_b == TERMS) return multiply_as<VECTORS, TERMS>(g, a, b, a_lines, b_lines, shared);
+        if (of_b == TERMS) return multiply_as<LINES, TERMS>(g, a, b, a_lines, b_lines, shared);
+        if (of_a == VECTORS && of_b == VECTORS) return multiply_as<VECTORS, VECTORS>(g, a, b, a_lines, b_lines, shared);
+        multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
     /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows. There,
@@ -269,10 +255,6 @@ __device__ __forceinline__ bool nothing_left(const product &g) {
     bool left = false;
     for (int i = threadIdx.x; i < of_a + of_b; i += THREADS) left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
     return !__syncthreads_or(left);
-}
-
-__device__ __forceinline__ float mark_of(const operand &o, int batch, int row) {
-    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
 }
 
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of B,

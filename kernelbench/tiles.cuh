@@ -51,9 +51,6 @@ struct output {
     __device__ static int exponent_of(const operand &o, int batch, int row) {
         return row < o.rows ? o.exponents[(int64_t)batch * o.rows + row] : 0;
     }
-    __device__ static float mark_of(const operand &o, int batch, int row) {
-        return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
-    }
 
     __device__ output(const product &g, const tile &t, int wg_row0) {
         const int lane = threadIdx.x % 32;
