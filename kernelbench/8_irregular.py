@@ -9,26 +9,26 @@ below, which takes less than a minute; torch keeps the result.
 
 How it computes, and how it stays float32-accurate
 --------------------------------------------------
-precision="fp32", the default, uses Hopper's tensor cores. They multiply half-precision numbers, so each float32 number is
-split into two of those:
+precision="fp32", the default, uses Hopper's tensor cores. They multiply half-precision numbers, so each float32 number
+is split into two of those:
 
-    x * 2^e = hi + lo * 2^-11       e brings the largest element of a row of A or column of B near fp16's largest number
+    x * 2^e = hi + lo * 2^-11       e brings the largest element of a row of A or column of B near fp16's largest
 
 Together hi and lo hold 23 bits of x. A product is then three half-precision products, summed in float32:
 
     C * 2^(e_a + e_b) = hi_a hi_b + (hi_a lo_b + lo_a hi_b) * 2^-11
 
-Tensor cores truncate when they add, so the sum of hi_a hi_b is moved into ordinary float32 registers every 32 terms, before
+Tensor cores truncate when they add, so sums of hi_a hi_b move to ordinary float32 registers every 32 terms, before
 truncation matters ("promotion"). The error of each element is at most (K + 2) 2^-24 sum |a||b|, the bound of float32
 arithmetic itself, and on ordinary data it is smaller than that of plain float32.
 
-Some rows cannot be split that well: those with Inf or NaN, or with elements too far apart in magnitude. Packing marks them,
-the Hopper kernel skips the elements of C that depend on them, and the portable kernel computes those in plain float32. All of
-this happens on the GPU; the CPU does not wait.
+Some rows cannot be split that well: those with Inf or NaN, or with elements too far apart in magnitude. Packing marks
+their panels, the Hopper kernel skips the tiles of C that depend on them, and the portable kernel computes those in
+plain float32. All of this happens on the GPU; the CPU does not wait.
 
 precision="ieee" computes everything with plain float32 multiply-adds, as do small products and other GPUs.
 
-Written by kernelbench/generate.py of Tessera from the library's own sources: change those, not this file. Apache License 2.0.
+Written by Tessera's kernelbench/generate.py: change what that reads, not this file. Apache License 2.0.
 """
 
 import functools
@@ -46,18 +46,18 @@ ARGUMENTS = r"""
 
 /* args.h: what every kernel of a module takes, as its one parameter. */
 
-/* An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r] and each
- * element x is split, x*2^e = hi + lo*2^-11. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block kb of a
- * panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last panel its
- * number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle that
- * wgmma reads. Missing rows and k are zero.
+/* An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r]
+ * and each element x is split, x*2^e = hi + lo*2^-11. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K.
+ * Block kb of a panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or
+ * in the last panel its number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r %
+ * 8): the 128-byte swizzle that wgmma reads. Missing rows and k are zero.
  *
  *     panel p starts at    p * k_blocks * 2 * PANEL_ROWS * 128
  *     block kb of it at  + kb * 2 * stored_rows * 128
  *     its lo tile at     + stored_rows * 128
  *
- * An element's depth is the factor by which it lies, scaled, below fp16's smallest normal number 2^-14; 1 if it does not;
- * infinite if it does not fit at all (Inf, NaN, overflow). A panel's mark is its largest depth. */
+ * An element's depth is the factor by which it lies, scaled, below fp16's smallest normal number 2^-14; 1 if it does
+ * not; infinite if it does not fit at all (Inf, NaN, overflow). A panel's mark is its largest depth. */
 enum { PANEL_ROWS = 128, SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 enum { SPLIT_SUM_K = 32 }; /* terms that tensor cores sum before the sum is promoted to float32 registers */
 enum { ALL_ZERO = 63 };    /* the exponent of a row of zeros; those of others are within +-62 */
@@ -74,8 +74,9 @@ typedef struct operand {
     int32_t *overflowed;         /* [batch][panels]: 1 if something did not fit at first, else 0 */
 } operand;
 
-/* C = A*B, with C [batch][m][n]: m = a.rows, n = b.rows, k = a.k = b.k. The Hopper kernel stores the tiles of C whose marks, of
- * A and of B, multiply to at most mark_limit; only_marked: the portable kernel computes the others, and nothing else. */
+/* C = A*B, with C [batch][m][n]: m = a.rows, n = b.rows, k = a.k = b.k. The Hopper kernel stores the tiles of C whose
+ * marks, of A and of B, multiply to at most mark_limit; only_marked: the portable kernel computes the others, and
+ * nothing else. */
 typedef struct product {
     operand a, b;
     float *c;
@@ -85,12 +86,13 @@ typedef struct product {
     int32_t *any_overflowed; /* 1 if any panel overflowed, else 0 */
 } product;
 
-/* For the host: rows that a block of pack_sample and of pack_split has, and how a kernel of 128 x 128 tiles is launched. */
+/* For the host: rows that a block of pack_sample and of pack_split has, and how a kernel of 128 x 128 tiles is
+ * launched. */
 enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8 };
 enum { MULTIPLY_THREADS = 384, MULTIPLY_CLUSTER = 1, MULTIPLY_SHARED = 217136 };
 
-/* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever an SM
- * has 100 KB of shared memory. */
+/* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever
+ * an SM has 100 KB of shared memory. */
 enum { PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }
 """
@@ -188,17 +190,14 @@ PACKING = r"""
 
 /* pack.cu: float32 operands -> fp16 panels for the Hopper kernel (layout: args.h).
  *
- * The modules' own: the library's packing (src/cuda/kernels/pack) does the same with copies that run ahead, and also serves
- * tf32, operands packed once and products in parts, which takes three times the lines.
- *
  *   pack_sample    takes a row's exponent e from SAMPLES of its elements, with room above for what it has not seen
  *   pack_split     splits: hi = fp16(x*2^e), lo = fp16((x*2^e - hi) * 2^11)
  *   pack_again     splits panels again in which an element did not fit, with e from the row's largest such element
  *
- * So an operand is read once, unless its sample misleads. Tile map: a pack tile is 64 rows x SPLIT_K; a block of 128 threads
- * loads it as it lies in memory, in lines along whichever of rows and k is contiguous, and passes it through shared memory.
- * A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. Eight blocks per SM keep memory busy.
- */
+ * So an operand is read once, unless its sample misleads. Tile map: a pack tile is 64 rows x SPLIT_K; a block of 128
+ * threads loads it as it lies in memory, in lines along whichever of rows and k is contiguous, and passes it through
+ * shared memory. A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. Eight blocks per SM
+ * keep memory busy. / */
 
 namespace packing {
 
@@ -213,7 +212,8 @@ static_assert(PACK_ROWS == LINE && SPLIT_K == LINE, "a pack tile has as many lin
 
 /* The exponent that scales a row whose largest element is `largest` to [2^at, 2^(at + 1)). */
 __device__ int exponent_for(float largest, int at) {
-    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127; /* a subnormal number's is lower: the limit holds */
+    const int exponent = (int)(__float_as_uint(largest) >> 23) -
+                         127; /* a subnormal number's is lower: the limit holds */
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, at - exponent));
 }
 
@@ -227,8 +227,8 @@ struct place {
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* The index-th of the places that have `group_rows` rows and one of `k_blocks` blocks of k, counted through A and then B,
- * so that neighbours in time are neighbours in memory. */
+/* Number `index` of the groups of rows, or with_k_blocks of these and a block of k: those of A, then those of B, so
+ * that neighbours in time are neighbours in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, bool with_k_blocks) {
     const int k_blocks = with_k_blocks ? divide_up(g.a.k, SPLIT_K) : 1;
     const int in_a = g.batch * divide_up(g.a.rows, group_rows) * k_blocks;
@@ -251,8 +251,8 @@ struct pack_tile {
     int exponents[PACK_ROWS];
 };
 
-/* A thread's share of a tile: 32 floats, either four neighbours of every 8th line or one of every 2nd. All are loaded before
- * the first is used. What lies past the matrix is zero. */
+/* A thread's share of a tile: 32 floats, either four neighbours of every 8th line or one of every 2nd. All are loaded
+ * before the first is used. What lies past the matrix is zero. */
 struct share {
     float x[LINE * LINE / THREADS];
     bool vectors;
@@ -276,7 +276,8 @@ struct share {
             const int line = threadIdx.x / 64, column = threadIdx.x % 64;
             first += line * stride + column;
 #pragma unroll
-            for (int i = 0; i < LINE / 2; i++) x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
+            for (int i = 0; i < LINE / 2; i++)
+                x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
         }
     }
 
@@ -313,7 +314,8 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
-    uint8_t *to = o.panels + u.batch * o.panels_batch_stride + (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
+    uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
+                  (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
                   ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
                   quad % 2 * 8;
     float depth = 1;
@@ -372,8 +374,8 @@ template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
 
 } // namespace packing
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. The sample is four runs of 32 along k, spread evenly over
- * it. Also sets what the next kernels count and raise. */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. The sample is four runs of 32 along k, spread evenly
+ * over it. Also sets what the next kernels count and raise. */
 extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_constant__ product g) {
     using namespace packing;
     __shared__ float largest[SAMPLE_ROWS];
@@ -400,7 +402,8 @@ extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_const
     if (threadIdx.x < SAMPLE_ROWS && at.row0 + threadIdx.x < o.rows) {
         const int64_t i = (int64_t)at.batch * o.rows + at.row0 + threadIdx.x;
         most = largest[threadIdx.x];
-        o.exponents[i] = most == 0 ? (int)ALL_ZERO : exponent_for(most, SAMPLE_EXPONENT); /* zero, until something is seen */
+        o.exponents[i] = most == 0 ? (int)ALL_ZERO
+                                   : exponent_for(most, SAMPLE_EXPONENT); /* zero, until something is seen */
         o.overflows[i] = 0;
     }
     if (threadIdx.x == 0 && at.row0 % PANEL_ROWS == 0) {
@@ -549,15 +552,16 @@ __device__ int tile_count(const product &g) { return g.batch * divide_up(g.a.row
 
 /* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
 __device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE), batch = index / (tiles_m * tiles_n);
+    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE),
+              batch = index / (tiles_m * tiles_n);
     index -= batch * tiles_m * tiles_n;
     const int first = index / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = index - first * tiles_n;
     const int rows = min(GROUP_ROWS, tiles_m - first);
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
 
-/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which is as
- * far before the next block's hi. bytes = 0: past the matrix. */
+/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
+ * is as far before the next block's hi. bytes = 0: past the matrix. */
 struct panel_rows {
     const uint8_t *from;
     uint32_t component_stride, bytes;
@@ -596,8 +600,8 @@ struct output {
         stores = mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit;
     }
 
-    /* Scales sums back and writes them. sums[16*block + 4*j + 2*h + i] is row lane/4 + 8*h, column 8*j + lane%4*2 + i of a
-     * block of 32 columns, as wgmma lays accumulators out. */
+    /* Scales sums back and writes them. sums[16*block + 4*j + 2*h + i] is row lane/4 + 8*h, column 8*j + lane%4*2 + i
+     * of a block of 32 columns, as wgmma lays accumulators out. */
     __device__ void store(const product &g, const tile &t, const float (&sums)[64], out_buffer &out) const {
         const int lane = threadIdx.x % 32, m = g.a.rows, n = g.b.rows;
         const float down_a[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4)),
@@ -610,8 +614,8 @@ struct output {
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < 16; i += 2)
-                *(float2 *)&out[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2] =
-                    make_float2(sums[block * 16 + i] * down_a[i / 2 % 2], sums[block * 16 + i + 1] * down_a[i / 2 % 2]);
+                *(float2 *)&out[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2] = make_float2(
+                    sums[block * 16 + i] * down_a[i / 2 % 2], sums[block * 16 + i + 1] * down_a[i / 2 % 2]);
             __syncwarp();
             if (!__any_sync(0xffffffffu, stores && rows > 0 && cols > 0)) continue; /* a vote: known to be uniform */
             if (n % 4 == 0 && cols >= OUT_COLS) { /* four rows of 32 at once, 16 bytes a thread */
@@ -774,8 +778,8 @@ __device__ inline void add_corrections(accumulators &sums) {
 }
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232 registers,
- * of which 3 x 64 are accumulators. One thread block per SM. */
+/* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232
+ * registers, of which 3 x 64 are accumulators. One thread block per SM. */
 constexpr int STAGES = 3;
 typedef stage<TILE, TILE, 2> STAGE;
 typedef shared_layout<STAGE, STAGES, 8> SHARED;
@@ -852,18 +856,15 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
 PORTABLE = r"""
 /* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on, or the tiles of it that the Hopper kernel left.
  *
- * The modules' own: where the library has a kernel for each size and generation (src/cuda/kernels/ieee), a module has this one.
+ * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE +
+ * 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
  *
- * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE + 4], two
- * of each operand: one in use, one on its way (cp.async from Ampere on).
+ * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of
+ * four neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
  *
- * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of four
- * neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
- *
- * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6 loads. An
- * fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a factor, which
- * the hardware keeps at hand, and the other two differ in parity (see store).
- */
+ * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6
+ * loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a
+ * factor, which the hardware keeps at hand, and the other two differ in parity (see store). / */
 namespace portable {
 
 constexpr int THREADS = 128, STEP = 8; /* terms in the main loop's body: more would not stay in the instruction cache */
@@ -876,8 +877,8 @@ enum reading {
     TERMS    /* terms are neighbours: 8 threads take as many terms of a line, so that a warp fills all 32 banks */
 };
 
-/* One operand of a tile, as one thread copies it: a slab takes ROUNDS rounds of ALONG copies each. While a step is multiplied, an
- * equal part of them is issued. */
+/* One operand of a tile, as one thread copies it: a slab takes ROUNDS rounds of ALONG copies each. While a step is
+ * multiplied, an equal part of them is issued. */
 template <int TILE, reading HOW> struct operand_copy {
     static constexpr int PITCH = TILE + 4, WIDTH = HOW == VECTORS ? 4 : 1;
     static constexpr int ALONG = HOW == TERMS ? SLAB / 8 : HOW == LINES ? TILE / 32 : 1;
@@ -887,9 +888,10 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
 
-    const float *next;          /* what this thread copies next */
-    int64_t round_step, finish; /* in floats: from one round to the next, and from the last one's end to the next slab */
-    uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
+    const float *next; /* what this thread copies next */
+    int64_t round_step,
+        finish;          /* in floats: from one round to the next, and from the last one's end to the next slab */
+    uint32_t offset, to; /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
 
     /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
@@ -924,8 +926,8 @@ template <int TILE, reading HOW> struct operand_copy {
     }
 
     /* The first `terms` terms, to the last rows of a slab; the rows before them, from part `part` on, become zero. */
-    static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab, int terms,
-                                                       int part) {
+    static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab,
+                                                       int terms, int part) {
 #pragma unroll 8
         for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
             const int line = HOW == TERMS ? i / 8 % TILE : i % TILE;
@@ -936,16 +938,12 @@ template <int TILE, reading HOW> struct operand_copy {
     }
 };
 
-__device__ __forceinline__ void finish_copies() {
-    cp_async_commit();
-    cp_async_wait<0>();
-}
-
-/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where the
- * matrix does, so that it reads no less than the others; it stores only what is its own. */
+/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where
+ * the matrix does, so that it reads no less than the others; it stores only what is its own. */
 struct tile_place {
     int first, own;
-    __device__ __forceinline__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
+    __device__ __forceinline__ tile_place(int begin, int tile, int size)
+        : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -955,8 +953,8 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     static_assert(2 * STAGE_FLOATS * 4 == portable_shared(TILE), "what the host asks for");
     static_assert(4 * LANES_M * RESULT_PITCH <= 2 * STAGE_FLOATS, "results go through the slabs' memory");
 
-    /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a warp's
-     * 16-byte loads from shared memory are then two wavefronts instead of four. */
+    /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a
+     * warp's 16-byte loads from shared memory are then two wavefronts instead of four. */
     int warp_m, warp_n, lane_m, lane_n;
     float sum[ROWS][COLS];
 
@@ -966,23 +964,23 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
     }
 
-    template <int COUNT> static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
+    template <int COUNT>
+    static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
 #pragma unroll
         for (int group = 0; group < COUNT / 4; ++group)
             *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
     }
 
-    /* One term's values. Which operand comes first changes how the compiler arranges the fma. */
+    /* One term's values. */
     static __device__ __forceinline__ void load_term(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
                                                      const float *b_from) {
-        if (ROWS > COLS) load(a, a_from, 4 * LANES_M);
+        load(a, a_from, 4 * LANES_M);
         load(b, b_from, 4 * LANES_N);
-        if (ROWS <= COLS) load(a, a_from, 4 * LANES_M);
     }
 
     template <reading A, reading B>
-    __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first, int a_lines,
-                                                int b_lines, float *shared) {
+    __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first,
+                                                int a_lines, int b_lines, float *shared) {
         const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
@@ -999,7 +997,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
             a.finish_slab(), b.finish_slab();
         }
         int coming = 1, stage = 0, more = coming < slabs;
-        finish_copies();
+        cp_async_commit(), cp_async_wait<0>();
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
         for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* what the steps left out would copy */
@@ -1008,7 +1006,8 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         __syncthreads();
 
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
-        const float *a_from = shared + a_offset + part * STEP * PITCH, *b_from = shared + b_offset + part * STEP * PITCH;
+        const float *a_from = shared + a_offset + part * STEP * PITCH,
+                    *b_from = shared + b_offset + part * STEP * PITCH;
         float a_values[2][ROWS], b_values[2][COLS];
         load_term(a_values[0], b_values[0], a_from, b_from);
 #pragma unroll 1
@@ -1024,7 +1023,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
                 } else {
                     a_from += STEP * PITCH, b_from += STEP * PITCH;
                     if (part == PARTS) { /* the slab's last values are in registers: the other slab, which has come */
-                        finish_copies();
+                        cp_async_commit(), cp_async_wait<0>();
                         __syncthreads();
                         a.finish_slab(), b.finish_slab();
                         a.begin_slab(memory + stage * STAGE_FLOATS * 4);
@@ -1046,7 +1045,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
                 }
             }
         }
-        finish_copies();
+        cp_async_commit(), cp_async_wait<0>();
         __syncthreads();
     }
 
@@ -1070,9 +1069,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
-    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows. There,
-     * columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other, and this order
-     * gives sum[row][col] the opposite parity of B's value for that column. */
+    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows.
+     * There, columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other,
+     * and this order gives sum[row][col] the opposite parity of B's value for that column. */
     __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
                                           float *shared) const {
         const int lane = threadIdx.x % 32;
@@ -1101,16 +1100,18 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 
 /* ---- Which tiles ------------------------------------------------------------------------------------------------- */
 
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call it. */
+/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call
+ * it. */
 __device__ __forceinline__ bool nothing_left(const product &g) {
     const int of_a = g.batch * divide_up(g.a.rows, PANEL_ROWS), of_b = g.batch * divide_up(g.b.rows, PANEL_ROWS);
     bool left = false;
-    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS) left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
+    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
+        left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
     return !__syncthreads_or(left);
 }
 
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of B,
- * which stay in the L2 cache. */
+/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of
+ * B, which stay in the L2 cache. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     float *const shared = (float *)dynamic_shared<1024>();
     constexpr int BAND = 16;
@@ -1145,8 +1146,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) portable_64x64(const __grid
 # ---- Host function (C++) --------------------------------------------------------------------------------------------
 
 HOST = r"""
-/* Checks the tensors, chooses a way to compute the product, takes workspace from torch and queues the kernels on the current
- * stream. It never waits for the GPU. */
+/* Checks the tensors, chooses a way to compute the product, takes workspace from torch and queues the kernels on the
+ * current stream. It never waits for the GPU. */
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -1176,44 +1177,36 @@ void check(cudaError_t error, const char *doing, const char *what) {
     TORCH_CHECK(error == cudaSuccess, std::string(doing) + " " + what + ": " + cudaGetErrorString(error));
 }
 
-/* One kernel of a call. early: it waits by itself for the kernel before it, so that its start may overlap that one's end
+/* Queues a kernel. early: it waits by itself for the kernel before it, so that its start may overlap that one's end
  * (programmatic launch). Not for the first of a call: the stranger before it may not have waited for what is before *it*. */
-struct launcher {
-    product *g;
-    cudaStream_t stream;
-
-    void launch(const char *name, void (*kernel)(product), int64_t blocks, int threads, int shared_bytes, bool early) const {
-        TORCH_CHECK(blocks <= INT32_MAX, std::string(name) + " would need more thread blocks than a grid may have");
-        const void *function = (const void *)kernel;
-        const dim3 grid((unsigned)blocks), block((unsigned)threads);
-        void *args[] = {g};
-        check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "preparing", name);
+void launch(const char *name, void (*kernel)(product), product *g, cudaStream_t stream, int64_t blocks, int threads,
+            int shared_bytes, bool early) {
+    const void *function = (const void *)kernel;
+    const dim3 grid((unsigned)blocks), block((unsigned)threads);
+    void *args[] = {g};
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "preparing", name);
 #if TESSERA_HOPPER
-        cudaLaunchAttribute overlap = {};
-        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        overlap.val.programmaticStreamSerializationAllowed = 1;
-        cudaLaunchConfig_t config = {grid, block, (size_t)shared_bytes, stream, &overlap, early};
-        check(cudaLaunchKernelExC(&config, function, args), "launching", name);
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {grid, block, (size_t)shared_bytes, stream, &overlap, early};
+    check(cudaLaunchKernelExC(&config, function, args), "launching", name);
 #else
-        check(cudaLaunchKernel(function, grid, block, args, (size_t)shared_bytes, stream), "launching", name);
+    check(cudaLaunchKernel(function, grid, block, args, (size_t)shared_bytes, stream), "launching", name);
 #endif
-    }
-};
+}
 
 /* ---- Two ways to compute a product ------------------------------------------------------------------------------- */
 
-/* All of C, or what the Hopper kernel left of it. Tiles of 128 x 128 are faster; a C with fewer of them than there are SMs is
- * cut into smaller ones. k is never cut: a small C with long k does not fill the GPU. */
+/* All of C, or what the Hopper kernel left of it. Tiles of 128 x 128 are faster; a C with fewer of them than there are
+ * SMs is cut into smaller ones. k is never cut: a small C with long k does not fill the GPU. */
 void multiply_portable(product *g, int64_t sms, cudaStream_t stream) {
-    const launcher queue = {g, stream};
     const int64_t m = g->a.rows, n = g->b.rows, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
     int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
     if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
-    if (large)
-        queue.launch("portable_128x128", portable_128x128, blocks, 128, portable_shared(128), g->only_marked);
-    else
-        queue.launch("portable_64x64", portable_64x64, blocks, 128, portable_shared(64), g->only_marked);
+    launch("portable kernel", large ? portable_128x128 : portable_64x64, g, stream, blocks, 128,
+           portable_shared(large ? 128 : 64), g->only_marked);
 }
 
 #if TESSERA_HOPPER
@@ -1236,8 +1229,8 @@ void place_packed(operand *o, int64_t batch, arena *memory) {
     memory->take(o->overflowed, batch * ceil_div(o->rows, PANEL_ROWS));
 }
 
-/* Whether packing pays for itself: it takes four launches and moves the operands twice. Below k = 128 the error of splitting
- * would show beside float32's own, (k + 2) 2^-24. */
+/* Whether packing pays for itself: it takes four launches and moves the operands twice. Below k = 128 the error of
+ * splitting would show beside float32's own, (k + 2) 2^-24. */
 bool should_split(const product &g) {
     const double terms = (double)g.batch * g.a.rows * g.b.rows * g.a.k;
     return g.a.k >= 128 && g.a.rows >= 128 && g.b.rows >= 128 && terms >= 1 << 27;
@@ -1253,19 +1246,21 @@ void multiply_split(product *g, int64_t sms, cudaStream_t stream, const at::Tens
     };
     const at::Tensor workspace = at::empty({(int64_t)place(nullptr)}, options.dtype(at::kByte));
     place((char *)workspace.data_ptr()); /* torch keeps this memory for the stream's later work */
-    /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's smallest normal number. */
+    /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's smallest normal
+     * number. */
     const float k = (float)g->a.k;
     g->mark_limit = (k - k / 32 - 76) / (16.1f + k / 800);
 
-    const auto groups = [g](int64_t rows) { return g->batch * (ceil_div(g->a.rows, rows) + ceil_div(g->b.rows, rows)); };
+    const auto groups = [g](int64_t size) {
+        return g->batch * (ceil_div(g->a.rows, size) + ceil_div(g->b.rows, size));
+    };
     const int64_t pack_tiles = groups(PACK_ROWS) * ceil_div(g->a.k, SPLIT_K);
     const int64_t tiles = g->batch * ceil_div(g->a.rows, 128) * ceil_div(g->b.rows, 128), waves = ceil_div(tiles, sms);
-    const launcher queue = {g, stream};
-    queue.launch("pack_sample", pack_sample, groups(SAMPLE_ROWS), 128, 0, false);
-    queue.launch("pack_split", pack_split, pack_tiles, 128, 0, true);
-    queue.launch("pack_again", pack_again, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
-    queue.launch("multiply_sm90", multiply_sm90, ceil_div(tiles, waves) * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED,
-                 true); /* no more blocks than fill the waves: idle ones cost power */
+    launch("pack_sample", pack_sample, g, stream, groups(SAMPLE_ROWS), 128, 0, false);
+    launch("pack_split", pack_split, g, stream, pack_tiles, 128, 0, true);
+    launch("pack_again", pack_again, g, stream, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
+    /* No more blocks than fill the waves evenly: idle ones cost power. */
+    launch("multiply_sm90", multiply_sm90, g, stream, ceil_div(tiles, waves) * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
     g->only_marked = 1;
     multiply_portable(g, sms, stream);
 }
@@ -1291,7 +1286,8 @@ void check_tensor(const at::Tensor &t, const std::string &name, const at::Device
         TORCH_CHECK(size <= 1 << 30, name + " may have at most 2^30 rows and columns, but has shape " + shape_of(t));
 }
 
-/* The matrices of a tensor, k along k_dim. Where neither their rows nor their columns are contiguous, `t` becomes a copy. */
+/* The matrices of a tensor, k along k_dim. Where neither their rows nor their columns are contiguous, `t` becomes a
+ * copy. */
 operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
     t = t.resolve_neg();
     if (t.stride(-1) != 1 && t.stride(-2) != 1) t = t.contiguous();
@@ -1315,11 +1311,10 @@ at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, boo
                 "A must have as many columns as B has rows, but they have shapes " + shape_of(left) + " and " + shape_of(right));
 
     const c10::cuda::CUDAGuard guard(left.device());
-    std::vector<int64_t> shape = {left.size(m_dim), right.size(n_dim)};
-    if (batched) shape.insert(shape.begin(), left.size(0));
-    if (!left.size(k_in_a)) return at::zeros(shape, left.options());
+    std::vector<int64_t> shape = left.sizes().vec();
+    shape[shape.size() - 2] = left.size(m_dim), shape[shape.size() - 1] = right.size(n_dim);
+    if (!left.numel() || !right.numel()) return at::zeros(shape, left.options());
     const at::Tensor result = at::empty(shape, left.options());
-    if (!result.numel()) return result;
     product g = {};
     g.a = operand_of(left, m_dim, k_in_a), g.b = operand_of(right, n_dim, k_in_b);
     g.c = result.data_ptr<float>();
@@ -1351,8 +1346,8 @@ def extension():
     flags = ["-DTESSERA_HOPPER={:d}".format(hopper)]
     if int(torch.__version__.split(".")[0]) < 2:
         flags.append("-std=c++17")  # older torches compile in an older C++
-    # wgmma exists on sm_90a alone. Some torches add architectures of their own, which they take from the environment: give
-    # them one that no Hopper GPU would choose.
+    # wgmma exists on sm_90a alone. Some torches add architectures, which they take from the environment: give them one
+    # that no Hopper GPU would choose.
     architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if hopper else []
     # Newer torches can leave out their own headers, which take longer to compile than all of this.
     lean = {"no_implicit_headers": True} if "no_implicit_headers" in inspect.signature(load_inline).parameters else {}

@@ -1,17 +1,17 @@
 /* args.h: what every kernel of a module takes, as its one parameter. */
 
-/* An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r] and each
- * element x is split, x*2^e = hi + lo*2^-11. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block kb of a
- * panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last panel its
- * number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle that
- * wgmma reads. Missing rows and k are zero.
+/* An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r]
+ * and each element x is split, x*2^e = hi + lo*2^-11. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K.
+ * Block kb of a panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or
+ * in the last panel its number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r %
+ * 8): the 128-byte swizzle that wgmma reads. Missing rows and k are zero.
  *
  *     panel p starts at    p * k_blocks * 2 * PANEL_ROWS * 128
  *     block kb of it at  + kb * 2 * stored_rows * 128
  *     its lo tile at     + stored_rows * 128
  *
- * An element's depth is the factor by which it lies, scaled, below fp16's smallest normal number 2^-14; 1 if it does not;
- * infinite if it does not fit at all (Inf, NaN, overflow). A panel's mark is its largest depth. */
+ * An element's depth is the factor by which it lies, scaled, below fp16's smallest normal number 2^-14; 1 if it does
+ * not; infinite if it does not fit at all (Inf, NaN, overflow). A panel's mark is its largest depth. */
 enum { PANEL_ROWS = 128, SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 enum { SPLIT_SUM_K = 32 }; /* terms that tensor cores sum before the sum is promoted to float32 registers */
 enum { ALL_ZERO = 63 };    /* the exponent of a row of zeros; those of others are within +-62 */
@@ -28,8 +28,9 @@ typedef struct operand {
     int32_t *overflowed;         /* [batch][panels]: 1 if something did not fit at first, else 0 */
 } operand;
 
-/* C = A*B, with C [batch][m][n]: m = a.rows, n = b.rows, k = a.k = b.k. The Hopper kernel stores the tiles of C whose marks, of
- * A and of B, multiply to at most mark_limit; only_marked: the portable kernel computes the others, and nothing else. */
+/* C = A*B, with C [batch][m][n]: m = a.rows, n = b.rows, k = a.k = b.k. The Hopper kernel stores the tiles of C whose
+ * marks, of A and of B, multiply to at most mark_limit; only_marked: the portable kernel computes the others, and
+ * nothing else. */
 typedef struct product {
     operand a, b;
     float *c;
@@ -39,11 +40,12 @@ typedef struct product {
     int32_t *any_overflowed; /* 1 if any panel overflowed, else 0 */
 } product;
 
-/* For the host: rows that a block of pack_sample and of pack_split has, and how a kernel of 128 x 128 tiles is launched. */
+/* For the host: rows that a block of pack_sample and of pack_split has, and how a kernel of 128 x 128 tiles is
+ * launched. */
 enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8 };
 enum { MULTIPLY_THREADS = @block_threads@, MULTIPLY_CLUSTER = @cluster@, MULTIPLY_SHARED = @shared@ };
 
-/* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever an SM
- * has 100 KB of shared memory. */
+/* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever
+ * an SM has 100 KB of shared memory. */
 enum { PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }

@@ -1,14 +1,17 @@
-"""Writes the self-contained PyTorch modules: module.py.in, filled with a problem of the table below and with the library's own
-kernels.
+"""Writes the self-contained PyTorch modules: module.py.in, filled with a problem of the table below and with kernels.
 
     python3 kernelbench/generate.py               the five that the repository keeps, into this folder
     python3 kernelbench/generate.py --check       says which of those are not what it would write
     python3 kernelbench/generate.py --all FOLDER  all fifteen, into FOLDER
 
-Two things are replaced in a template. "@name@" stands for a value of the problem. A line "@include FILE" stands for that file's
-lines, "@include FILE: NAME ..." for its regions of these names, in the file's order, and "@include FILE: -NAME ..." for all of it
-but those. A region is what stands between "// region: NAME" and "// endregion: NAME". Of what is included, these lines are
+Two things are replaced in a template. "@name@" stands for a value of the problem. A line "@include FILE" stands for
+that file's lines; "@include FILE: NAME ..." for its regions of these names, in the file's order; "-NAME" leaves a region
+out. A region is what stands between "// region: NAME" and "// endregion: NAME". Of what is included, these lines are
 left out: region markers, includes of the project's own headers, and include guards.
+
+Instructions (src/cuda/kernels/ptx.cuh), stages, barriers and the loop of products (src/cuda/kernels/split) are the
+library's own. Packing, tiles, epilogue and the portable kernel are in this folder: a module has no tf32, alpha, beta,
+split-K or strides of C, and what does without them has a third of the lines.
 """
 
 import pathlib
@@ -21,7 +24,7 @@ KEPT = (1, 2, 8, 16, 18)
 REFUSED = {"pass", "try", "except"}  # KernelBench's checker takes these for Python's statements, in any language
 
 
-# ---- The problems -----------------------------------------------------------------------------------------------------------
+# ---- The problems ----------------------------------------------------------------------------------------------------
 
 @dataclass
 class Problem:
@@ -82,15 +85,17 @@ PROBLEMS = [
     Problem(1, "square", "Product of square matrices", "A @ B", SQUARES, rand("4096, 4096", "4096, 4096")),
     Problem(2, "standard", "Matrix product", "A @ B", MATRICES, rand("2048, 8192", "8192, 4096")),
     Problem(3, "batched", "Products of a batch of matrices", "A @ B",
-            "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)", rand("128, 512, 1024", "128, 1024, 2048"), kind="batch"),
+            "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)", rand("128, 512, 1024", "128, 1024, 2048"),
+            kind="batch"),
     Problem(6, "large_k", "Matrix product with large K", "A @ B", MATRICES, rand("256, 524288", "524288, 256")),
     Problem(7, "small_k", "Matrix product with small K", "A @ B", MATRICES, rand("32768, 64", "64, 32768")),
-    Problem(8, "irregular", "Product of matrices of irregular sizes", "A @ B", MATRICES, rand("8205, 2949", "2949, 5921")),
+    Problem(8, "irregular", "Product of matrices of irregular sizes", "A @ B", MATRICES,
+            rand("8205, 2949", "2949, 5921")),
     Problem(9, "tall_skinny", "Product of tall and skinny matrices", "A @ B", MATRICES, rand("32768, 32", "32, 32768")),
     Problem(10, "tensor_3d", "Product of a 3-D tensor and a matrix", "A @ B", "A: (N, M, K), B: (K, L), C: (N, M, L)",
             rand("16, 1024, 2048", "2048, 768"), kind="rows"),
-    Problem(11, "tensor_4d", "Product of a 4-D tensor and a matrix", "A @ B", "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)",
-            rand("8, 256, 512, 256", "256, 768"), kind="rows"),
+    Problem(11, "tensor_4d", "Product of a 4-D tensor and a matrix", "A @ B",
+            "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)", rand("8, 256, 512, 256", "256, 768"), kind="rows"),
     Problem(13, "symmetric", "Product of symmetric matrices", "A @ B", SQUARES,
             "    A, B = torch.rand(4096, 4096), torch.rand(4096, 4096)\n    return [(A + A.T) / 2, (B + B.T) / 2]"),
     Problem(14, "upper_triangular", "Product of upper triangular matrices", "triu(A @ B)", SQUARES,
@@ -106,7 +111,7 @@ PROBLEMS = [
 ]
 
 
-# ---- Putting modules together -----------------------------------------------------------------------------------------------
+# ---- Putting modules together ----------------------------------------------------------------------------------------
 
 def include(name, regions):
     """The lines of a file, of its `regions`, or with "-NAME" of all but those."""
@@ -128,9 +133,10 @@ def include(name, regions):
             continue
         elif (wanted.intersection(open_regions) or not wanted) and not unwanted.intersection(open_regions):
             lines.append(line)
-    missing = (wanted | unwanted) - seen
-    if missing or open_regions:
-        sys.exit(f"{name}: no end of region {open_regions[-1]}" if open_regions else f"{name}: no region {', '.join(missing)}")
+    if open_regions:
+        sys.exit(f"{name}: no end of region {open_regions[-1]}")
+    if (wanted | unwanted) - seen:
+        sys.exit(f"{name}: no region {', '.join((wanted | unwanted) - seen)}")
     if guard and not wanted:  # its end is the last #endif
         del lines[len(lines) - 1 - lines[::-1].index("#endif")]
     return lines
@@ -149,7 +155,7 @@ def fill(lines, values):
 
 
 def refused(text):
-    """The first line, with its number, that KernelBench's checker would refuse: it ignores only what follows # or //."""
+    """The first line, with its number, that KernelBench's checker would refuse. It ignores what follows # or //."""
     for number, line in enumerate(text.splitlines(), 1):
         code = line.split("#")[0].split("//")[0]
         words = "".join(c if c.isalnum() or c == "_" else " " for c in code).split()

@@ -1,8 +1,8 @@
 // region: kernel
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232 registers,
- * of which 3 x 64 are accumulators. One thread block per SM. */
+/* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232
+ * registers, of which 3 x 64 are accumulators. One thread block per SM. */
 constexpr int STAGES = 3;
 typedef stage<TILE, TILE, 2> STAGE;
 typedef shared_layout<STAGE, STAGES, 8> SHARED;

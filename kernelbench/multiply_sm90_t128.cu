@@ -1,19 +1,19 @@
 // region: kernel
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* 128 threads per thread block. A tile of C belongs to a cluster of two blocks, 64 rows each; a block's one warpgroup copies and
- * multiplies in turn, and two blocks share an SM. Both blocks need the same columns of B, of which each copies half, to both. */
+/* 128 threads per thread block. A tile of C belongs to a cluster of two blocks, 64 rows each; a block's one warpgroup
+ * copies and multiplies in turn, and two blocks share an SM. Both blocks need the same columns of B, of which each
+ * copies half, to both. */
 constexpr int CLUSTER = 2, STAGES = 2, WARPS = 4;
 typedef stage<WG_ROWS, TILE, 2> STAGE;
 typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS && CLUSTER == MULTIPLY_CLUSTER,
               "what the host asks for");
 
-/* Copies a quarter of each stage, block after block of k and tile after tile: every warp has one, because issuing a copy takes
- * so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A (warps 0 and 2), and
- * of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though one issues the copy: see
- * warp_number. Two stages are too few to cover the latency of device memory, so what is needed AHEAD blocks later is prefetched
- * into L2; the tiles that share these rows, neighbours in a group, prefetch a part each. */
+/* Copies a quarter of each stage, block after block of k and tile after tile: hi or lo of this block's rows of A (warps
+ * 0 and 2), or of its half of the columns of B, for both blocks (warps 1 and 3). Issuing a copy takes long, hence a
+ * quarter for each warp. What is needed AHEAD blocks later is prefetched into L2, since two stages do not cover the
+ * latency of device memory; the tiles that share these rows, neighbours in a group, prefetch a part each. */
 struct quarter_copier {
     static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP_ROWS;
     ring<STAGES> at;
@@ -73,16 +73,18 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     const int rank = cluster_rank(), warp = warp_number();
     quarter_copier copier(g, rank, warp);
     for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
-    const auto release = [&](int stage) { /* in both blocks, which copy into it; then this warp copies its next quarter */
-        if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(&s.empty[stage], threadIdx.x % 32);
-        copier.copy_next(g, s);
-    };
+    const auto release =
+        [&](int stage) { /* in both blocks, which copy into it; then this warp copies its next quarter */
+                         if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(&s.empty[stage], threadIdx.x % 32);
+                         copier.copy_next(g, s);
+        };
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
         const tile t = tile_at(g, index);
         accumulators sums;
         multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, divide_up(g.a.k, SPLIT_K), release);
-        const output out(g, t, t.m0 + rank * WG_ROWS); /* not sooner: while we wait for it, the SM's other block multiplies */
+        const output out(g, t,
+                         t.m0 + rank * WG_ROWS); /* not sooner: while we wait for it, the SM's other block multiplies */
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[warp]);
     }

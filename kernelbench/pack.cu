@@ -1,16 +1,13 @@
 /* pack.cu: float32 operands -> fp16 panels for the Hopper kernel (layout: args.h).
  *
- * The modules' own: the library's packing (src/cuda/kernels/pack) does the same with copies that run ahead, and also serves
- * tf32, operands packed once and products in parts, which takes three times the lines.
- *
  *   pack_sample    takes a row's exponent e from SAMPLES of its elements, with room above for what it has not seen
  *   pack_split     splits: hi = fp16(x*2^e), lo = fp16((x*2^e - hi) * 2^11)
  *   pack_again     splits panels again in which an element did not fit, with e from the row's largest such element
  *
- * So an operand is read once, unless its sample misleads. Tile map: a pack tile is 64 rows x SPLIT_K; a block of 128 threads
- * loads it as it lies in memory, in lines along whichever of rows and k is contiguous, and passes it through shared memory.
- * A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. Eight blocks per SM keep memory busy.
- */
+ * So an operand is read once, unless its sample misleads. Tile map: a pack tile is 64 rows x SPLIT_K; a block of 128
+ * threads loads it as it lies in memory, in lines along whichever of rows and k is contiguous, and passes it through
+ * shared memory. A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. Eight blocks per SM
+ * keep memory busy. / */
 
 namespace packing {
 
@@ -25,7 +22,8 @@ static_assert(PACK_ROWS == LINE && SPLIT_K == LINE, "a pack tile has as many lin
 
 /* The exponent that scales a row whose largest element is `largest` to [2^at, 2^(at + 1)). */
 __device__ int exponent_for(float largest, int at) {
-    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127; /* a subnormal number's is lower: the limit holds */
+    const int exponent = (int)(__float_as_uint(largest) >> 23) -
+                         127; /* a subnormal number's is lower: the limit holds */
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, at - exponent));
 }
 
@@ -39,8 +37,8 @@ struct place {
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* The index-th of the places that have `group_rows` rows and one of `k_blocks` blocks of k, counted through A and then B,
- * so that neighbours in time are neighbours in memory. */
+/* Number `index` of the groups of rows, or with_k_blocks of these and a block of k: those of A, then those of B, so
+ * that neighbours in time are neighbours in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, bool with_k_blocks) {
     const int k_blocks = with_k_blocks ? divide_up(g.a.k, SPLIT_K) : 1;
     const int in_a = g.batch * divide_up(g.a.rows, group_rows) * k_blocks;
@@ -63,8 +61,8 @@ struct pack_tile {
     int exponents[PACK_ROWS];
 };
 
-/* A thread's share of a tile: 32 floats, either four neighbours of every 8th line or one of every 2nd. All are loaded before
- * the first is used. What lies past the matrix is zero. */
+/* A thread's share of a tile: 32 floats, either four neighbours of every 8th line or one of every 2nd. All are loaded
+ * before the first is used. What lies past the matrix is zero. */
 struct share {
     float x[LINE * LINE / THREADS];
     bool vectors;
@@ -88,7 +86,8 @@ struct share {
             const int line = threadIdx.x / 64, column = threadIdx.x % 64;
             first += line * stride + column;
 #pragma unroll
-            for (int i = 0; i < LINE / 2; i++) x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
+            for (int i = 0; i < LINE / 2; i++)
+                x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
         }
     }
 
@@ -125,7 +124,8 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
     const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
     const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
-    uint8_t *to = o.panels + u.batch * o.panels_batch_stride + (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
+    uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
+                  (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
                   ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
                   quad % 2 * 8;
     float depth = 1;
@@ -184,8 +184,8 @@ template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
 
 } // namespace packing
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. The sample is four runs of 32 along k, spread evenly over
- * it. Also sets what the next kernels count and raise. */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. The sample is four runs of 32 along k, spread evenly
+ * over it. Also sets what the next kernels count and raise. */
 extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_constant__ product g) {
     using namespace packing;
     __shared__ float largest[SAMPLE_ROWS];
@@ -212,7 +212,8 @@ extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_const
     if (threadIdx.x < SAMPLE_ROWS && at.row0 + threadIdx.x < o.rows) {
         const int64_t i = (int64_t)at.batch * o.rows + at.row0 + threadIdx.x;
         most = largest[threadIdx.x];
-        o.exponents[i] = most == 0 ? (int)ALL_ZERO : exponent_for(most, SAMPLE_EXPONENT); /* zero, until something is seen */
+        o.exponents[i] = most == 0 ? (int)ALL_ZERO
+                                   : exponent_for(most, SAMPLE_EXPONENT); /* zero, until something is seen */
         o.overflows[i] = 0;
     }
     if (threadIdx.x == 0 && at.row0 % PANEL_ROWS == 0) {

@@ -1,17 +1,14 @@
 /* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on, or the tiles of it that the Hopper kernel left.
  *
- * The modules' own: where the library has a kernel for each size and generation (src/cuda/kernels/ieee), a module has this one.
+ * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE +
+ * 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
  *
- * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE + 4], two
- * of each operand: one in use, one on its way (cp.async from Ampere on).
+ * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of
+ * four neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
  *
- * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of four
- * neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
- *
- * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6 loads. An
- * fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a factor, which
- * the hardware keeps at hand, and the other two differ in parity (see store).
- */
+ * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6
+ * loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a
+ * factor, which the hardware keeps at hand, and the other two differ in parity (see store). / */
 namespace portable {
 
 constexpr int THREADS = 128, STEP = 8; /* terms in the main loop's body: more would not stay in the instruction cache */
@@ -24,8 +21,8 @@ enum reading {
     TERMS    /* terms are neighbours: 8 threads take as many terms of a line, so that a warp fills all 32 banks */
 };
 
-/* One operand of a tile, as one thread copies it: a slab takes ROUNDS rounds of ALONG copies each. While a step is multiplied, an
- * equal part of them is issued. */
+/* One operand of a tile, as one thread copies it: a slab takes ROUNDS rounds of ALONG copies each. While a step is
+ * multiplied, an equal part of them is issued. */
 template <int TILE, reading HOW> struct operand_copy {
     static constexpr int PITCH = TILE + 4, WIDTH = HOW == VECTORS ? 4 : 1;
     static constexpr int ALONG = HOW == TERMS ? SLAB / 8 : HOW == LINES ? TILE / 32 : 1;
@@ -35,9 +32,10 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
 
-    const float *next;          /* what this thread copies next */
-    int64_t round_step, finish; /* in floats: from one round to the next, and from the last one's end to the next slab */
-    uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
+    const float *next; /* what this thread copies next */
+    int64_t round_step,
+        finish;          /* in floats: from one round to the next, and from the last one's end to the next slab */
+    uint32_t offset, to; /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
 
     /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
@@ -72,8 +70,8 @@ template <int TILE, reading HOW> struct operand_copy {
     }
 
     /* The first `terms` terms, to the last rows of a slab; the rows before them, from part `part` on, become zero. */
-    static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab, int terms,
-                                                       int part) {
+    static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab,
+                                                       int terms, int part) {
 #pragma unroll 8
         for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
             const int line = HOW == TERMS ? i / 8 % TILE : i % TILE;
@@ -84,16 +82,12 @@ template <int TILE, reading HOW> struct operand_copy {
     }
 };
 
-__device__ __forceinline__ void finish_copies() {
-    cp_async_commit();
-    cp_async_wait<0>();
-}
-
-/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where the
- * matrix does, so that it reads no less than the others; it stores only what is its own. */
+/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where
+ * the matrix does, so that it reads no less than the others; it stores only what is its own. */
 struct tile_place {
     int first, own;
-    __device__ __forceinline__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
+    __device__ __forceinline__ tile_place(int begin, int tile, int size)
+        : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -103,8 +97,8 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     static_assert(2 * STAGE_FLOATS * 4 == portable_shared(TILE), "what the host asks for");
     static_assert(4 * LANES_M * RESULT_PITCH <= 2 * STAGE_FLOATS, "results go through the slabs' memory");
 
-    /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a warp's
-     * 16-byte loads from shared memory are then two wavefronts instead of four. */
+    /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a
+     * warp's 16-byte loads from shared memory are then two wavefronts instead of four. */
     int warp_m, warp_n, lane_m, lane_n;
     float sum[ROWS][COLS];
 
@@ -114,23 +108,23 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
     }
 
-    template <int COUNT> static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
+    template <int COUNT>
+    static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
 #pragma unroll
         for (int group = 0; group < COUNT / 4; ++group)
             *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
     }
 
-    /* One term's values. Which operand comes first changes how the compiler arranges the fma. */
+    /* One term's values. */
     static __device__ __forceinline__ void load_term(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
                                                      const float *b_from) {
-        if (ROWS > COLS) load(a, a_from, 4 * LANES_M);
+        load(a, a_from, 4 * LANES_M);
         load(b, b_from, 4 * LANES_N);
-        if (ROWS <= COLS) load(a, a_from, 4 * LANES_M);
     }
 
     template <reading A, reading B>
-    __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first, int a_lines,
-                                                int b_lines, float *shared) {
+    __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first,
+                                                int a_lines, int b_lines, float *shared) {
         const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
@@ -147,7 +141,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
             a.finish_slab(), b.finish_slab();
         }
         int coming = 1, stage = 0, more = coming < slabs;
-        finish_copies();
+        cp_async_commit(), cp_async_wait<0>();
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
         for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* what the steps left out would copy */
@@ -156,7 +150,8 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         __syncthreads();
 
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
-        const float *a_from = shared + a_offset + part * STEP * PITCH, *b_from = shared + b_offset + part * STEP * PITCH;
+        const float *a_from = shared + a_offset + part * STEP * PITCH,
+                    *b_from = shared + b_offset + part * STEP * PITCH;
         float a_values[2][ROWS], b_values[2][COLS];
         load_term(a_values[0], b_values[0], a_from, b_from);
 #pragma unroll 1
@@ -172,7 +167,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
                 } else {
                     a_from += STEP * PITCH, b_from += STEP * PITCH;
                     if (part == PARTS) { /* the slab's last values are in registers: the other slab, which has come */
-                        finish_copies();
+                        cp_async_commit(), cp_async_wait<0>();
                         __syncthreads();
                         a.finish_slab(), b.finish_slab();
                         a.begin_slab(memory + stage * STAGE_FLOATS * 4);
@@ -194,7 +189,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
                 }
             }
         }
-        finish_copies();
+        cp_async_commit(), cp_async_wait<0>();
         __syncthreads();
     }
 
@@ -218,9 +213,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
-    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows. There,
-     * columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other, and this order
-     * gives sum[row][col] the opposite parity of B's value for that column. */
+    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows.
+     * There, columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other,
+     * and this order gives sum[row][col] the opposite parity of B's value for that column. */
     __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
                                           float *shared) const {
         const int lane = threadIdx.x % 32;
@@ -249,16 +244,18 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 
 /* ---- Which tiles ------------------------------------------------------------------------------------------------- */
 
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call it. */
+/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call
+ * it. */
 __device__ __forceinline__ bool nothing_left(const product &g) {
     const int of_a = g.batch * divide_up(g.a.rows, PANEL_ROWS), of_b = g.batch * divide_up(g.b.rows, PANEL_ROWS);
     bool left = false;
-    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS) left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
+    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
+        left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
     return !__syncthreads_or(left);
 }
 
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of B,
- * which stay in the L2 cache. */
+/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of
+ * B, which stay in the L2 cache. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     float *const shared = (float *)dynamic_shared<1024>();
     constexpr int BAND = 16;

@@ -1,5 +1,6 @@
-/* tiles.cuh: which tiles of C the Hopper kernel computes, what it reads for them, and its epilogue. The modules' own: the library's
- * (src/cuda/kernels/split/split.cuh) also has split-K, alpha, beta and strides of C, and checks sums one by one. */
+/* tiles.cuh: which tiles of C the Hopper kernel computes, what it reads for them, and its epilogue. The modules' own:
+ * the library's (src/cuda/kernels/split/split.cuh) also has split-K, alpha, beta and strides of C, and checks sums one
+ * by one. */
 
 // region: tiles
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -14,15 +15,16 @@ __device__ int tile_count(const product &g) { return g.batch * divide_up(g.a.row
 
 /* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
 __device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE), batch = index / (tiles_m * tiles_n);
+    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE),
+              batch = index / (tiles_m * tiles_n);
     index -= batch * tiles_m * tiles_n;
     const int first = index / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = index - first * tiles_n;
     const int rows = min(GROUP_ROWS, tiles_m - first);
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
 
-/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which is as
- * far before the next block's hi. bytes = 0: past the matrix. */
+/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
+ * is as far before the next block's hi. bytes = 0: past the matrix. */
 struct panel_rows {
     const uint8_t *from;
     uint32_t component_stride, bytes;
@@ -61,8 +63,8 @@ struct output {
         stores = mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit;
     }
 
-    /* Scales sums back and writes them. sums[16*block + 4*j + 2*h + i] is row lane/4 + 8*h, column 8*j + lane%4*2 + i of a
-     * block of 32 columns, as wgmma lays accumulators out. */
+    /* Scales sums back and writes them. sums[16*block + 4*j + 2*h + i] is row lane/4 + 8*h, column 8*j + lane%4*2 + i
+     * of a block of 32 columns, as wgmma lays accumulators out. */
     __device__ void store(const product &g, const tile &t, const float (&sums)[64], out_buffer &out) const {
         const int lane = threadIdx.x % 32, m = g.a.rows, n = g.b.rows;
         const float down_a[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4)),
@@ -75,8 +77,8 @@ struct output {
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < 16; i += 2)
-                *(float2 *)&out[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2] =
-                    make_float2(sums[block * 16 + i] * down_a[i / 2 % 2], sums[block * 16 + i + 1] * down_a[i / 2 % 2]);
+                *(float2 *)&out[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2] = make_float2(
+                    sums[block * 16 + i] * down_a[i / 2 % 2], sums[block * 16 + i + 1] * down_a[i / 2 % 2]);
             __syncwarp();
             if (!__any_sync(0xffffffffu, stores && rows > 0 && cols > 0)) continue; /* a vote: known to be uniform */
             if (n % 4 == 0 && cols >= OUT_COLS) { /* four rows of 32 at once, 16 bytes a thread */

@@ -1,5 +1,6 @@
-"""The self-contained modules of kernelbench/: what the generator writes, that Python 3.8 and nvcc take it, and on the GPU each module
-alone in a fresh process and folder (module_check.py). What they are to each torch, pytorch/test_modules.py asks."""
+"""The self-contained modules of kernelbench/: what the generator writes, that Python 3.8 and nvcc accept it, the kernels in the CPU
+emulator, and on the GPU each module alone in a fresh process and folder (module_check.py). pytorch/test_modules.py tests them with each
+torch."""
 
 import ast
 import builtins
@@ -15,10 +16,16 @@ import pytest
 
 from toolchain import ROOT, need, run
 
-MODULES = sorted((ROOT / "kernelbench").glob("[0-9]*.py"), key=lambda path: int(path.name.split("_")[0]))
-BY_NAME = {path.stem: path for path in MODULES}
-each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-CHECKS = re.findall(r"^def check_(\w+)", (ROOT / "tests/module_check.py").read_text(), re.M)
+GENERATE = ROOT / "kernelbench/generate.py"
+KEPT = ["1_square", "2_standard", "8_irregular", "16_transposed_a", "18_transposed_both"]
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory):
+    """All fifteen, by name."""
+    folder = tmp_path_factory.mktemp("modules")
+    run(sys.executable, GENERATE, "--all", folder)
+    return {path.stem: path for path in folder.iterdir()}
 
 
 def tree(path):
@@ -33,66 +40,109 @@ def strings(path):
 
 # ---- What is written --------------------------------------------------------------------------------------------------------
 
-def test_files_are_what_the_generator_writes():
-    run(sys.executable, ROOT / "kernelbench/generate.py", "--check")
+def test_the_files_kept_are_what_the_generator_writes():
+    assert sorted(path.stem for path in (ROOT / "kernelbench").glob("[0-9]*.py")) == sorted(KEPT)
+    run(sys.executable, GENERATE, "--check")
+
+
+def test_the_files_kept_are_short_enough_to_read():
+    for name in KEPT:
+        assert len((ROOT / f"kernelbench/{name}.py").read_text().splitlines()) <= 1500, name
 
 
 def test_the_generator_notices_a_difference(tmp_path):
-    for folder in ("kernelbench", "src", "include"):
+    for folder in ("kernelbench", "src"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    source = tmp_path / "src/cuda/kernels/split/split_reduce.cu"
-    source.write_text(source.read_text() + "/* another line */\n")
+    source = tmp_path / "src/cuda/kernels/split/split_wgmma.cuh"
+    source.write_text(source.read_text().replace("// endregion: fp32_products", "/* another line */\n// endregion: fp32_products"))
     said = run(sys.executable, tmp_path / "kernelbench/generate.py", "--check", expect=1)
-    assert all(path.name in said for path in MODULES), said
+    assert all(name in said for name in KEPT), said
 
 
-def test_all_problems_are_there():
-    assert [int(path.name.split("_")[0]) for path in MODULES] == [1, 2, 3, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18]
+@pytest.mark.parametrize("text, word", [("/* a second pass */", "pass"), ("/* all except one */", "except"), ("// region: x", "no end of region")])
+def test_the_generator_refuses(text, word, tmp_path):
+    for folder in ("kernelbench", "src"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    source = tmp_path / "kernelbench/pack.cu"
+    source.write_text(source.read_text() + text + "\n")
+    assert word in run(sys.executable, tmp_path / "kernelbench/generate.py", expect=1)
 
 
-@each_module
-def test_names_leave_the_problems_own_alone(path):
+def test_all_problems_are_there(modules):
+    assert sorted(int(name.split("_")[0]) for name in modules) == [1, 2, 3, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18]
+
+
+def test_names_leave_the_problems_own_alone(modules):
     """KernelBench runs the problem and the module in one namespace: a module's M would change the problem's sizes."""
-    names = set()
-    for node in tree(path).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names.update(target.id for target in node.targets)
-    assert {"ModelNew", "get_inputs", "get_init_inputs"} <= names
-    assert not {name for name in names if len(name) < 4 or name in ("Model", "batch_size") or hasattr(builtins, name)}, names
+    for path in modules.values():
+        names = set()
+        for node in tree(path).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign):
+                names.update(target.id for target in node.targets)
+        assert {"ModelNew", "get_inputs", "get_init_inputs"} <= names
+        assert not {name for name in names if len(name) < 4 or name in ("Model", "batch_size") or hasattr(builtins, name)}, names
+        assert "__file__" not in path.read_text()
 
 
-@each_module
-def test_static_rules_of_kernelbench(path):
+def test_static_rules_of_kernelbench(modules):
     """Its checker cuts lines at # and //, and then refuses these wherever they stand; and asks for the two last."""
-    text = "\n".join(line.split("#")[0].split("//")[0] for line in path.read_text().split("\n"))
     refused = [r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+", r"\bpass\b", r"threading", r"multiprocessing", r"concurrent\.futures",
                r"_make_subclass", r"class\s+\w+.*\(torch\.Tensor\)", r"torch\.cuda\.(Event|synchronize)", r"time\.(time|perf_counter)",
                r"torch\.(mm|bmm|matmul|einsum)\b", r"cudaDeviceSynchronize", r"cudaStreamSynchronize"]
-    assert not [pattern for pattern in refused if re.search(pattern, text)]
-    assert "__global__" in text and "load_inline" in text
+    for path in modules.values():
+        text = "\n".join(line.split("#")[0].split("//")[0] for line in path.read_text().split("\n"))
+        assert not [pattern for pattern in refused if re.search(pattern, text)], path.name
+        assert "__global__" in text and "load_inline" in text
 
 
-# ---- The CUDA half ------------------------------------------------------------------------------------------------------------
-
-IEEE = ["IEEE_COMMON", "IEEE_TILE_KERNELS"]
-HOPPER = ["IEEE_COMMON", "IEEE_MMA_KERNELS", "PACK_KERNELS", "WGMMA_KERNEL"]
-AMPERE = [*IEEE, "PACK_KERNELS", "MMA_KERNEL"]
+def test_lines_fit_a_window(modules):
+    for path in modules.values():
+        assert not [line for line in path.read_text().splitlines() if len(line) > 127], path.name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name, parts, architectures", [
-    pytest.param("18_transposed_both", HOPPER, ["80", "90a"], id="sm_90a beside what an older torch insists on"),
-    pytest.param("8_irregular", AMPERE, ["75", "80"], id="sm_80 beside an older GPU"), pytest.param("1_square", IEEE, ["75"], id="sm_75")])
-def test_kernels_compile(name, parts, architectures, tmp_path):
+# ---- The CUDA part ------------------------------------------------------------------------------------------------------------
+
+def compile_kernels(folder, text, hopper, *architectures):
     """As load_inline compiles them, but for the optimisation; to machine code where the instructions are one architecture's alone."""
-    of = strings(BY_NAME[name])
-    source = tmp_path / "cuda.cu"
-    source.write_text("#include <cuda_runtime.h>\n" + of["ARGUMENTS"] + "".join(of[part] for part in parts))
+    source = folder / "cuda.cu"
+    source.write_text("#include <cuda_runtime.h>\n" + text)
     codes = [f"-gencode=arch=compute_{code},code={'sm' if code == '90a' else 'compute'}_{code}" for code in architectures]
-    run(need("nvcc"), "-fatbin", "-std=c++17", "-O1", "--threads", "2", "--expt-relaxed-constexpr", "-D__CUDA_NO_HALF_OPERATORS__",
-        "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__", *codes, "-o", tmp_path / "cuda.fatbin", source)
+    run(need("nvcc"), "-fatbin", "-std=c++17", "-O1", "--threads", "2", f"-DTESSERA_HOPPER={hopper}", "--expt-relaxed-constexpr",
+        "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__", *codes, "-o",
+        folder / "cuda.fatbin", source)
+
+
+def test_kernels_compile(modules, tmp_path):
+    """For Hopper, with an older architecture that some torches insist on; and for Turing."""
+    of = strings(modules["1_square"])
+    compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["PACKING"] + of["HOPPER"] + of["PORTABLE"], 1, "80", "90a")
+    compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["PORTABLE"], 0, "75")
+
+
+def test_the_kernel_of_128_threads_compiles(modules, tmp_path):
+    of = strings(modules["18_transposed_both"])
+    compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["HOPPER"], 1, "90a")
+
+
+def test_the_others_have_the_same_kernels(modules):
+    square, both = strings(modules["1_square"]), strings(modules["18_transposed_both"])
+    for name, path in modules.items():
+        of = strings(path)
+        assert all(of[part] == square[part] for part in ("COMMON", "PACKING", "PORTABLE")), name
+        assert all(of[part] == (both if path == modules["18_transposed_both"] else square)[part] for part in ("ARGUMENTS", "HOPPER")), name
+
+
+@pytest.mark.parametrize("hopper", [0, 1])
+def test_kernels_in_the_emulator(modules, hopper, tmp_path):
+    """Packing and the portable kernel on the CPU, each thread a fiber: emulator/module.cpp has the problems."""
+    of = strings(modules["1_square"])
+    (tmp_path / "arguments.h").write_text(of["ARGUMENTS"])
+    (tmp_path / "kernels.h").write_text(of["PACKING"] + of["PORTABLE"])
+    run(need("g++"), "-std=c++17", "-O1", "-ffp-contract=off", "-w", f"-DTESSERA_HOPPER={hopper}", "-I", tmp_path, "-I",
+        ROOT / "tests/emulator", "-o", tmp_path / "module", ROOT / "tests/emulator/module.cpp")
+    run(tmp_path / "module", hopper + 1)
 
 
 # ---- On the GPU ---------------------------------------------------------------------------------------------------------------
@@ -102,12 +152,14 @@ def has_gpu():
     return asked.returncode == 0 and shutil.which("nvcc")
 
 
-# Each module for the GPU that is there; and some as they are for older ones.
-CASES = [(name, "") for name in BY_NAME] + [("8_irregular", "8.0"), ("3_batched", "8.0"), ("2_standard", "7.5"), ("18_transposed_both", "8.0")]
+CHECKS = re.findall(r"^def check_(\w+)", (ROOT / "tests/module_check.py").read_text(), re.M)
+# The modules for the GPU that is there, one of each kind; and some as they are for older GPUs.
+CASES = [(name, "") for name in [*KEPT, "3_batched", "10_tensor_3d", "14_upper_triangular", "17_transposed_b"]]
+CASES += [("8_irregular", "8.0"), ("3_batched", "8.0"), ("2_standard", "7.5"), ("18_transposed_both", "8.0")]
 
 
 @pytest.fixture(scope="session")
-def findings(tmp_path_factory):
+def findings(modules, tmp_path_factory):
     """What module_check.py finds of each module, each in a process and folder of its own, some side by side."""
     if not has_gpu():
         pytest.skip("no torch that sees a GPU, or no nvcc")
@@ -115,7 +167,7 @@ def findings(tmp_path_factory):
     def check(case):
         name, capability = case
         folder = tmp_path_factory.mktemp(name)
-        shutil.copy(BY_NAME[name], folder)
+        shutil.copy(modules[name], folder)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         ran = subprocess.run([sys.executable, ROOT / "tests/module_check.py", folder / f"{name}.py", *capability.split()], cwd=folder,
                              capture_output=True, text=True, timeout=600,

@@ -155,7 +155,7 @@ template <typename T> static T __shfl_xor_sync(uint32_t, T mine, int step) {
 
 static uintptr_t shared_address(const void *pointer) { return (uintptr_t)pointer; }
 
-alignas(1024) static uint8_t shared_memory[64 << 10]; /* dynamic; more than the packing kernels use */
+alignas(1024) static uint8_t shared_memory[128 << 10]; /* dynamic; more than the kernels use */
 template <int ALIGNMENT> static uint8_t *dynamic_shared() { return shared_memory; }
 
 static void wait_for_previous_kernel() {}
