@@ -110,16 +110,11 @@ template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
     extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
     return memory;
 }
-
-/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
-__device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
-    asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
-}
 /* ---- Programmatic launch: the start of a kernel overlaps the end of the one before, on Hopper and later ---------- */
 
-/* Returns when the previous kernel of the stream, and with it all before that, has ended. Every thread calls it before it
- * reads what the previous kernel writes, or writes what that one reads. Results of kernels before the previous one may be
- * read without waiting, but at least one thread of the grid must wait. */
+/* Returns when the previous kernel of the stream, and all before it, have ended. Every thread calls it before it reads
+ * what the previous kernel writes, or writes what that one reads. Results of earlier kernels may be read without
+ * waiting, but at least one thread of the grid must wait. */
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -133,31 +128,7 @@ __device__ inline void allow_next_kernel() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/* ---- cp.async: each thread copies 4 or 16 bytes, both addresses aligned to that. Turing loads and stores instead -- */
-
-/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between multiplications. */
-template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
-    static_assert(BYTES == 4 || BYTES == 16, "the sizes that are used");
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
-                     "l"(from), "r"(wanted)
-                     : "memory");
-    else
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to),
-                     "l"(from), "r"(wanted)
-                     : "memory");
-#else
-    if (!wanted) return;
-    if constexpr (BYTES == 16) {
-        const float4 v = *(const float4 *)from;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                     : "memory");
-    } else
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(*(const float *)from) : "memory");
-#endif
-}
-
+/* ---- cp.async: each thread copies 4 or 16 bytes, aligned; on Turing by a load and a store ------------------------ */
 
 __device__ inline void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
@@ -170,6 +141,48 @@ template <int GROUPS> __device__ inline void cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
+}
+
+/* Copies BYTES if `wanted`, else writes zeros. */
+template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const void *from, bool wanted) {
+    static_assert(BYTES == 4 || BYTES == 16, "the sizes that are used");
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0)
+                     : "memory");
+#else
+    if constexpr (BYTES == 16) {
+        const float4 v = wanted ? *(const float4 *)from : make_float4(0, 0, 0, 0);
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                     : "memory");
+    } else
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(wanted ? *(const float *)from : 0) : "memory");
+#endif
+}
+
+/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between
+ * multiplications. */
+template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (BYTES == 16)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+    else
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+#else
+    if (wanted) cp_async_or_zero<BYTES>(to, from, true);
+#endif
+}
+
+/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
+__device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
+    asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }
 constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 
@@ -456,12 +469,8 @@ __device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t byt
 }
 
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "wait:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra wait;\n"
-                 "}\n" ::"r"(shared_address(barrier)),
+    asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
+                 " @!done bra wait;}" ::"r"(shared_address(barrier)),
                  "r"(phase)
                  : "memory");
 }
@@ -476,9 +485,9 @@ __device__ inline void bulk_copy(void *to, const void *from, uint32_t bytes, uin
 }
 /* ---- Values that the compiler knows to be the same in a warp ----------------------------------------------------- */
 
-/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with it
- * what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want them, as
- * long as no branch around them depends on anything else. */
+/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with
+ * it what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want
+ * them, as long as no branch around them depends on anything else. */
 __device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
 /* ---- Registers, moved between warpgroups (Hopper) ---------------------------------------------------------------- */
 
@@ -527,16 +536,13 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
                  " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
                  " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
                  " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;\n"
-                 "}\n"
+                 "%64, %65, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -724,8 +730,8 @@ struct stage_products {
         wgmma_commit();
     }
 
-    /* All of the stage but the first part's hi*hi, which has been issued. Returns with the last part's corrections under
-     * way. */
+    /* All of the stage but the first part's hi*hi, which has been issued. Returns with the last part's corrections
+     * under way. */
     __device__ void issue_rest(accumulators &sums, bool accumulate) const {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
@@ -741,8 +747,8 @@ struct stage_products {
     }
 };
 
-/* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called when
- * this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
+/* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
+ * when this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
 __device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
                                 int kb_begin, int kb_end, RELEASE release) {
@@ -1177,8 +1183,8 @@ void check(cudaError_t error, const char *doing, const char *what) {
     TORCH_CHECK(error == cudaSuccess, std::string(doing) + " " + what + ": " + cudaGetErrorString(error));
 }
 
-/* Queues a kernel. early: it waits by itself for the kernel before it, so that its start may overlap that one's end
- * (programmatic launch). Not for the first of a call: the stranger before it may not have waited for what is before *it*. */
+/* Queues a kernel. early: it waits by itself for the kernel before it, so its start may overlap that one's end
+ * (programmatic launch). Never a call's first: the stranger before it may not have waited for what is before *it*. */
 void launch(const char *name, void (*kernel)(product), product *g, cudaStream_t stream, int64_t blocks, int threads,
             int shared_bytes, bool early) {
     const void *function = (const void *)kernel;
@@ -1260,7 +1266,8 @@ void multiply_split(product *g, int64_t sms, cudaStream_t stream, const at::Tens
     launch("pack_split", pack_split, g, stream, pack_tiles, 128, 0, true);
     launch("pack_again", pack_again, g, stream, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
     /* No more blocks than fill the waves evenly: idle ones cost power. */
-    launch("multiply_sm90", multiply_sm90, g, stream, ceil_div(tiles, waves) * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
+    launch("multiply_sm90", multiply_sm90, g, stream, ceil_div(tiles, waves) * MULTIPLY_CLUSTER,
+           MULTIPLY_THREADS, MULTIPLY_SHARED, true);
     g->only_marked = 1;
     multiply_portable(g, sms, stream);
 }
@@ -1308,7 +1315,8 @@ at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, boo
                   k_in_b = -3 - n_dim;
     const bool batched = left.dim() == 3;
     TORCH_CHECK(left.size(k_in_a) == right.size(k_in_b) && (!batched || left.size(0) == right.size(0)),
-                "A must have as many rows as B has rows, but they have shapes " + shape_of(left) + " and " + shape_of(right));
+                "A must have as many rows as B has rows, but they have shapes " + shape_of(left) +
+                    " and " + shape_of(right));
 
     const c10::cuda::CUDAGuard guard(left.device());
     std::vector<int64_t> shape = left.sizes().vec();
