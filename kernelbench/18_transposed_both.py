@@ -88,15 +88,14 @@ typedef struct product {
     int32_t *any_overflowed; /* 1 if any panel overflowed, else 0 */
 } product;
 
-/* For the host: rows that a block of pack_sample and of pack_split has, and how a kernel of 128 x 128 tiles is
- * launched. */
+/* What the host needs to know for a launch. */
 enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8 };
-enum { MULTIPLY_THREADS = 128, MULTIPLY_CLUSTER = 2, MULTIPLY_SHARED = 108576 };
 
 /* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever
  * an SM has 100 KB of shared memory. */
 enum { PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }
+enum { MULTIPLY_THREADS = 128, MULTIPLY_CLUSTER = 2, MULTIPLY_SHARED = 108576 }; /* of the Hopper kernel */
 """
 
 # ---- Instructions and arithmetic that all kernels use (CUDA) --------------------------------------------------------

@@ -40,10 +40,8 @@ typedef struct product {
     int32_t *any_overflowed; /* 1 if any panel overflowed, else 0 */
 } product;
 
-/* For the host: rows that a block of pack_sample and of pack_split has, and how a kernel of 128 x 128 tiles is
- * launched. */
+/* What the host needs to know for a launch. */
 enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8 };
-enum { MULTIPLY_THREADS = @block_threads@, MULTIPLY_CLUSTER = @cluster@, MULTIPLY_SHARED = @shared@ };
 
 /* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever
  * an SM has 100 KB of shared memory. */

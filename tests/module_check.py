@@ -1,12 +1,15 @@
-"""What one module of kernelbench/ does on the GPU, in a process of its own: module_check.py MODULE [CAPABILITY] writes its findings to
-standard output, a line of JSON for each check: its name, and what is wrong (nothing, where all is well).
+"""Checks one module of kernelbench/ on the GPU, in a process of its own.
 
-The module is all there is of the project: it is loaded from where it lies, and compared with float64. CAPABILITY, such as 8.0, makes
-it choose its kernels as on an older GPU.
+    python3 tests/module_check.py MODULE [CAPABILITY]
+
+prints a line of JSON for each check: its name, and what is wrong, an empty list if nothing is. The exit status says if
+anything is. CAPABILITY, such as 8.0, makes the module choose its kernels as on an older GPU. The module is loaded from
+where it lies, without the rest of the project, and compared with float64.
 """
 
 import faulthandler
 import json
+import math
 import pathlib
 import re
 import runpy
@@ -20,12 +23,17 @@ PATH = pathlib.Path(sys.argv[1])
 NUMBER = int(PATH.name.split("_")[0])
 if len(sys.argv) > 2:
     torch.cuda.get_device_capability = lambda device=None: tuple(map(int, sys.argv[2].split(".")))
-SPLITS = torch.cuda.get_device_capability() == (9, 0) or (torch.cuda.get_device_capability() >= (8, 0) and NUMBER != 18)
+SPLITS = torch.cuda.get_device_capability() == (9, 0)
 module = runpy.run_path(str(PATH))
 ModelNew = module["ModelNew"]
 
-FORMULAS = {14: lambda A, B: torch.triu(A @ B), 15: lambda A, B: torch.tril(A @ B), 16: lambda A, B: A.T @ B, 17: lambda A, B: A @ B.T,
-            18: lambda A, B: A.T @ B.T}
+FORMULAS = {
+    14: lambda A, B: torch.triu(A @ B),
+    15: lambda A, B: torch.tril(A @ B),
+    16: lambda A, B: A.T @ B,
+    17: lambda A, B: A @ B.T,
+    18: lambda A, B: A.T @ B.T,
+}
 formula = FORMULAS.get(NUMBER, lambda A, B: A @ B)
 
 
@@ -45,17 +53,19 @@ def operands(size, make=torch.randn, **options):
 
 
 def beyond(got, exact, magnitudes, terms):
-    """How far a result lies beyond the bound of the contract, (terms + 2) 2^-24 |A||B|: 1 and less is within, infinity is no number where
-    there should be one."""
+    """The largest error in units of the contract's bound, (terms + 2) 2^-24 |A||B|: at most 1 is right; infinity is no
+    number where there should be one."""
     assert exact.isfinite().all()
-    return ((got.double() - exact).abs() / ((terms + 2) * 2.0**-24 * magnitudes + 1e-300)).nan_to_num(nan=float("inf")).max().item()
+    error = (got.double() - exact).abs() / ((terms + 2) * 2.0**-24 * magnitudes + 1e-300)
+    return error.nan_to_num(nan=float("inf")).max().item()
 
 
 def values(model, A, B):
-    """Values and both gradients, against float64. The number of terms and the sum of their magnitudes follow from the formula itself,
-    with ones and with magnitudes in the operands' place."""
+    """Values and both gradients, against float64. The number of terms and the sum of their magnitudes follow from the
+    formula itself, with ones and with magnitudes in the operands' place."""
+
     def all_of(f, A, B, G=None):
-        A, B = A.detach().clone().requires_grad_(), B.detach().clone().requires_grad_()
+        A, B = A.detach().requires_grad_(), B.detach().requires_grad_()  # no clone: views stay views
         C = f(A, B)
         G = torch.ones_like(C) if G is None else G
         return [C.detach(), *torch.autograd.grad(C, (A, B), G)]
@@ -75,8 +85,13 @@ def values(model, A, B):
 
 
 def check_values():
-    return [f"{precision} {size} {make.__name__}: {text}" for precision, model in MODELS.items() for size in SIZES
-            for make in (torch.randn, torch.rand) for text in values(model, *operands(size, make))]
+    return [
+        f"{precision} {size} {make.__name__}: {text}"
+        for precision, model in MODELS.items()
+        for size in SIZES
+        for make in (torch.randn, torch.rand)
+        for text in values(model, *operands(size, make))
+    ]
 
 
 def check_exact():
@@ -96,15 +111,21 @@ def check_views():
     for precision, model in MODELS.items():
         for size in SIZES[1:]:
             A, B = operands(size)
-            views = {"transposed": [x.mT.contiguous().mT for x in (A, B)],
-                     "sliced": [torch.randn(*x.shape[:-1], 2 * x.shape[-1] + 3, device="cuda")[..., 3::2] for x in (A, B)],
-                     "broadcast": [A, B[..., :1, :].expand_as(B)], "offset": [torch.randn(x.numel() + 1, device="cuda")[1:].view(x.shape) for x in (A, B)]}
-            wrong += [f"{precision} {size} {name}: {text}" for name, (a, b) in views.items() for text in values(model, a, b)]
+            views = {
+                "transposed": [x.mT.contiguous().mT for x in (A, B)],
+                "sliced": [torch.randn(*x.shape[:-1], 2 * x.shape[-1] + 3, device="cuda")[..., 3::2] for x in (A, B)],
+                "broadcast": [A, B[..., :1, :].expand_as(B)],
+                "offset": [torch.randn(x.numel() + 1, device="cuda")[1:].view(x.shape) for x in (A, B)],
+                "padded": [torch.randn(*x.shape[:-1], x.shape[-1] + 3, device="cuda")[..., :-3] for x in (A, B)],
+            }
+            wrong += [
+                f"{precision} {size} {name}: {text}" for name, (a, b) in views.items() for text in values(model, a, b)
+            ]
     return wrong
 
 
 def check_extremes():
-    """Inf, NaN, and rows and columns that fp16 pieces cannot hold."""
+    """Inf and NaN; and what fp16 cannot hold: elements of all sizes, outliers, zeros, tiny and huge ones."""
     wrong = []
     for precision, model in MODELS.items():
         A, B = operands(SIZES[2])
@@ -112,9 +133,33 @@ def check_extremes():
         C, exact = model(A, B), formula(A.double(), B.double())
         if not torch.equal(C.isnan(), exact.isnan()) or not torch.equal(C.isinf(), exact.isinf()):
             wrong.append(f"{precision}: Inf and NaN are not where they should be")
-        A, B = operands(SIZES[2])
-        A *= 10.0 ** torch.randint(-12, 12, A.shape, device="cuda")
-        wrong += [f"{precision} scaled: {text}" for text in values(model, A, B)]
+        finite = exact.isfinite()
+        if (
+            beyond(
+                C[finite],
+                exact[finite],
+                formula(A.nan_to_num(0, 0, 0).double().abs(), B.nan_to_num(0, 0, 0).double().abs())[finite],
+                SIZES[2][2],
+            )
+            > 1
+        ):
+            wrong.append(f"{precision}: other elements suffer from Inf and NaN")
+        changes = {
+            "of all sizes": lambda x: x.mul_(10.0 ** torch.randint(-12, 12, x.shape, device="cuda")),
+            "outliers": lambda x: x.view(-1)[::100003].mul_(1e4),
+            "sparse": lambda x: x.mul_(torch.rand_like(x) < 0.01),
+            "zero rows": lambda x: x[..., ::3, :].zero_(),
+            "tiny": lambda x: x.mul_(1e-17),
+            "huge": lambda x: x.mul_(1e17),
+            "tiny rows": lambda x: x[..., ::5, :].mul_(1e-15),
+            "huge columns": lambda x: x[..., ::7].mul_(1e15),
+        }
+        for name, change in changes.items():
+            for which in ((0,), (0, 1)) if name not in ("tiny", "huge") else ((0, 1),):
+                both = operands(SIZES[2])
+                for i in which:
+                    change(both[i])
+                wrong += [f"{precision} {name} {which}: {text}" for text in values(model, *both)]
     return wrong
 
 
@@ -135,22 +180,29 @@ def check_cpu_tensors():
     C, both = MODELS["fp32"](a, b), MODELS["fp32"](A, b)
     C.sum().backward()
     expected = MODELS["fp32"](A, B)
-    right = C.is_cuda and torch.equal(C, expected) and torch.equal(both, expected) and a.grad.shape == a.shape and not a.grad.is_cuda
+    right = C.is_cuda and torch.equal(C, expected) and torch.equal(both, expected)
+    right = right and a.grad.shape == a.shape and not a.grad.is_cuda
     return [] if right else ["another result than from the GPU's tensors"]
 
 
 def check_bad_input():
     A, B = operands(SIZES[0])
     inner = {3: 1, 17: 1, 18: 1}.get(NUMBER, 0)
-    cases = {"inner dimensions": (lambda: MODELS["fp32"](A, torch.cat([B, B], inner)), RuntimeError, "but (they )?have shapes"),
-             "float64": (lambda: MODELS["fp32"](A.double(), B), RuntimeError, "A must be float32, but is Double"),
-             "half": (lambda: MODELS["ieee"](A, B.half()), RuntimeError, "B must be float32, but is Half"),
-             "dimensions of A": (lambda: MODELS["fp32"](A.flatten(), B), RuntimeError, "A must have|but they have shapes"),
-             "dimensions of B": (lambda: MODELS["fp32"](A, B[0]), RuntimeError, "B must have|but they have shapes"),
-             "list": (lambda: MODELS["fp32"]([1.0], B), TypeError, "must be tensors, not list"),
-             "sparse": (lambda: MODELS["fp32"](A, B.to_sparse()), RuntimeError, "B must be an ordinary"),
-             "meta": (lambda: MODELS["fp32"](A, B.to("meta")), RuntimeError, "B must be on a GPU, but is on meta"),
-             "precision": (lambda: ModelNew(precision="tf32"), ValueError, 'precision must be "fp32" or "ieee"')}
+    cases = {
+        "inner dimensions": (
+            lambda: MODELS["fp32"](A, torch.cat([B, B], inner)),
+            RuntimeError,
+            "but (they )?have shapes",
+        ),
+        "float64": (lambda: MODELS["fp32"](A.double(), B), RuntimeError, "A must be float32, but is Double"),
+        "half": (lambda: MODELS["ieee"](A, B.half()), RuntimeError, "B must be float32, but is Half"),
+        "dimensions of A": (lambda: MODELS["fp32"](A.flatten(), B), RuntimeError, "A must have|but they have shapes"),
+        "dimensions of B": (lambda: MODELS["fp32"](A, B[0]), RuntimeError, "B must have|but they have shapes"),
+        "list": (lambda: MODELS["fp32"]([1.0], B), TypeError, "must be tensors, not list"),
+        "sparse": (lambda: MODELS["fp32"](A, B.to_sparse()), RuntimeError, "B must be an ordinary"),
+        "meta": (lambda: MODELS["fp32"](A, B.to("meta")), RuntimeError, "B must be on a GPU, but is on meta"),
+        "precision": (lambda: ModelNew(precision="tf32"), ValueError, 'precision must be "fp32" or "ieee"'),
+    }
     wrong = []
     for name, (call, kind, words) in cases.items():
         try:
@@ -207,6 +259,7 @@ def check_repeatable():
 def launched(calls):
     """The kernels that calls() launches, as the profiler saw them: (name, threads of a block)."""
     from torch.profiler import ProfilerActivity, profile
+
     calls()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -215,12 +268,12 @@ def launched(calls):
     trace = PATH.parent / f"{PATH.stem}.trace.json"
     profiler.export_chrome_trace(str(trace))
     kernels = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("cat") == "kernel"]
-    return [(event["name"], event["args"]["block"][0] * event["args"]["block"][1] * event["args"]["block"][2]) for event in kernels]
+    return [(event["name"], math.prod(event["args"]["block"])) for event in kernels]
 
 
 def check_kernels():
-    """What runs is ours, by name; module 18's kernels have 128 threads to the block, forwards and backwards, small and large and in both
-    precisions."""
+    """What runs is the module's own, by name; module 18's kernels have 128 threads to the block, forward and backward,
+    small and large, in both precisions."""
     wrong, seen = [], {}
     for precision, model in MODELS.items():
         for size in (SIZES[0], SIZES[2]):
@@ -229,25 +282,34 @@ def check_kernels():
             G = torch.randn_like(formula(A, B))
             kernels = launched(lambda: torch.autograd.grad(model(A, B), (A, B), G))
             seen[precision, size] = kernels
-            strangers = [name for name, _ in kernels if not name.startswith(("ieee_", "split_", "pack_")) and "triu" not in name]
+            strangers = [
+                name
+                for name, _ in kernels
+                if not name.startswith(("portable_", "multiply_", "pack_")) and "tri" not in name
+            ]
             if strangers or not kernels:
                 wrong.append(f"{precision} {size}: {strangers or 'no kernel was seen'}")
             if NUMBER == 18:
-                wrong += [f"{precision} {size}: {name} has {threads} threads" for name, threads in kernels if threads != 128]
-    split = any(name.startswith("split_fp32") for name, _ in seen["fp32", SIZES[2]])
+                wrong += [
+                    f"{precision} {size}: {name} has {threads} threads" for name, threads in kernels if threads != 128
+                ]
+    split = any(name.startswith("multiply_") for name, _ in seen["fp32", SIZES[2]])
     if split != SPLITS:
-        wrong.append(f"split kernels were {'' if split else 'not '}used: {seen['fp32', SIZES[2]]}")
-    if any(name.startswith("split_") for name, _ in seen["ieee", SIZES[2]]):
-        wrong.append("ieee went to the split kernels")
+        wrong.append(f"the Hopper kernel was {'' if split else 'not '}used: {seen['fp32', SIZES[2]]}")
+    if any(name.startswith("multiply_") for name, _ in seen["ieee", SIZES[2]]):
+        wrong.append("ieee went to the Hopper kernel")
     return wrong
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
 if __name__ == "__main__":
+    right = True
     for check in CHECKS:
         try:
             wrong = check()
         except Exception:
             wrong = [traceback.format_exc()]
+        right = right and not wrong
         print(json.dumps({"check": check.__name__[6:], "wrong": wrong}), flush=True)
+    sys.exit(not right)
