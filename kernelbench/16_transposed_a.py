@@ -93,7 +93,7 @@ enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8 };
  * an SM has 100 KB of shared memory. */
 enum { PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }
-enum { MULTIPLY_THREADS = 384, MULTIPLY_CLUSTER = 1, MULTIPLY_SHARED = 217136 }; /* of the Hopper kernel */
+enum { MULTIPLY_THREADS = 384, MULTIPLY_CLUSTER = 1, MULTIPLY_SHARED = 217136 };
 """
 
 # ---- Instructions and arithmetic that all kernels use (CUDA) --------------------------------------------------------

@@ -5,9 +5,9 @@
     python3 kernelbench/generate.py --all FOLDER  all fifteen, into FOLDER
 
 Two things are replaced in a template. "@name@" stands for a value of the problem. A line "@include FILE" stands for
-that file's lines; "@include FILE: NAME ..." for its regions of these names, in the file's order; "-NAME" leaves a region
-out. A region is what stands between "// region: NAME" and "// endregion: NAME". Of what is included, these lines are
-left out: region markers, includes of the project's own headers, and include guards.
+that file's lines; "@include FILE: NAME ..." for its regions of these names, in the file's order; "-NAME" leaves a
+region out. A region is what stands between "// region: NAME" and "// endregion: NAME". Of what is included, these lines
+are left out: region markers, includes of the project's own headers, and include guards.
 
 Instructions (src/cuda/kernels/ptx.cuh), stages, barriers and the loop of products (src/cuda/kernels/split) are the
 library's own. Packing, tiles, epilogue and the portable kernel are in this folder: a module has no tf32, alpha, beta,

@@ -1,5 +1,5 @@
-"""The self-contained modules of kernelbench/: what the generator writes, that Python 3.8 and nvcc accept it, the kernels
-in the CPU emulator, and on the GPU each module alone in a fresh process and folder (module_check.py).
+"""The self-contained modules of kernelbench/: what the generator writes, that Python 3.8 and nvcc accept it, kernels in
+the CPU emulator, and on the GPU each module alone in a fresh process and folder (module_check.py).
 pytorch/test_modules.py tests them with each torch."""
 
 import ast
@@ -41,7 +41,7 @@ def strings(path):
     }
 
 
-# ---- What is written --------------------------------------------------------------------------------------------------------
+# ---- What is written -------------------------------------------------------------------------------------------------
 
 
 def test_the_files_kept_are_what_the_generator_writes():
@@ -126,7 +126,7 @@ def test_lines_fit_a_window(modules):
         assert not [line for line in path.read_text().splitlines() if len(line) > 127], path.name
 
 
-# ---- The CUDA part ------------------------------------------------------------------------------------------------------------
+# ---- The CUDA part ---------------------------------------------------------------------------------------------------
 
 
 def compile_kernels(folder, text, hopper, *architectures):
@@ -155,6 +155,7 @@ def compile_kernels(folder, text, hopper, *architectures):
     )
 
 
+@pytest.mark.slow
 def test_kernels_compile(modules, tmp_path):
     """For Hopper, with an older architecture that some torches insist on; and for Turing."""
     of = strings(modules["1_square"])
@@ -164,6 +165,7 @@ def test_kernels_compile(modules, tmp_path):
     compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["PORTABLE"], 0, "75")
 
 
+@pytest.mark.slow
 def test_the_kernel_of_128_threads_compiles(modules, tmp_path):
     of = strings(modules["18_transposed_both"])
     compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["HOPPER"], 1, "90a")
@@ -180,6 +182,7 @@ def test_the_others_have_the_same_kernels(modules):
         ), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hopper", [0, 1])
 def test_kernels_in_the_emulator(modules, hopper, tmp_path):
     """Packing and the portable kernel on the CPU, each thread a fiber: emulator/module.cpp has the problems."""
@@ -204,7 +207,7 @@ def test_kernels_in_the_emulator(modules, hopper, tmp_path):
     run(tmp_path / "module", hopper + 1)
 
 
-# ---- On the GPU ---------------------------------------------------------------------------------------------------------------
+# ---- On the GPU ------------------------------------------------------------------------------------------------------
 
 
 def has_gpu():
