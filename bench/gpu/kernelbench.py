@@ -46,8 +46,8 @@ class Record:
 
 
 def load_kernelbench(folder):
-    """KernelBench's modules, without its package's __init__, which asks for clients of language models. What else of its
-    packages is not installed is stood in for: nothing here uses it."""
+    """KernelBench's modules, without its package's __init__, which asks for clients of language models. What else of
+    its packages is not installed is stood in for: nothing here uses it."""
     package = types.ModuleType("kernelbench")
     package.__path__ = [str(folder / "src/kernelbench")]
     sys.modules["kernelbench"] = package
