@@ -194,6 +194,7 @@ def test_kernels_in_the_emulator(modules, hopper, tmp_path):
         "-std=c++17",
         "-O1",
         "-ffp-contract=off",
+        "-fsanitize=address",
         "-w",
         f"-DTESSERA_HOPPER={hopper}",
         "-I",
