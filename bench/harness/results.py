@@ -4,6 +4,7 @@ A result file is a JSON list of records, one for each thing measured. `what` nam
 fields that each kind must have, FIELDS what they mean. bench/results/README.md is made from these two.
 """
 
+import itertools
 import json
 import pathlib
 import signal
@@ -177,7 +178,12 @@ def write(path, text):
 
 
 def save(path, records):
-    write(path, "[\n" + ",\n".join(json.dumps(record) for record in records) + "\n]\n")
+    """One line for each product: what all libraries took for it stands side by side."""
+    def product(record):
+        return [record.get(field) for field in ("what", "problem", "m", "n", "k", "layout", "threads", "data")]
+
+    lines = [", ".join(map(json.dumps, group)) for _, group in itertools.groupby(records, product)]
+    write(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
 class Run:
