@@ -29,7 +29,8 @@ def read(name):
     if ":" in name and not path.exists():
         shown = subprocess.run(["git", "-C", str(ROOT), "show", name], capture_output=True, text=True)
         if shown.returncode:
-            raise results.BadResults(f"git has no {name}: give a result file, or REVISION:FILE with the file's path in the repository")
+            raise results.BadResults(
+                f"git has no {name}: give a result file, or REVISION:FILE with the file's path in the repository")
         return results.parse(shown.stdout, name)
     return results.load(path)
 
@@ -63,7 +64,8 @@ class Measured:
                 key = tuple(str(r.get(name)) for name in (*PROBLEM, "precision", "peer"))
                 self.ratios[("host time", *key)] = r["peer_host_us"] / r["tessera_host_us"], HOST_TIMES
             elif kind == "host":
-                self.ratios["host time", "tessera.matmul", str(r["m"]), r["precision"]] = r["torch_us"] / r["tessera_us"], HOST_TIMES
+                self.ratios["host time", "tessera.matmul", str(r["m"]),
+                            r["precision"]] = r["torch_us"] / r["tessera_us"], HOST_TIMES
             elif kind == "reference":
                 self.ratios["speed", "tessera.matmul", r["problem"], "beside the C library"] = r["of_c_library"], 1
             elif kind == "linear":
@@ -124,20 +126,24 @@ def main():
     parser.add_argument("--margin", type=float, default=5.0, metavar="PERCENT", help="what counts as noise (default 5)")
     options = parser.parse_args()
     if not options.base:
-        raise results.BadResults("BASE= must name the result to compare with, as in BASE=HEAD~1:bench/results/h200.json")
+        raise results.BadResults(
+            "BASE= must name the result to compare with, as in BASE=HEAD~1:bench/results/h200.json")
     new = options.new or str(ROOT / "bench/results" / pathlib.Path(options.base.split(":")[-1]).name)
     if pathlib.Path(new).resolve() == pathlib.Path(options.base).resolve():
-        raise results.BadResults(f"{options.base} is both BASE and NEW: name the other with NEW=, or an older BASE as HEAD~1:bench/results/"
-                                 f"{pathlib.Path(options.base).name}")
+        raise results.BadResults(
+            f"{options.base} is both BASE and NEW: name the other with NEW=, or an older BASE as HEAD~1:bench/results/"
+            f"{pathlib.Path(options.base).name}")
     records = [read(options.base), read(new)]
     machines = [{results.machine_of(r) for r in of_one if results.machine_of(r)} for of_one in records]
     if not machines[0] & machines[1]:
         first, second = (", ".join(sorted(names)) or "no machine" for names in machines)
-        raise results.BadResults(f"{options.base} is of {first}, {new} of {second}: only results of one machine can be compared; "
-                                 "measure BASE and NEW on the same one")
+        raise results.BadResults(
+            f"{options.base} is of {first}, {new} of {second}: only results of one machine can be compared; "
+            "measure BASE and NEW on the same one")
     worse, better, common = compare(*records, options.margin / 100)
     if not common:
-        raise results.BadResults(f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")
+        raise results.BadResults(
+            f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")
     print(*worse, sep="\n", end="\n" if worse else "")
     print(f"{common} measurements compared, by ratio to the peers; "
           f"beyond {options.margin:g} % ({HOST_TIMES * options.margin:g} % for host times): "

@@ -1,10 +1,11 @@
-"""A feed-forward network split over several GPUs, its products on Tessera. torch does the splitting, Tessera the products.
+"""A feed-forward network split over several GPUs, its products on Tessera. torch does the splitting, Tessera the
+products.
 
     torchrun --nproc-per-node=8 examples/tensor_parallel.py            # GPUs and NCCL; without GPUs the CPU and gloo
 
-The first layer's weight is split by columns, the second's by rows, so each GPU computes its part of both and one sum over
-GPUs brings the parts together (torch.distributed.tensor.parallel). DTensor hands plain local matrices to aten::mm and
-addmm, where the drop-in takes them: nothing here is about Tessera but the one line that enables it.
+The first layer's weight is split by columns, the second's by rows, so each GPU computes its part of both and one sum
+over GPUs brings the parts together (torch.distributed.tensor.parallel). DTensor hands plain local matrices to aten::mm
+and addmm, where the drop-in takes them: nothing here is about Tessera but the one line that enables it.
 """
 
 import argparse
@@ -71,8 +72,12 @@ def main():
 
     if dist.get_rank() == 0:
         furthest = max(abs(x - y) / abs(x) for x, y in zip(alone, together))
-        print(f"{mesh.size()} processes on {device}: loss {alone[0]:.4f} -> {together[-1]:.4f}, {seconds:.2f} s for the last steps")
-        print(f"{'agrees' if furthest < 1e-4 else 'DISAGREES'} with one process: losses differ by {furthest:.1e} at most")
+        print(
+            f"{mesh.size()} processes on {device}: loss {alone[0]:.4f} -> {together[-1]:.4f}, "
+            f"{seconds:.2f} s for the last steps"
+        )
+        print(
+            f"{'agrees' if furthest < 1e-4 else 'DISAGREES'} with one process: losses differ by {furthest:.1e} at most")
         print(tessera.stats())
     dist.destroy_process_group()
 

@@ -5,9 +5,9 @@
     python3 examples/train_gpt2.py --tiny                                 # seconds, on any machine
 
 All three start from the same random weights and see the same batches, and take turns of a few steps, so that they share
-whatever the machine does meanwhile. The model is transformers' GPT-2 where that is installed (with --transformers), else
-the plain one below: the same sizes and the same products. Text is a synthetic language with structure to learn: each token
-depends on the one before.
+whatever the machine does meanwhile. The model is transformers' GPT-2 where that is installed (with --transformers),
+else the plain one below: the same sizes and the same products. Text is a synthetic language with structure to learn:
+each token depends on the one before.
 """
 
 import argparse
@@ -48,11 +48,13 @@ class Block(torch.nn.Module):
         self.norm1, self.norm2 = torch.nn.LayerNorm(config.width), torch.nn.LayerNorm(config.width)
         self.attention_in = torch.nn.Linear(config.width, 3 * config.width)
         self.attention_out = torch.nn.Linear(config.width, config.width)
-        self.up, self.down = torch.nn.Linear(config.width, 4 * config.width), torch.nn.Linear(4 * config.width, config.width)
+        self.up, self.down = torch.nn.Linear(config.width, 4 * config.width), torch.nn.Linear(
+            4 * config.width, config.width)
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.attention_in(self.norm1(x)).split(width, dim=2))
+        q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2)
+                   for part in self.attention_in(self.norm1(x)).split(width, dim=2))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
@@ -83,9 +85,9 @@ def transformers_gpt(config):
     class Logits(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.model = GPT2LMHeadModel(GPT2Config(
-                vocab_size=config.vocabulary, n_positions=config.context, n_embd=config.width, n_layer=config.layers, n_head=config.heads,
-                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+            self.model = GPT2LMHeadModel(
+                GPT2Config(vocab_size=config.vocabulary, n_positions=config.context, n_embd=config.width,
+                           n_layer=config.layers, n_head=config.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
         def forward(self, tokens):
             return self.model(tokens).logits
@@ -122,7 +124,8 @@ class Run:
         torch.manual_seed(0)
         self.name, self.device, self.tf32, self.precision = name, device, tf32, precision
         self.model = (transformers_gpt if options.transformers else Gpt)(config).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, weight_decay=0.1, fused=device == "cuda")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, weight_decay=0.1,
+                                           fused=device == "cuda")
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / self.RISE))
         self.losses, self.seconds, self.always = [], [], options.tiny
 
@@ -157,9 +160,12 @@ class Run:
 
 def machine(device):
     commit = os.environ.get("TESSERA_COMMIT") or subprocess.run(
-        ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {"gpu": torch.cuda.get_device_name() if device == "cuda" else None, "torch": torch.__version__, "commit": commit or "unknown",
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")}
+        ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "--short=12", "HEAD"], capture_output=True,
+        text=True).stdout.strip()
+    return {
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None, "torch": torch.__version__,
+        "commit": commit or "unknown", "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    }
 
 
 def plot(runs, path):
@@ -173,7 +179,8 @@ def plot(runs, path):
     left.set_xlabel("step")
     left.set_ylabel("loss")
     left.legend(frameon=False)
-    bars = right.barh([run["name"] for run in runs][::-1], [run["tokens_per_second"] for run in runs][::-1], color=["C2", "C1", "C0"])
+    bars = right.barh([run["name"] for run in runs][::-1], [run["tokens_per_second"] for run in runs][::-1],
+                      color=["C2", "C1", "C0"])
     right.bar_label(bars, fmt="{:,.0f}", padding=3)
     right.set_xlabel("tokens per second")
     for axes in (left, right):
@@ -198,7 +205,10 @@ def main():
     config = TINY if options.tiny else Config()
     if options.batch:
         config = dataclasses.replace(config, batch=options.batch)
-    runs = [Run("torch float32", config, device, options), Run("Tessera fp32", config, device, options, precision="fp32")]
+    runs = [
+        Run("torch float32", config, device, options),
+        Run("Tessera fp32", config, device, options, precision="fp32")
+    ]
     if device == "cuda":
         runs.insert(1, Run("torch TF32", config, device, options, tf32=True))
     language = Language(config, device)
@@ -216,12 +226,17 @@ def main():
     records = []
     for run in runs:
         seconds = statistics.median(run.seconds)
-        records.append({"name": run.name, "ms_per_step": round(seconds * 1e3, 3), "tokens_per_second": round(tokens / seconds),
-                        "speedup": round(statistics.median(runs[0].seconds) / seconds, 3), "loss": [round(loss, 6) for loss in run.losses]})
+        records.append({
+            "name": run.name, "ms_per_step": round(seconds * 1e3, 3),
+            "tokens_per_second": round(tokens / seconds), "speedup": round(
+                statistics.median(runs[0].seconds) / seconds, 3), "loss": [round(loss, 6) for loss in run.losses]
+        })
         furthest = max(abs(x - y) / x for x, y in zip(runs[0].losses, run.losses))
         records[-1]["furthest_from_float32"] = float(f"{furthest:.2e}")
-        print(f"{run.name:14s} {seconds * 1e3:8.1f} ms a step, {tokens / seconds:9,.0f} tokens/s, {records[-1]['speedup']:.2f} x, "
-              f"loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
+        print(
+            f"{run.name:14s} {seconds * 1e3:8.1f} ms a step, {tokens / seconds:9,.0f} tokens/s, "
+            f"{records[-1]['speedup']:.2f} x, "
+            f"loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
     stats = tessera.stats()
     print(f"{parameters / 1e6:.0f}M parameters, {tokens} tokens a step, {device}; "
           f"{stats.taken} products taken, left to torch: {dict((k, v) for k, v in stats.passed.items() if v)}")

@@ -64,10 +64,12 @@ def rng():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--share", metavar="FOLDER", type=Path, help="share the tests with the other processes that have this option; "
-                     "`alone` ones are left out")
+    parser.addoption(
+        "--share", metavar="FOLDER", type=Path, help="share the tests with the other processes that have this option; "
+        "`alone` ones are left out")
     parser.addoption("--alone", action="store_true", help="only the tests that other processes would disturb")
-    parser.addoption("--quick", action="store_true", help="without `slow` tests, and a sample of the parameters of the others")
+    parser.addoption("--quick", action="store_true",
+                     help="without `slow` tests, and a sample of the parameters of the others")
 
 
 def function_of(item):
@@ -149,7 +151,9 @@ def pytest_runtestloop(session):
 
 def pytest_report_header():
     gpu = engines.NO_GPU or "GPU of compute capability {}.{}".format(*engines.DRIVER.capability())
-    return [f"library: {engines.binding.lib._name}", f"engines: {', '.join(e.name for e in engines.all_engines())}", gpu]
+    return [
+        f"library: {engines.binding.lib._name}", f"engines: {', '.join(e.name for e in engines.all_engines())}", gpu
+    ]
 
 
 def pytest_terminal_summary(terminalreporter):

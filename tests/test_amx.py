@@ -1,8 +1,8 @@
-"""Products on AMX: which are computed there, what AMX cannot carry, the same bits however they are computed, and the tiles
-that a thread had before.
+"""Products on AMX: which are computed there, what AMX cannot carry, the same bits however they are computed, and the
+tiles that a thread had before.
 
-A machine without AMX runs these tests, and those of every other file that apply, on a library in which plain C does what the
-tile instructions do (src/cpu/amx_tile.h): `test_on_the_model`."""
+A machine without AMX runs these tests, and those of every other file that apply, on a library in which plain C does
+what the tile instructions do (src/cpu/amx_tile.h): `test_on_the_model`."""
 
 import os
 import subprocess
@@ -34,10 +34,12 @@ FAMILIES = ["test_bound.py", "test_special_values.py", "test_exact.py", "test_st
 @pytest.mark.parametrize("files", [["test_amx.py"], FAMILIES], ids=["amx", "families"])
 def test_on_the_model(files):
     """All of this file; of the others what has fp32 forced to AMX, without what takes long at a model's speed."""
-    general = "(cpu-fp32-amx or cpu-tf32-amx and (tf32_error or special_value)) and not all_factors and not at_once and not busy"
+    general = ("(cpu-fp32-amx or cpu-tf32-amx and (tf32_error or special_value)) "
+               "and not all_factors and not at_once and not busy")
     select = "not on_the_model" if files == ["test_amx.py"] else general
     out = run(sys.executable, "-m", "pytest", "-q", "-c", ROOT / "tests" / "pytest.ini", "--rootdir", ROOT / "tests",
-              *(ROOT / "tests" / name for name in files), "-k", select, env={**os.environ, "TESSERA_LIBRARY": str(MODEL)})
+              *(ROOT / "tests" / name for name in files), "-k", select,
+              env={**os.environ, "TESSERA_LIBRARY": str(MODEL)})
     assert " passed" in out and "failed" not in out, out
     print(out)
 
@@ -51,7 +53,7 @@ def plan_text(context, m, n, k):
     return Plan(context, Operand(None, m, k, k, 1, 0), Operand(None, k, n, n, 1, 0), Result(None, m, n, n, 1, 0)).text()
 
 
-# ---- Which products ---------------------------------------------------------------------------------------------------
+# ---- Which products -------------------------------------------------------------------------------------------------
 
 
 @needs_amx
@@ -65,19 +67,22 @@ def test_plan_says_when(precision, products):
 
 @needs_amx
 def test_ieee_and_other_kernels_never_use_amx():
-    for context in binding.Context(precision=IEEE), *(binding.Context(kernel=name) for name in kernel_names(CPU) if name != "amx"):
+    for context in binding.Context(precision=IEEE), *(binding.Context(kernel=name)
+                                                      for name in kernel_names(CPU) if name != "amx"):
         assert "amx" not in plan_text(context, 2000, 2000, 2000)
     with pytest.raises(binding.TesseraError, match='options.kernel is "amx", which is not for precision ieee'):
         binding.Context(precision=IEEE, kernel="amx")
 
 
 @needs_amx
-@pytest.mark.parametrize("kernel, precision, used", [("amx", "FP32", True), ("amx", "IEEE", False), ("portable", "FP32", False)])
+@pytest.mark.parametrize("kernel, precision, used", [("amx", "FP32", True), ("amx", "IEEE", False),
+                                                     ("portable", "FP32", False)])
 def test_environment(kernel, precision, used):
     source = f"""
 import binding
 x = binding.Operand(None, 1500, 1500, 1500, 1, 0)
-print(binding.Plan(binding.Context(precision=binding.{precision}), x, x, binding.Result(None, 1500, 1500, 1500, 1, 0)).is_split())
+result = binding.Result(None, 1500, 1500, 1500, 1, 0)
+print(binding.Plan(binding.Context(precision=binding.{precision}), x, x, result).is_split())
 """
     out = run(sys.executable, "-c", source, cwd=ROOT / "tests", env={**os.environ, "TESSERA_CPU_KERNEL": kernel})
     assert out.strip() == str(used)
@@ -90,7 +95,7 @@ def test_without_amx_it_cannot_be_forced():
             binding.Context(kernel="amx")
 
 
-# ---- What AMX cannot carry --------------------------------------------------------------------------------------------
+# ---- What AMX cannot carry ------------------------------------------------------------------------------------------
 
 
 def counts(amx, a, b):
@@ -127,11 +132,13 @@ def test_one_value_too_large(amx, rng, value):
 
 
 @needs_amx
-@pytest.mark.parametrize("exponents, recomputed", [((-40, -40), 0), ((-49, -48), 0), ((-50, -50), 0), ((-60, -60), 6), ((-98, 2), 0), ((-110, 0), 6),
-                                                   ((-130, 60), 6), ((50, 60), 0), ((57, 60), 6)])
+@pytest.mark.parametrize("exponents, recomputed", [((-40, -40), 0), ((-49, -48), 0), ((-50, -50), 0), ((-60, -60), 6),
+                                                   ((-98, 2), 0), ((-110, 0), 6), ((-130, 60), 6), ((50, 60), 0),
+                                                   ((57, 60), 6)])
 def test_ends_of_the_range(amx, rng, exponents, recomputed):
     """Where what is flushed might matter, or sums might overflow, all of a product is recomputed."""
-    a, b = (np.ldexp(rng.uniform(1, 2, shape), e).astype(np.float32) for e, shape in zip(exponents, ((40, 300), (300, 70))))
+    a, b = (np.ldexp(rng.uniform(1, 2, shape), e).astype(np.float32)
+            for e, shape in zip(exponents, ((40, 300), (300, 70))))
     b[:, 1] *= -1
     c, _, found = counts(amx, a, b)
     assert found == recomputed
@@ -172,7 +179,7 @@ def test_every_float_is_its_pieces(amx, rng):
     assert recomputed == 0 and np.array_equal(c, x)
 
 
-# ---- The same bits ----------------------------------------------------------------------------------------------------
+# ---- The same bits --------------------------------------------------------------------------------------------------
 
 
 @needs_amx
@@ -198,7 +205,8 @@ def test_same_bits_however_computed(rng, precision):
 
 @needs_amx
 @pytest.mark.parametrize("precision", [FP32, TF32])
-@pytest.mark.parametrize("shape", [(100, 100, 100), (128, 128, 128), (160, 160, 160), (192, 192, 96), (200, 180, 110), (224, 224, 224)], ids=str)
+@pytest.mark.parametrize("shape", [(100, 100, 100), (128, 128, 128), (160, 160, 160), (192, 192, 96), (200, 180, 110),
+                                   (224, 224, 224)], ids=str)
 def test_same_bits_where_amx_begins(rng, precision, shape):
     """Which kernels compute a product depends neither on threads nor on how it is called."""
     a, b = normal(rng, *shape)
@@ -219,8 +227,10 @@ def test_same_bits_where_amx_begins(rng, precision, shape):
 
 @needs_amx
 def test_forced_without_room(amx):
-    """A limit that leaves no room for the smallest panels is an error where AMX is forced; otherwise the ieee kernels compute."""
-    with pytest.raises(binding.TesseraError, match="options.max_workspace is 100000; this product needs more for the kernel amx"):
+    """A limit that leaves no room for the smallest panels is an error where AMX is forced; otherwise the ieee kernels
+    compute."""
+    with pytest.raises(binding.TesseraError,
+                       match="options.max_workspace is 100000; this product needs more for the kernel amx"):
         plan_text(amx.new_context(max_workspace=100000), 1000, 1000, 1000)
     assert "kernel: amx" not in plan_text(binding.Context(max_workspace=100000), 1000, 1000, 1000)
 

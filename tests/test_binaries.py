@@ -1,5 +1,5 @@
-"""Every binary that is built or installed: where it looks for the libraries it loads. An empty or relative element of a run
-path means the current folder, where anybody may have put a library."""
+"""Every binary that is built or installed: where it looks for the libraries it loads. An empty or relative element of a
+run path means the current folder, where anybody may have put a library."""
 
 import os
 import re
@@ -34,7 +34,8 @@ def run_path(binary):
 
 def check_run_paths(found):
     found = list(found)
-    assert {"tessera", "libtessera.so", "libtessera_blas.so"} <= {re.sub(r"\.so\..*", ".so", path.name) for path in found}
+    assert {"tessera", "libtessera.so",
+            "libtessera_blas.so"} <= {re.sub(r"\.so\..*", ".so", path.name) for path in found}
     for binary in found:
         for element in run_path(binary):
             assert re.match(r"/|\$ORIGIN(/|$)", element), f"{binary} looks in {element!r}"

@@ -1,5 +1,6 @@
-"""libtessera_blas: the standard's interface, held to more than netlib's testers ask (those are in test_blas_programs.py). Every
-product lies in poisoned memory with gaps between its columns; inputs and gaps must be as they were, to the bit."""
+"""libtessera_blas: the standard's interface, held to more than netlib's testers ask (those are in
+test_blas_programs.py). Every product lies in poisoned memory with gaps between its columns; inputs and gaps must be as
+they were, to the bit."""
 
 import ctypes
 import itertools
@@ -38,19 +39,20 @@ def declare(name, result, *arguments):
 
 
 for suffix, integer in ("", c_int), ("_64", c_int64):
-    declare(f"cblas_sgemm_batch_strided{suffix}", None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, integer, c_void_p,
-            integer, integer, c_float, c_void_p, integer, integer, integer)
+    declare(f"cblas_sgemm_batch_strided{suffix}", None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer,
+            integer, c_void_p, integer, integer, c_float, c_void_p, integer, integer, integer)
     declare(f"cblas_sgemm_alloc{suffix}", c_void_p, c_int, *[integer] * 3)
     declare(f"cblas_sgemm_free{suffix}", None, c_void_p)
     declare(f"cblas_sgemm_pack_get_size{suffix}", c_size_t, c_int, *[integer] * 3)
     declare(f"cblas_sgemm_pack{suffix}", None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, c_void_p)
-    declare(f"cblas_sgemm_compute{suffix}", None, *[c_int] * 3, *[integer] * 3, c_void_p, integer, c_void_p, integer, c_float, c_void_p,
-            integer)
+    declare(f"cblas_sgemm_compute{suffix}", None, *[c_int] * 3, *[integer] * 3, c_void_p, integer, c_void_p, integer,
+            c_float, c_void_p, integer)
 for name, integer in ("cblas_sgemm", c_int), ("cblas_sgemm64_", c_int64), ("cblas_sgemm_64", c_int64):
-    declare(name, None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, c_void_p, integer, c_float, c_void_p, integer)
+    declare(name, None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, c_void_p, integer, c_float, c_void_p,
+            integer)
 for name, integer in ("sgemm_", c_int), ("sgemm_64_", c_int64):
-    declare(name, None, POINTER(c_char), POINTER(c_char), *[POINTER(integer)] * 3, POINTER(c_float), c_void_p, POINTER(integer), c_void_p,
-            POINTER(integer), POINTER(c_float), c_void_p, POINTER(integer))
+    declare(name, None, POINTER(c_char), POINTER(c_char), *[POINTER(integer)] * 3, POINTER(c_float), c_void_p,
+            POINTER(integer), c_void_p, POINTER(integer), POINTER(c_float), c_void_p, POINTER(integer))
 
 CBLAS = {"cblas_sgemm": c_int, "cblas_sgemm64_": c_int64, "cblas_sgemm_64": c_int64}
 FORTRAN = {"sgemm_": c_int, "sgemm_64_": c_int64}
@@ -82,8 +84,8 @@ def call(routine, layout, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
     assert layout == COLUMN
     integer, letter = FORTRAN[routine], {NO: b"n", YES: b"T", CONJUGATE: b"c"}
     numbers = [integer(x) for x in (m, n, k, lda, ldb, ldc)]
-    getattr(blas, routine)(letter[ta], letter[tb], *map(byref, numbers[:3]), byref(c_float(alpha)), a, byref(numbers[3]), b,
-                           byref(numbers[4]), byref(c_float(beta)), c, byref(numbers[5]))
+    getattr(blas, routine)(letter[ta], letter[tb], *map(byref, numbers[:3]), byref(c_float(alpha)), a, byref(
+        numbers[3]), b, byref(numbers[4]), byref(c_float(beta)), c, byref(numbers[5]))
 
 
 def multiply(rng, m, n, k, layout=COLUMN, ta=NO, tb=NO, alpha=1.0, beta=0.0, routine="cblas_sgemm", gap=3, values=None):
@@ -98,20 +100,25 @@ def multiply(rng, m, n, k, layout=COLUMN, ta=NO, tb=NO, alpha=1.0, beta=0.0, rou
     if values is None and alpha in (0, 1, -1) and beta in (0, 1, -1):
         reference.assert_exact(c.values(), plain_a, plain_b, alpha, beta, before)
     else:
-        reference.assert_componentwise(c.values(), plain_a, plain_b, np.float32(alpha).item(), np.float32(beta).item(), before)
+        reference.assert_componentwise(c.values(), plain_a, plain_b,
+                                       np.float32(alpha).item(),
+                                       np.float32(beta).item(), before)
     return c.values()
 
 
-# ---- Products ---------------------------------------------------------------------------------------------------------
+# ---- Products -------------------------------------------------------------------------------------------------------
 
-# What straddles the tiles (4, 6 and 12 rows, 8 to 64 columns), the blocks (240 and 336 rows, 384 and 640 of depth, 4096 columns) and
-# the limits of the short way (128 each way, 2^20 multiply-adds, 8192 elements copied of 64 columns) of the kernels.
-SIZES = [*itertools.product((1, 5, 6, 7, 11, 12, 13), (1, 7, 8, 9, 15, 16, 17, 31, 32, 33), (1, 2, 5)),
-         *itertools.product((1, 3, 4, 6), (33, 47, 48, 49, 63, 64, 65, 97), (1, 3, 4, 5, 11)),
-         *itertools.product((63, 64, 65), repeat=3), (127, 128, 63), (128, 129, 65), (129, 128, 64), (128, 128, 64), (128, 128, 65),
-         (12, 64, 64), (12, 64, 65), (12, 65, 64), (7, 64, 127), (7, 65, 128), (7, 64, 129), (5, 8, 1024), (5, 9, 1024), (5, 8, 1025),
-         (239, 33, 383), (240, 32, 384), (241, 31, 385), (335, 17, 639), (336, 16, 640), (337, 15, 641), (13, 4095, 9), (7, 4096, 9),
-         (13, 4097, 9), (4097, 13, 9), (25, 33, 1281), (300, 400, 500)]
+# What straddles the tiles (4, 6 and 12 rows, 8 to 64 columns), the blocks (240 and 336 rows, 384 and 640 of depth, 4096
+# columns) and the limits of the short way (128 each way, 2^20 multiply-adds, 8192 elements copied of 64 columns) of the
+# kernels.
+SIZES = [
+    *itertools.product((1, 5, 6, 7, 11, 12, 13), (1, 7, 8, 9, 15, 16, 17, 31, 32, 33), (1, 2, 5)), *itertools.product(
+        (1, 3, 4, 6), (33, 47, 48, 49, 63, 64, 65, 97), (1, 3, 4, 5, 11)), *itertools.product((63, 64, 65), repeat=3),
+    (127, 128, 63), (128, 129, 65), (129, 128, 64), (128, 128, 64), (128, 128, 65), (12, 64, 64), (12, 64, 65),
+    (12, 65, 64), (7, 64, 127), (7, 65, 128), (7, 64, 129), (5, 8, 1024), (5, 9, 1024), (5, 8, 1025), (239, 33, 383),
+    (240, 32, 384), (241, 31, 385), (335, 17, 639), (336, 16, 640), (337, 15, 641), (13, 4095, 9), (7, 4096, 9),
+    (13, 4097, 9), (4097, 13, 9), (25, 33, 1281), (300, 400, 500)
+]
 
 
 @pytest.mark.parametrize("layout", [ROW, COLUMN])
@@ -129,8 +136,8 @@ def test_sizes(rng, layout, ta, tb):
 def test_sizes_with_each_kernel(kernel):
     if "TESSERA_CPU_KERNEL" in os.environ:
         pytest.skip("this is one kernel's run already")
-    out = run(sys.executable, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", "--rootdir", HERE, __file__, "-k", "test_sizes or test_scalars",
-              env={**os.environ, "TESSERA_CPU_KERNEL": kernel})
+    out = run(sys.executable, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", "--rootdir", HERE, __file__, "-k",
+              "test_sizes or test_scalars", env={**os.environ, "TESSERA_CPU_KERNEL": kernel})
     assert " passed" in out
 
 
@@ -139,7 +146,8 @@ def test_scalars(rng, alpha, beta):
     for layout, ta, tb in itertools.product((ROW, COLUMN), (NO, YES), (NO, YES)):
         for size in (9, 7, 5), (65, 33, 17), (13, 200, 700):
             multiply(rng, *size, layout, ta, tb, alpha, beta)
-            multiply(rng, *size, layout, ta, tb, alpha, beta, values=lambda *shape: rng.standard_normal(shape, np.float32))
+            multiply(rng, *size, layout, ta, tb, alpha, beta,
+                     values=lambda *shape: rng.standard_normal(shape, np.float32))
 
 
 @pytest.mark.parametrize("routine", [*CBLAS, *FORTRAN])
@@ -167,11 +175,13 @@ def test_alpha_zero_reads_neither_operand_and_beta_zero_not_c(size):
     call("cblas_sgemm", ROW, NO, YES, size, size, 0, 1, None, size, None, size, -2, c.ctypes.data, size)
     assert (c == -6).all()
     a = np.full((size, size), np.nan, np.float32)
-    call("cblas_sgemm", ROW, NO, NO, size, size, size, 0, a.ctypes.data, size, a.ctypes.data, size, 0.5, c.ctypes.data, size)
+    call("cblas_sgemm", ROW, NO, NO, size, size, size, 0, a.ctypes.data, size, a.ctypes.data, size, 0.5, c.ctypes.data,
+         size)
     assert (c == -3).all()
     c = layouts.poisoned(size, size)
     ones = np.ones((size, size), np.float32)
-    call("cblas_sgemm", ROW, NO, NO, size, size, size, 1, ones.ctypes.data, size, ones.ctypes.data, size, 0, c.ctypes.data, size)
+    call("cblas_sgemm", ROW, NO, NO, size, size, size, 1, ones.ctypes.data, size, ones.ctypes.data, size, 0,
+         c.ctypes.data, size)
     assert (c == size).all()
 
 
@@ -193,7 +203,8 @@ def test_an_operand_that_overlaps_c(rng, size):
     """The standard forbids it. What comes out is what the operands were before."""
     x, b = reference.integers(rng, size, size), reference.integers(rng, size, size)
     before = x.copy()
-    call("cblas_sgemm", ROW, NO, NO, size, size, size, 1, x.ctypes.data, size, b.ctypes.data, size, 1, x.ctypes.data, size)
+    call("cblas_sgemm", ROW, NO, NO, size, size, size, 1, x.ctypes.data, size, b.ctypes.data, size, 1, x.ctypes.data,
+         size)
     reference.assert_exact(x, before, b, 1, 1, before)
 
 
@@ -212,18 +223,20 @@ def test_a_batch_whose_operands_overlap_c(rng, overlaps):
 
 
 def test_matrices_that_interleave(rng):
-    """A and C share columns of one memory, with leading dimensions that have nothing in common: they are apart all the same."""
+    """A and C share columns of one memory, with leading dimensions that have nothing in common: they are apart all the
+    same."""
     memory = np.zeros(200, np.float32)
     a_view = np.lib.stride_tricks.as_strided(memory, (2, 5), (400, 4))
     c_view = np.lib.stride_tricks.as_strided(memory[5:], (2, 5), (200, 4))
     a_view[...] = reference.integers(rng, 2, 5)
     before, b = a_view.copy(), reference.integers(rng, 5, 5)
-    call("cblas_sgemm", ROW, NO, NO, 2, 5, 5, 1, memory.ctypes.data, 100, b.ctypes.data, 5, 0, memory.ctypes.data + 20, 50)
+    call("cblas_sgemm", ROW, NO, NO, 2, 5, 5, 1, memory.ctypes.data, 100, b.ctypes.data, 5, 0, memory.ctypes.data + 20,
+         50)
     reference.assert_exact(c_view, before, b)
     assert np.array_equal(a_view, before)
 
 
-# ---- Batches and packed products --------------------------------------------------------------------------------------
+# ---- Batches and packed products ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["", "_64"])
@@ -239,9 +252,9 @@ def test_batch(rng, layout, ta, tb, suffix):
             return np.array(np.swapaxes(x, 1, 2) if (layout == COLUMN) != transposed else x, order="C")
 
         a, b, c = stored(plain_a, ta == YES), stored(plain_b, tb == YES), stored(before, False)
-        getattr(blas, f"cblas_sgemm_batch_strided{suffix}")(
-            layout, ta, tb, m, n, k, alpha, a.ctypes.data, a.shape[2], 0 if shares_a else m * k, b.ctypes.data, b.shape[2], k * n, beta,
-            c.ctypes.data, c.shape[2], m * n, batch)
+        getattr(blas, f"cblas_sgemm_batch_strided{suffix}")(layout, ta, tb, m, n, k, alpha, a.ctypes.data, a.shape[2],
+                                                            0 if shares_a else m * k, b.ctypes.data, b.shape[2], k * n,
+                                                            beta, c.ctypes.data, c.shape[2], m * n, batch)
         got = np.swapaxes(c, 1, 2) if layout == COLUMN else c
         for i in range(batch):
             reference.assert_exact(got[i], plain_a[0 if shares_a else i], plain_b[i], alpha, beta, before[i])
@@ -255,7 +268,9 @@ def test_packed(rng, packs, layout, ta, tb, suffix):
     for m, n, k in (1, 1, 1), (13, 33, 7), (70, 90, 700), (5, 5, 0):
         plain_a, plain_b, before = [reference.integers(rng, *shape, largest=3) for shape in ((m, k), (k, n), (m, n))]
         a, b, c = Matrix(plain_a, layout, ta == YES), Matrix(plain_b, layout, tb == YES), Matrix(before, layout)
-        size, pack, compute = [getattr(blas, f"cblas_sgemm_{name}{suffix}") for name in ("pack_get_size", "pack", "compute")]
+        size, pack, compute = [
+            getattr(blas, f"cblas_sgemm_{name}{suffix}") for name in ("pack_get_size", "pack", "compute")
+        ]
         alpha, passed, kept = 1, {}, []
         for name, identifier, matrix, transpose in ("a", A_MATRIX, a, ta), ("b", B_MATRIX, b, tb):
             passed[name] = matrix.address, matrix.ld, transpose
@@ -270,8 +285,8 @@ def test_packed(rng, packs, layout, ta, tb, suffix):
             kept.append(memory)
             matrix.assert_unchanged()
             matrix.memory[...] = np.nan  # it may go
-        compute(layout, passed["a"][2], passed["b"][2], m, n, k, passed["a"][0], passed["a"][1], passed["b"][0], passed["b"][1], 1.0,
-                c.address, c.ld)
+        compute(layout, passed["a"][2], passed["b"][2], m, n, k, passed["a"][0], passed["a"][1], passed["b"][0],
+                passed["b"][1], 1.0, c.address, c.ld)
         layouts.assert_guards(c.view)
         reference.assert_exact(c.values(), plain_a, plain_b, alpha, 1, before)
 
@@ -291,16 +306,18 @@ def test_packed_by_small_factors(rng):
     assert (c == 0).all(), "alpha = 0 does not read the matrix"
     for memory in passed:
         blas.cblas_sgemm_free(memory)
-    assert blas.cblas_sgemm_pack_get_size_64(A_MATRIX, 2**61, 5, 2**61) == 0 and not blas.cblas_sgemm_alloc_64(A_MATRIX, 2**61, 5, 2**61)
+    assert blas.cblas_sgemm_pack_get_size_64(A_MATRIX, 2**61, 5, 2 **
+                                             61) == 0 and not blas.cblas_sgemm_alloc_64(A_MATRIX, 2**61, 5, 2**61)
 
 
-# ---- Errors -----------------------------------------------------------------------------------------------------------
+# ---- Errors ---------------------------------------------------------------------------------------------------------
 
 
 def compiled(tmp_path, source, *flags):
     program = tmp_path / "program"
-    run(need("cc"), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", HERE / "blas" / source, "-o", program,
-        *flags, f"-L{LIBRARY.parent}", "-ltessera_blas", f"-Wl,-rpath,{LIBRARY.parent}", f"-Wl,-rpath-link,{LIBRARY.parent}")
+    run(need("cc"), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", HERE / "blas" / source,
+        "-o", program, *flags, f"-L{LIBRARY.parent}", "-ltessera_blas", f"-Wl,-rpath,{LIBRARY.parent}",
+        f"-Wl,-rpath-link,{LIBRARY.parent}")
     return program
 
 
@@ -309,7 +326,10 @@ def fortran_reports(line):
     ta, tb, m, n, k, lda, ldb, ldc = re.match(r"(.)(.) (-?\d+) (-?\d+) (-?\d+), (\d+) (\d+) (\d+)", line).groups()
     m, n, k, lda, ldb, ldc = map(int, (m, n, k, lda, ldb, ldc))
     rows_a, rows_b = m if ta in "Nn" else k, k if tb in "Nn" else n
-    checks = [ta not in "NnTtCc", tb not in "NnTtCc", m < 0, n < 0, k < 0, lda < max(1, rows_a), ldb < max(1, rows_b), ldc < max(1, m)]
+    checks = [
+        ta not in "NnTtCc", tb not in "NnTtCc", m < 0, n < 0, k < 0, lda < max(1, rows_a), ldb < max(1, rows_b), ldc
+        < max(1, m)
+    ]
     return next((number for number, bad in zip((1, 2, 3, 4, 5, 8, 10, 13), checks) if bad), 0)
 
 
@@ -331,10 +351,12 @@ def test_error_exits(tmp_path):
         assert f"{layout} 110 111 -1 0 0, 1 1 1: cblas_xerbla cblas_sgemm 2: Illegal TransA setting, 110\n" in text
         assert f"{layout} 111 114 -1 0 0, 1 1 1: cblas_xerbla cblas_sgemm 3: Illegal TransB setting, 114\n" in text
         # Arguments of the exchanged product, if row-major: n is the first size there, ldb the first leading dimension.
-        expected = {"-1 -1 -1, 0 0 0": 3, "2 -1 -1, 0 0 0": 3 if row else 4, "2 4 -1, 0 0 0": 5, "2 4 3, 1 9 9": 10 if row else 8,
-                    "2 4 3, 9 2 9": 8 if row else 10, "2 4 3, 9 9 1": 13, "2 4 3, 1 1 1": 8}
+        expected = {
+            "-1 -1 -1, 0 0 0": 3, "2 -1 -1, 0 0 0": 3 if row else 4, "2 4 -1, 0 0 0": 5,
+            "2 4 3, 1 9 9": 10 if row else 8, "2 4 3, 9 2 9": 8 if row else 10, "2 4 3, 9 9 1": 13, "2 4 3, 1 1 1": 8
+        }
         for sizes, number in expected.items():
-            assert f"{layout} 111 112 {sizes}: xerbla_ <SGEMM > {number}, row-major {row}, from C 1\n" in text, (layout, sizes)
+            assert f"{layout} 111 112 {sizes}: xerbla_ <SGEMM > {number}, row-major {row}, from C 1\n" in text, sizes
     assert text.rstrip().endswith("64 bits: xerbla_64_ <SGEMM > 4, row-major 0, from C 0\n"
                                   "xerbla_64_ <SGEMM > 10, row-major 1, from C 1\n"
                                   "cblas_xerbla64_ cblas_sgemm 2: Illegal TransA setting, 0")
@@ -353,19 +375,21 @@ def test_errors_without_handlers(tmp_path):
     assert numbers[1:10] == [2, 3, 5, 5, 6, 9, 11, 14, 11] and numbers[10:19] == [2, 3, 4, 5, 6, 9, 11, 14, 9]
 
 
-BATCH_ERRORS = [(1, dict(layout=100)), (2, dict(ta=0)), (3, dict(tb=0)), (4, dict(m=-1)), (5, dict(n=-1)), (6, dict(k=-1)), (9, dict(lda=2)),
-                (10, dict(stride_a=-1)), (12, dict(ldb=3)), (13, dict(stride_b=-1)), (16, dict(ldc=3)), (16, dict(ldc=0)), (16, dict(ldc=-1, stride_c=-2**31)),
-                (17, dict(stride_c=7)),
+BATCH_ERRORS = [(1, dict(layout=100)), (2, dict(ta=0)), (3, dict(tb=0)), (4, dict(m=-1)), (5, dict(n=-1)),
+                (6, dict(k=-1)), (9, dict(lda=2)), (10, dict(stride_a=-1)), (12, dict(ldb=3)), (13, dict(stride_b=-1)),
+                (16, dict(ldc=3)), (16, dict(ldc=0)), (16, dict(ldc=-1, stride_c=-2**31)), (17, dict(stride_c=7)),
                 (18, dict(batch=-1))]
 
 
 @pytest.mark.parametrize("number, wrong", BATCH_ERRORS)
 def test_errors_of_batches(capfd, number, wrong):
-    right = dict(layout=ROW, ta=NO, tb=NO, m=2, n=4, k=3, lda=3, stride_a=6, ldb=4, stride_b=12, ldc=4, stride_c=8, batch=2)
+    right = dict(layout=ROW, ta=NO, tb=NO, m=2, n=4, k=3, lda=3, stride_a=6, ldb=4, stride_b=12, ldc=4, stride_c=8,
+                 batch=2)
     x = {**right, **wrong}
     c = layouts.poisoned(4, 4)
-    blas.cblas_sgemm_batch_strided(x["layout"], x["ta"], x["tb"], x["m"], x["n"], x["k"], 1, None, x["lda"], x["stride_a"], None, x["ldb"],
-                                   x["stride_b"], 0, c.ctypes.data, x["ldc"], x["stride_c"], x["batch"])
+    blas.cblas_sgemm_batch_strided(x["layout"], x["ta"], x["tb"], x["m"], x["n"], x["k"], 1, None, x["lda"],
+                                   x["stride_a"], None, x["ldb"], x["stride_b"], 0, c.ctypes.data, x["ldc"],
+                                   x["stride_c"], x["batch"])
     assert f"Parameter {number} to routine cblas_sgemm_batch_strided was incorrect" in capfd.readouterr().err
     assert np.array_equal(engines.bits(c), engines.bits(layouts.poisoned(4, 4)))
 
@@ -386,14 +410,16 @@ def test_errors_of_packed_products(capfd):
         arguments[at] = bad
         assert said("cblas_sgemm_pack", *arguments) == [str(number)]
     right = [ROW, PACKED, NO, 2, 4, 3, memory.ctypes.data, 0, x.ctypes.data, 4, 0.0, x.ctypes.data + 128, 4]
-    wrong = [(1, 0, 7), (2, 1, 7), (3, 2, 7), (4, 3, -1), (5, 4, -1), (6, 5, -1), (7, 3, 1), (7, 0, COLUMN), (10, 9, 3), (13, 12, 3)]
+    wrong = [(1, 0, 7), (2, 1, 7), (3, 2, 7), (4, 3, -1), (5, 4, -1), (6, 5, -1), (7, 3, 1), (7, 0, COLUMN), (10, 9, 3),
+             (13, 12, 3)]
     for number, at, bad in wrong:
         assert said("cblas_sgemm_compute", *right[:at], bad, *right[at + 1:]) == [str(number)]
-    assert said("cblas_sgemm_compute", ROW, NO, PACKED, 2, 4, 3, x.ctypes.data, 3, memory.ctypes.data, 0, 0.0, x.ctypes.data + 128, 4) == ["9"]
+    assert said("cblas_sgemm_compute", ROW, NO, PACKED, 2, 4, 3, x.ctypes.data, 3, memory.ctypes.data, 0, 0.0,
+                x.ctypes.data + 128, 4) == ["9"]
     assert said("cblas_sgemm_compute", *right) == []
 
 
-# ---- Processes, threads, memory ---------------------------------------------------------------------------------------
+# ---- Processes, threads, memory -------------------------------------------------------------------------------------
 
 PRODUCT = """
 import ctypes, os, sys
@@ -403,7 +429,8 @@ def multiply(n, seed=0):
     rng = np.random.default_rng(seed)
     a, b = [rng.integers(-4, 5, (n, n)).astype(np.float32) for _ in range(2)]
     c = np.full((n, n), 1, np.float32)
-    blas.cblas_sgemm(101, 111, 111, n, n, n, ctypes.c_float(1), ctypes.c_void_p(a.ctypes.data), n, ctypes.c_void_p(b.ctypes.data), n,
+    a_data, b_data = ctypes.c_void_p(a.ctypes.data), ctypes.c_void_p(b.ctypes.data)
+    blas.cblas_sgemm(101, 111, 111, n, n, n, ctypes.c_float(1), a_data, n, b_data, n,
                      ctypes.c_float(2), ctypes.c_void_p(c.ctypes.data), n)
     assert np.array_equal(c, a.astype(np.float64) @ b + 2), "wrong"
 """
@@ -412,8 +439,8 @@ def multiply(n, seed=0):
 def python(code, **environment):
     """(output, standard error) of PRODUCT and then code, in a process of its own."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TESSERA_", "OMP_"))}
-    ran = subprocess.run([sys.executable, "-c", PRODUCT + code, LIBRARY], env={**inherited, **environment}, capture_output=True, text=True,
-                         timeout=300)
+    ran = subprocess.run([sys.executable, "-c", PRODUCT + code, LIBRARY], env={**inherited, **environment},
+                         capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout, ran.stderr
 
@@ -422,18 +449,23 @@ def test_verbose():
     out, err = python("multiply(10); multiply(300)", TESSERA_VERBOSE="1", TESSERA_NUM_THREADS="2", TESSERA_DEVICE="cpu")
     header, *lines = err.splitlines()
     assert header == "TESSERA_VERBOSE Tessera 0.1.0, device cpu, precision fp32" and out == ""
-    pattern = r"TESSERA_VERBOSE SGEMM\(N,N,(\d+),\1,\1,1,0x[0-9a-f]+,\1,0x[0-9a-f]+,\1,2,0x[0-9a-f]+,\1\) [0-9.]+us cpu NThr:2 fp32"
+    pattern = (r"TESSERA_VERBOSE SGEMM\(N,N,(\d+),\1,\1,1,0x[0-9a-f]+,\1,0x[0-9a-f]+,\1,2,0x[0-9a-f]+,\1\) "
+               r"[0-9.]+us cpu NThr:2 fp32")
     assert [re.fullmatch(pattern, line).group(1) for line in lines] == ["10", "300"]
     assert python("multiply(10)", TESSERA_VERBOSE="0") == ("", "")
 
 
-@pytest.mark.parametrize("environment, expected", [
-    ({"TESSERA_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "NThr:3"), ({"OMP_NUM_THREADS": "5,2"}, "NThr:5"),
-    ({"TESSERA_PRECISION": "ieee"}, "ieee"), ({"TESSERA_DEVICE": "cpu"}, "device cpu"), ({"TESSERA_DEVICE": "cuda:3"}, "device cuda:3"),
-    ({"TESSERA_NUM_THREADS": "many"}, 'TESSERA_NUM_THREADS is "many", which is not a number of threads'),
-    ({"TESSERA_NUM_THREADS": "0"}, 'TESSERA_NUM_THREADS is "0"'), ({"TESSERA_PRECISION": "bf16"}, 'TESSERA_PRECISION is "bf16", which is not'),
-    ({"TESSERA_DEVICE": "tpu"}, 'TESSERA_DEVICE is "tpu", which is not auto'), ({"TESSERA_DEVICE": "cuda:x"}, 'TESSERA_DEVICE is "cuda:x"'),
-    ({"TESSERA_CPU_KERNEL": "none"}, "using the portable kernel")])
+@pytest.mark.parametrize(
+    "environment, expected",
+    [({"TESSERA_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "NThr:3"), ({"OMP_NUM_THREADS": "5,2"}, "NThr:5"),
+     ({"TESSERA_PRECISION": "ieee"}, "ieee"), ({"TESSERA_DEVICE": "cpu"}, "device cpu"),
+     ({"TESSERA_DEVICE": "cuda:3"}, "device cuda:3"),
+     ({"TESSERA_NUM_THREADS": "many"}, 'TESSERA_NUM_THREADS is "many", which is not a number of threads'),
+     ({"TESSERA_NUM_THREADS": "0"}, 'TESSERA_NUM_THREADS is "0"'),
+     ({"TESSERA_PRECISION": "bf16"}, 'TESSERA_PRECISION is "bf16", which is not'),
+     ({"TESSERA_DEVICE": "tpu"}, 'TESSERA_DEVICE is "tpu", which is not auto'),
+     ({"TESSERA_DEVICE": "cuda:x"}, 'TESSERA_DEVICE is "cuda:x"'),
+     ({"TESSERA_CPU_KERNEL": "none"}, "using the portable kernel")])
 def test_settings(environment, expected):
     assert expected in python("multiply(50)", TESSERA_VERBOSE="1", **environment)[1]
 
@@ -481,7 +513,10 @@ def test_forks_while_the_first_call_is_made(tmp_path):
 def test_handlers_that_are_loaded_later(tmp_path):
     plug = tmp_path / "plug.so"
     (tmp_path / "plug.c").write_text("""#include <stdio.h>
-void xerbla_(const char *routine, const int *argument, long length) { printf("plug %.5s %d %ld\\n", routine, *argument, length); fflush(stdout); }
+void xerbla_(const char *routine, const int *argument, long length) {
+    printf("plug %.5s %d %ld\\n", routine, *argument, length);
+    fflush(stdout);
+}
 int omp_in_parallel(void) { return 1; }""")
     run(need("cc"), "-shared", "-fPIC", tmp_path / "plug.c", "-o", plug)
     out, err = python(f"""
@@ -498,12 +533,13 @@ multiply(200)
 
 
 def test_in_an_openmp_region(tmp_path):
-    probe = subprocess.run([need("cc"), "-xc", "-", "-fopenmp", "-o", tmp_path / "probe"], input="int main(void) { return 0; }", text=True,
-                           capture_output=True)
+    probe = subprocess.run([need("cc"), "-xc", "-", "-fopenmp", "-o", tmp_path / "probe"],
+                           input="int main(void) { return 0; }", text=True, capture_output=True)
     if probe.returncode:
         pytest.skip("cc cannot link OpenMP programs")
     program = compiled(tmp_path, "openmp.c", "-fopenmp")
-    ran = subprocess.run([program], capture_output=True, text=True, env={**os.environ, "TESSERA_VERBOSE": "1", "TESSERA_NUM_THREADS": "2"})
+    ran = subprocess.run([program], capture_output=True, text=True,
+                         env={**os.environ, "TESSERA_VERBOSE": "1", "TESSERA_NUM_THREADS": "2"})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     threads = re.findall(r"NThr:(\d)", ran.stderr)
     assert threads == ["2"] + ["1"] * 8, "inside a region each product has one thread"
@@ -511,7 +547,8 @@ def test_in_an_openmp_region(tmp_path):
 
 def test_without_memory():
     """No memory for panels, nor for threads: slower, but right."""
-    python("""
+    python(
+        """
 import resource
 blas.cblas_sgemm(101, 111, 111, 0, 0, 0, ctypes.c_float(1), None, 1, None, 1, ctypes.c_float(2), None, 1)
 multiply(3)
@@ -522,7 +559,8 @@ c = np.full((n, n), 1, np.float32)
 arguments = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, c)]
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 100000, resource.RLIM_INFINITY))
-blas.cblas_sgemm(101, 111, 112, n, n, n, ctypes.c_float(1), arguments[0], n, arguments[1], n, ctypes.c_float(2), arguments[2], n)
+one, two = ctypes.c_float(1), ctypes.c_float(2)
+blas.cblas_sgemm(101, 111, 112, n, n, n, one, arguments[0], n, arguments[1], n, two, arguments[2], n)
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert np.array_equal(c, a.astype(np.float64) @ b.T + 2)
 """, TESSERA_NUM_THREADS="1")
@@ -583,10 +621,11 @@ def test_loops_without_memory_on_batches_packed_operands_and_special_values(with
     assert np.array_equal(c[0], reference.product64(small, whole))
 
 
-# ---- A GPU ------------------------------------------------------------------------------------------------------------
+# ---- A GPU ----------------------------------------------------------------------------------------------------------
 
 FAKE = BUILD / "tests" / "fake_cuda"
-on_fake = pytest.mark.skipif(not binding.lib.tsr_has_cuda() or not FAKE.exists(), reason="the library was built without the CUDA engine")
+on_fake = pytest.mark.skipif(not binding.lib.tsr_has_cuda() or not FAKE.exists(),
+                             reason="the library was built without the CUDA engine")
 
 
 def python_on_fake_gpu(code, **environment):
@@ -607,8 +646,9 @@ def test_offloading():
 
 
 @on_fake
-@pytest.mark.parametrize("call, finished", [("cuMemcpyHtoDAsync", True), ("cuMemcpyDtoHAsync", True), ("cuLaunchKernelEx", True),
-                                            ("cuMemHostAlloc", True), ("cuModuleLoadData", False)])
+@pytest.mark.parametrize("call, finished", [("cuMemcpyHtoDAsync", True), ("cuMemcpyDtoHAsync", True),
+                                            ("cuLaunchKernelEx", True), ("cuMemHostAlloc", True),
+                                            ("cuModuleLoadData", False)])
 def test_a_gpu_that_fails(call, finished):
     """The result is the CPU's, and later products are."""
     lines, err = python_on_fake_gpu("multiply(150); multiply(100)", TESSERA_DEVICE="cuda", FAKE_CUDA_BROKEN=call)
@@ -644,11 +684,12 @@ def test_on_a_real_gpu(driver):
     assert re.search(r"N,N,20,.* cpu ", err) and re.search(r"N,N,5000,.* cuda:0 ", err)
 
 
-# ---- The library as a file --------------------------------------------------------------------------------------------
+# ---- The library as a file ------------------------------------------------------------------------------------------
 
 
 def test_exported_symbols():
-    """The header's functions and the reference's two words of state: no name that another library of the program might have."""
+    """The header's functions and the reference's two words of state: no name that another library of the program might
+    have."""
     lines = run(need("nm"), "-D", "--defined-only", LIBRARY).splitlines()
     header = (ROOT / "include" / "tessera_blas.h").read_text()
     declared = set(re.findall(r"^(?:void |size_t |float \*)(\w+)\(", header, re.M))
@@ -657,4 +698,5 @@ def test_exported_symbols():
 
 @pytest.mark.parametrize("compiler, flags", [("gcc", ["-std=c11"]), ("g++", ["-xc++", "-std=c++11"])])
 def test_header_alone(compiler, flags):
-    run(need(compiler), *flags, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", ROOT / "include" / "tessera_blas.h")
+    run(need(compiler), *flags, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only",
+        ROOT / "include" / "tessera_blas.h")

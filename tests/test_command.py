@@ -151,7 +151,8 @@ def test_mul(files):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("flags", [[], ["--transpose-a"], ["--transpose-b"], ["--transpose-a", "--transpose-b"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [[], ["--transpose-a"], ["--transpose-b"], ["--transpose-a", "--transpose-b"]],
+                         ids=" ".join)
 def test_orders_and_transposes(tmp_path, rng, order, flags):
     a, b = integers(rng, 33, 21), integers(rng, 21, 45)
     np.save(tmp_path / "a.npy", np.asarray(a.T if "--transpose-a" in flags else a, order=order))
@@ -272,42 +273,49 @@ def spoil(name):
 
     ones = np.ones((30, 40), np.float32)
     return {
-        "not npy": (text(b"1 2 3\n4 5 6\n" * 50), ["not a NumPy .npy file"]),
-        "empty": (text(b""), ["empty"]),
-        "one byte": (text(b"\x93"), ["not a NumPy .npy file"]),
-        "magic only": (text(b"\x93NUMPY"), ["cut short"]),
-        "cut in the header": (cut(40), ["cut short"]),
-        "cut in the data": (cut(500), ["cut short", "30 x 40"]),
-        "cut by one byte": (cut(-1), ["cut short"]),
-        "version 9": (text(b"\x93NUMPY\x09\x00" + b"\x76\x00" + b" " * 500), ["version 9.0"]),
-        "header that is none": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"x" * 500), ["header"]),
-        "header without shape": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, }".ljust(117) + b"\n"
-                                      + b"\0" * 4800), ["header"]),
-        "negative shape": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4), }".ljust(117)
-                                + b"\n" + b"\0" * 4800), ["header"]),
-        "enormous shape": (text(b"\x93NUMPY\x01\x00\x76\x00"
-                                + (b"{'descr': '<f4', 'fortran_order': False, "
-                                   b"'shape': (4611686018427387904, 4611686018427387904), }").ljust(117)
-                                + b"\n"), ["4611686018427387904", "more than any memory"]),
-        "large shape, no data": (text(b"\x93NUMPY\x01\x00\x76\x00"
-                                      + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(117) + b"\n"),
-                                 ["cut short"]),
-        "float64": (saved(ones.astype(np.float64)), ["float64", "float32"]),
-        "float16": (saved(ones.astype(np.float16)), ["float16", "float32"]),
-        "int32": (saved(ones.astype(np.int32)), ["int32", "float32"]),
-        "complex64": (saved(ones.astype(np.complex64)), ["complex64", "float32"]),
-        "big-endian": (saved(ones.astype(">f4")), ["big-endian"]),
-        "records": (saved(np.zeros(3, [("x", "<f4")])), ["records"]),
-        "3-D": (saved(np.ones((3, 10, 40), np.float32)), ["3 dimensions"]),
-        "1-D": (saved(np.ones(40, np.float32)), ["1 dimension"]),
-        "0-D": (saved(np.float32(1)), ["0 dimensions"]),
-        "missing": (lambda path: path.unlink(), ["No such file"]),
+        "not npy": (text(b"1 2 3\n4 5 6\n" * 50), ["not a NumPy .npy file"]), "empty": (text(b""), ["empty"]),
+        "one byte": (text(b"\x93"), ["not a NumPy .npy file"]), "magic only": (text(b"\x93NUMPY"), ["cut short"]),
+        "cut in the header": (cut(40), ["cut short"]), "cut in the data": (cut(500), ["cut short", "30 x 40"]),
+        "cut by one byte": (cut(-1),
+                            ["cut short"]), "version 9": (text(b"\x93NUMPY\x09\x00" + b"\x76\x00" + b" " * 500), [
+                                "version 9.0"
+                            ]), "header that is none": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"x" * 500), ["header"]),
+        "header without shape": (text(b"\x93NUMPY\x01\x00\x76\x00" +
+                                      b"{'descr': '<f4', 'fortran_order': False, }".ljust(117) + b"\n" + b"\0" * 4800),
+                                 ["header"]),
+        "negative shape": (text(b"\x93NUMPY\x01\x00\x76\x00" +
+                                b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4), }".ljust(117) + b"\n" +
+                                b"\0" * 4800), ["header"]),
+        "enormous shape": (text(b"\x93NUMPY\x01\x00\x76\x00" +
+                                (b"{'descr': '<f4', 'fortran_order': False, "
+                                 b"'shape': (4611686018427387904, 4611686018427387904), }").ljust(117) + b"\n"), [
+                                     "4611686018427387904", "more than any memory"
+                                 ]),
+        "large shape, no data": (
+            text(b"\x93NUMPY\x01\x00\x76\x00" +
+                 b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(117) + b"\n"), [
+                     "cut short"
+                 ]), "float64": (saved(ones.astype(np.float64)), ["float64", "float32"]), "float16": (saved(
+                     ones.astype(
+                         np.float16)), ["float16", "float32"]), "int32": (saved(
+                             ones.astype(np.int32)), ["int32", "float32"]), "complex64": (saved(
+                                 ones.astype(np.complex64)), ["complex64", "float32"]), "big-endian": (saved(
+                                     ones.astype(">f4")), ["big-endian"]), "records": (saved(np.zeros(
+                                         3, [("x", "<f4")])), ["records"]), "3-D": (saved(
+                                             np.ones((3, 10, 40), np.float32)), ["3 dimensions"]), "1-D": (saved(
+                                                 np.ones(40,
+                                                         np.float32)), ["1 dimension"]), "0-D": (saved(np.float32(1)), [
+                                                             "0 dimensions"
+                                                         ]), "missing": (lambda path: path.unlink(), ["No such file"]),
     }[name]
 
 
-BAD_FILES = ["not npy", "empty", "one byte", "magic only", "cut in the header", "cut in the data", "cut by one byte", "version 9",
-             "header that is none", "header without shape", "negative shape", "enormous shape", "large shape, no data", "float64",
-             "float16", "int32", "complex64", "big-endian", "records", "3-D", "1-D", "0-D", "missing"]
+BAD_FILES = [
+    "not npy", "empty", "one byte", "magic only", "cut in the header", "cut in the data", "cut by one byte",
+    "version 9", "header that is none", "header without shape", "negative shape", "enormous shape",
+    "large shape, no data", "float64", "float16", "int32", "complex64", "big-endian", "records", "3-D", "1-D", "0-D",
+    "missing"
+]
 
 
 @pytest.mark.parametrize("which", ["a.npy", "b.npy"])
@@ -400,7 +408,8 @@ def test_a_write_that_fails(files):
 def test_full_disk(files):
     mounted = files / "disk"
     mounted.mkdir()
-    if subprocess.run([need("mount"), "-t", "tmpfs", "-o", "size=64k", "tmpfs", mounted], capture_output=True).returncode:
+    if subprocess.run([need("mount"), "-t", "tmpfs", "-o", "size=64k", "tmpfs", mounted],
+                      capture_output=True).returncode:
         pytest.skip("a small file system to fill can only be mounted by root")
     try:
         np.save(files / "a.npy", np.ones((2000, 40), np.float32))

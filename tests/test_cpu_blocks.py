@@ -1,5 +1,5 @@
-"""Products that the CPU engine packs and cuts into blocks: rows and columns that are no whole tiles, depths of several blocks, all
-layouts, and little room."""
+"""Products that the CPU engine packs and cuts into blocks: rows and columns that are no whole tiles, depths of several
+blocks, all layouts, and little room."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from binding import IEEE
 from layouts import assert_guards, column_major, filled, padded, row_major, stepped
 from reference import assert_exact, integers
 
-# Rows packed by the tiles that are the first to read them, for one thread and for slices; slices of columns; rows read in place.
+# Rows packed by the tiles that are the first to read them, for one thread and for slices; slices of columns; rows read
+# in place.
 SHAPES = [(259, 580, 650), (40, 1110, 90), (301, 200, 650)]
 
 
@@ -28,7 +29,8 @@ def test_packing_and_slices(cpu, rng, shape, layout_a, layout_b, threads, room):
 
 @pytest.mark.parametrize("layout_c", [row_major, stepped])
 def test_rows_far_apart(cpu, rng, layout_c):
-    """Contiguous rows are packed, too, where there are so many that they would have to come from memory again and again."""
+    """Contiguous rows are packed, too, where there are so many that they would have to come from memory again and
+    again."""
     m, n, k = 617, 1550, 1750
     a, b = integers(rng, m, k), integers(rng, k, n)
     expected = a.astype(np.float64) @ b

@@ -14,7 +14,7 @@ from binding import Operand, Result, gemm, gemm_add
 from layouts import assert_guards, row_major
 from reference import integers
 
-# ---- Every alpha -------------------------------------------------------------------------------------------------------
+# ---- Every alpha ----------------------------------------------------------------------------------------------------
 
 SHAPES = [(2, 1, 2048), (2, 70, 2048), (1, 500, 3000), (3, 400, 1400), (150, 170, 1500), (20, 1, 9000)]
 
@@ -39,7 +39,8 @@ def test_alpha_is_applied_once(cpu, alpha, m, n, k, threads):
         c = old.copy()
         if other:
             addend = np.asfortranarray(old)
-            gemm_add(context, cpu.operand(a), cpu.operand(b), binding.matrix(Operand, addend), cpu.result(c), alpha, beta)
+            gemm_add(context, cpu.operand(a), cpu.operand(b), binding.matrix(Operand, addend), cpu.result(c), alpha,
+                     beta)
         else:
             gemm(context, cpu.operand(a), cpu.operand(b), cpu.result(c), alpha, beta)
         expected = (np.float64(alpha) + beta * old.astype(np.float64)).astype(np.float32)
@@ -77,7 +78,7 @@ def test_alpha_with_a_packed_operand(cpu, rng, side):
     assert np.array_equal(c, expected)
 
 
-# ---- Addends and overlaps ----------------------------------------------------------------------------------------------
+# ---- Addends and overlaps -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("m", [1, 3])
@@ -102,17 +103,19 @@ def test_small_result_that_overlaps_an_operand(cpu, operand, where):
     shared = base + 4 * size
     c_at = shared + 4 * (size - 1) if where == "tail" else shared - 4 * (size - 1)
     other = np.zeros((side, side), np.float32)
-    operands = {name: Operand(shared if name == operand else other.ctypes.data, side, side, side, 1, 0) for name in "ab"}
+    operands = {
+        name: Operand(shared if name == operand else other.ctypes.data, side, side, side, 1, 0) for name in "ab"
+    }
     with pytest.raises(binding.TesseraError, match=f"c overlaps {operand}"):
         gemm(cpu.context, operands["a"], operands["b"], Result(c_at, side, side, side, 1, 0))
 
 
-# ---- Workers -----------------------------------------------------------------------------------------------------------
+# ---- Workers --------------------------------------------------------------------------------------------------------
 
 
 def run_python(source):
-    return subprocess.run([sys.executable, "-c", source], cwd=pathlib.Path(__file__).parent, check=True, capture_output=True,
-                          text=True).stdout
+    return subprocess.run([sys.executable, "-c", source], cwd=pathlib.Path(__file__).parent, check=True,
+                          capture_output=True, text=True).stdout
 
 
 AFTER_FORK = """
@@ -121,7 +124,8 @@ import numpy as np, binding
 x, c = np.ones((400, 400), np.float32), np.zeros((400, 400), np.float32)
 context = binding.Context(threads=3)
 def threads_after_a_product():
-    binding.gemm(context, binding.matrix(binding.Operand, x), binding.matrix(binding.Operand, x), binding.matrix(binding.Result, c))
+    operand = binding.matrix(binding.Operand, x)
+    binding.gemm(context, operand, operand, binding.matrix(binding.Result, c))
     return len(os.listdir("/proc/self/task"))
 before = len(os.listdir("/proc/self/task"))
 assert threads_after_a_product() == before + 2
@@ -143,7 +147,8 @@ import numpy as np, binding
 x, c = np.ones((700, 700), np.float32), np.zeros((700, 700), np.float32)
 context = binding.Context(threads=2)
 def multiply():
-    binding.gemm(context, binding.matrix(binding.Operand, x), binding.matrix(binding.Operand, x), binding.matrix(binding.Result, c))
+    operand = binding.matrix(binding.Operand, x)
+    binding.gemm(context, operand, operand, binding.matrix(binding.Result, c))
 def bound():
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     multiply()
@@ -165,7 +170,8 @@ def test_estimate_is_printed(cpu):
     """The plan's text has the exported estimate, which grows with the work."""
     seconds = []
     for n in (64, 256, 1024):
-        plan = binding.Plan(cpu.context, Operand(None, n, n, n, 1, 0), Operand(None, n, n, n, 1, 0), Result(None, n, n, n, 1, 0))
+        plan = binding.Plan(cpu.context, Operand(None, n, n, n, 1, 0), Operand(None, n, n, n, 1, 0),
+                            Result(None, n, n, n, 1, 0))
         line = next(line for line in plan.text().splitlines() if line.startswith("estimate: "))
         binding.lib.tsr_plan_seconds.restype = ctypes.c_double
         binding.lib.tsr_plan_seconds.argtypes = [ctypes.c_void_p]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import binding
-from binding import CUDA, FP32, IEEE, INVALID_ARGUMENT, LEFT, NO_DEVICE, RIGHT, Launch, Operand, Options, Packed, Result, TesseraError, lib
+from binding import (CUDA, FP32, IEEE, INVALID_ARGUMENT, LEFT, NO_DEVICE, RIGHT, Launch, Operand, Options, Packed,
+                     Result, TesseraError, lib)
 from cuda_driver import Buffer
 from engine import Engine, kernel_names
 from layouts import LAYOUTS, POISON, assert_guards, filled, poisoned
@@ -143,8 +144,8 @@ def test_concurrent_streams(cuda, driver, rng):
         jobs.append((driver.stream(), a, b, placed(driver, a), placed(driver, b), placed(driver, poisoned(m, n))))
     for _ in range(4):
         for stream, a, b, da, db, dc in jobs:
-            binding.gemm(cuda.context, operand(da, a), operand(db, b), result(dc, np.empty((a.shape[0], b.shape[1]), np.float32)),
-                         launch=Launch(stream))
+            binding.gemm(cuda.context, operand(da, a), operand(db, b),
+                         result(dc, np.empty((a.shape[0], b.shape[1]), np.float32)), launch=Launch(stream))
     for stream, a, b, da, db, dc in jobs:
         driver.stream_synchronize(stream)
         assert_exact(dc.get().reshape(a.shape[0], b.shape[1]), a, b)
@@ -160,7 +161,8 @@ def test_a_chain_on_one_stream(cuda, driver, rng):
     start = integers(rng, 200, 200)
     with placed(driver, x) as dx, placed(driver, start) as one, placed(driver, poisoned(200, 200)) as two:
         for source, target in [(one, two), (two, one)] * 5:
-            binding.gemm(cuda.context, operand(dx, x), operand(source, start), result(target, start), launch=Launch(stream))
+            binding.gemm(cuda.context, operand(dx, x), operand(source, start), result(target, start),
+                         launch=Launch(stream))
         driver.stream_synchronize(stream)
         expected = start
         for _ in range(10):
@@ -181,7 +183,8 @@ def test_threads_with_streams_of_their_own(cuda, driver, rng):
         def work(i):
             try:
                 for _ in range(10):
-                    binding.gemm(cuda.context, operand(da, a), operand(db, b), result(outputs[i], expected), launch=Launch(streams[i]))
+                    binding.gemm(cuda.context, operand(da, a), operand(db, b), result(outputs[i], expected),
+                                 launch=Launch(streams[i]))
             except Exception as error:
                 failures.append(error)
 
@@ -356,7 +359,9 @@ def test_works_in_a_context_that_is_not_the_primary(driver, rng):
 
 def test_threads_per_block(driver):
     """Every problem can be computed with blocks of 128 threads: a kernel of each precision has them."""
-    lines = [line for line in binding.info().splitlines() if line.startswith("cuda kernel: ") and line.endswith("runs here")]
+    lines = [
+        line for line in binding.info().splitlines() if line.startswith("cuda kernel: ") and line.endswith("runs here")
+    ]
     assert any("ieee" in line and " 128 threads" in line for line in lines)
     if driver.capability()[0] == 9:
         assert any("fp32" in line and " 128 threads" in line for line in lines)
@@ -366,8 +371,8 @@ def test_threads_per_block(driver):
 
 
 def run_alone(source, **environment):
-    ran = subprocess.run([sys.executable, "-c", source], cwd=os.path.dirname(__file__), capture_output=True, text=True, timeout=PATIENCE,
-                         env={**os.environ, **environment})
+    ran = subprocess.run([sys.executable, "-c", source], cwd=os.path.dirname(__file__), capture_output=True, text=True,
+                         timeout=PATIENCE, env={**os.environ, **environment})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -418,7 +423,8 @@ def test_workspace_is_at_most_a_tenth_more_than_the_operands(driver):
     """fp32: 1.1 x the bytes of A and B; small products may take 32 MiB whatever their size."""
     context = binding.Context(device=CUDA)
     for m, n, k in [(4096, 4096, 4096), (2048, 4096, 8192), (8205, 5921, 2949), (1000, 1000, 1000), (300, 5000, 129)]:
-        plan = binding.Plan(context, Operand(None, m, k, k, 1, 0), Operand(None, k, n, n, 1, 0), Result(None, m, n, n, 1, 0))
+        plan = binding.Plan(context, Operand(None, m, k, k, 1, 0), Operand(None, k, n, n, 1, 0),
+                            Result(None, m, n, n, 1, 0))
         assert plan.workspace() <= max(1.1 * 4 * (m * k + k * n), 32 << 20), (m, n, k)
 
 
@@ -519,7 +525,8 @@ def test_offsets_beyond_32_bits(cuda, driver, rng):
         for i in range(rows):
             driver.upload(address + 4 * i * stride, a[i])
         with placed(driver, b) as db:
-            binding.gemm(cuda.context, Operand(address, rows, k, stride, 1, 0), operand(db, b), Result(spread, rows, n, stride, 1, 0))
+            binding.gemm(cuda.context, Operand(address, rows, k, stride, 1, 0), operand(db, b),
+                         Result(spread, rows, n, stride, 1, 0))
             c = poisoned(rows, n)
             for i in range(rows):
                 driver.download(spread + 4 * i * stride, c[i])
@@ -529,7 +536,8 @@ def test_offsets_beyond_32_bits(cuda, driver, rng):
         driver.free(spread)
 
 
-@pytest.mark.parametrize("m, n, k", [(100000, 3, 7), (3, 100000, 7), (1, 1, 1000000), (100000, 1, 100), (70000, 40, 40)])
+@pytest.mark.parametrize("m, n, k", [(100000, 3, 7), (3, 100000, 7), (1, 1, 1000000), (100000, 1, 100),
+                                     (70000, 40, 40)])
 def test_long_and_thin(cuda, rng, m, n, k):
     a, b = integers(rng, m, k, largest=2), integers(rng, k, n, largest=2)
     assert_exact(cuda.product(a, b), a, b)

@@ -11,8 +11,21 @@ from binding import CUDA, FP32, IEEE, LEFT, RIGHT, TF32, Launch, Operand, Packed
 from cuda_driver import Buffer
 from engine import Engine, kernel_names
 from layouts import assert_guards, column_major, filled, padded, poisoned, row_major, stepped
-from reference import (FAMILIES, UNIT, assert_componentwise, assert_exact, assert_special_values, assert_tf32, frobenius_error, integers,
-                       normal, powers_of_two, product64, signed, uniform)
+from reference import (
+    FAMILIES,
+    UNIT,
+    assert_componentwise,
+    assert_exact,
+    assert_special_values,
+    assert_tf32,
+    frobenius_error,
+    integers,
+    normal,
+    powers_of_two,
+    product64,
+    signed,
+    uniform,
+)
 
 LARGEST = np.finfo(np.float32).max
 
@@ -51,7 +64,9 @@ def test_more_accurate_than_plain_float32(driver, family, k):
     if not kernels:
         pytest.skip("this GPU has no split kernel")
     for kernel in kernels:
-        assert frobenius_error(Engine(CUDA, FP32, kernel).product(a, b), exact) <= frobenius_error(in_order, exact), kernel
+        assert frobenius_error(Engine(CUDA, FP32, kernel).product(a, b), exact) <= frobenius_error(in_order, exact), (
+            kernel
+        )
 
 
 @pytest.mark.parametrize("k", [256, 1024, 4096])
@@ -67,8 +82,21 @@ def test_small_meets_small(accurate_cuda, k):
 # ---- Special values in every class of position ----------------------------------------------------------------------
 
 M, N, K = 300, 280, 400  # several panels and tiles with edges, several blocks of k with a remainder
-POSITIONS = [(0, 0), (0, K - 1), (M - 1, 0), (M - 1, K - 1), (63, 63), (64, 64), (127, 127), (128, 128), (128, 0), (255, 320), (299, 384),
-             (7, 399), (150, 200)]
+POSITIONS = [
+    (0, 0),
+    (0, K - 1),
+    (M - 1, 0),
+    (M - 1, K - 1),
+    (63, 63),
+    (64, 64),
+    (127, 127),
+    (128, 128),
+    (128, 0),
+    (255, 320),
+    (299, 384),
+    (7, 399),
+    (150, 200),
+]
 VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "subnormal": np.float32(2.0**-140), "zero": 0.0, "-zero": -0.0,
           "largest": LARGEST, "-largest": -LARGEST, "tiny": np.float32(2.0**-126)}
 
@@ -194,7 +222,9 @@ def test_values_that_rounding_carries_over(accurate_cuda):
     """Just below powers of two, where rounding to a piece reaches the next one."""
     below = np.nextafter(np.ldexp(np.float32(1), np.arange(-20, 20)), np.float32(0), dtype=np.float32)
     a = np.resize(below, (200, 333)).astype(np.float32)
-    b = np.resize(np.float32(1) - np.float32(2.0**-24) * np.arange(1, 4, dtype=np.float32), (333, 150)).astype(np.float32)
+    b = np.resize(np.float32(1) - np.float32(2.0**-24) * np.arange(1, 4, dtype=np.float32), (333, 150)).astype(
+        np.float32
+    )
     assert_componentwise(accurate_cuda.product(a, b), a, b)
 
 
@@ -329,7 +359,9 @@ def test_packed_with_a_batch_stride(fp32_cuda, rng):
     with fp32_cuda.resident(a, b, changed=[c]):
         packed = Packed(fp32_cuda.context, RIGHT, fp32_cuda.operand(b))
         try:
-            binding.gemm(fp32_cuda.context, fp32_cuda.operand(a), fp32_cuda.operand(b, packed), fp32_cuda.result(c), batch=3)
+            binding.gemm(
+                fp32_cuda.context, fp32_cuda.operand(a), fp32_cuda.operand(b, packed), fp32_cuda.result(c), batch=3
+            )
         except binding.TesseraError as error:
             assert error.status == binding.INVALID_ARGUMENT and "b.packed" in error.message
             return
@@ -356,9 +388,13 @@ def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
         def work(i):
             try:
                 for _ in range(5):
-                    binding.gemm(cuda.context, binding.matrix(Operand, jobs[i], inputs[i].address),
-                                 binding.matrix(Operand, b, db.address, packed),
-                                 Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0), launch=Launch(streams[i]))
+                    binding.gemm(
+                        cuda.context,
+                        binding.matrix(Operand, jobs[i], inputs[i].address),
+                        binding.matrix(Operand, b, db.address, packed),
+                        Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0),
+                        launch=Launch(streams[i]),
+                    )
             except Exception as error:
                 failures.append(error)
 
@@ -400,7 +436,10 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
 # ---- Bits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("m, n, k, fits", [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True), (1500, 1400, 2000, False)])
+@pytest.mark.parametrize(
+    "m, n, k, fits",
+    [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True), (1500, 1400, 2000, False)],
+)
 def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
     """Again and again while other streams keep the GPU busy: no sum may depend on which block came first, nor on how
     many stay where something does not fit by a row's sample."""
@@ -415,8 +454,13 @@ def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
         da.put(a), db.put(b)
         for _ in range(5):
             for stream, output in zip(streams, outputs):
-                binding.gemm(cuda.context, binding.matrix(Operand, a, da.address), binding.matrix(Operand, b, db.address),
-                             Result(output.address, m, n, n, 1, 0), launch=Launch(stream))
+                binding.gemm(
+                    cuda.context,
+                    binding.matrix(Operand, a, da.address),
+                    binding.matrix(Operand, b, db.address),
+                    Result(output.address, m, n, n, 1, 0),
+                    launch=Launch(stream),
+                )
             driver.synchronize()
             for output in outputs:
                 assert np.array_equal(output.get().reshape(m, n), first)

@@ -23,13 +23,15 @@ pytestmark = [
 def run(*command, **environment):
     """Runs Python on the fake driver; (exit status, output)."""
     assert (FAKE / "libcuda.so.1").exists(), "the fake driver was not built"
-    ran = subprocess.run([sys.executable, *map(str, command)], cwd=HERE, capture_output=True, text=True, timeout=PATIENCE,
+    ran = subprocess.run([sys.executable, *map(str, command)], cwd=HERE, capture_output=True, text=True,
+                         timeout=PATIENCE,
                          env={**os.environ, "LD_LIBRARY_PATH": str(FAKE), "TESSERA_FAKE_CUDA": "1", **environment})
     return ran.returncode, ran.stdout + ran.stderr
 
 
 def pytest_passes(*arguments, **environment):
-    status, output = run("-m", "pytest", "-c", HERE / "pytest.ini", "--rootdir", HERE, "-q", "-x", *arguments, **environment)
+    status, output = run("-m", "pytest", "-c", HERE / "pytest.ini", "--rootdir", HERE, "-q", "-x", *arguments,
+                         **environment)
     assert status == 0, output
     assert " passed" in output, output
 
@@ -61,7 +63,8 @@ def test_products_in_host_memory():
 
 
 def test_products_in_host_memory_with_copiers_that_stall():
-    pytest_passes(HERE / "fake_cuda" / "offload.py", "-k", "many_transfer_blocks", TESSERA_LIBRARY=str(FAKE / "libtessera_stalling.so"))
+    pytest_passes(HERE / "fake_cuda" / "offload.py", "-k", "many_transfer_blocks", TESSERA_LIBRARY=str(
+        FAKE / "libtessera_stalling.so"))
 
 
 # ---- Machines that cannot -------------------------------------------------------------------------------------------
@@ -99,7 +102,10 @@ def test_info_says_what_is_missing():
 
 def test_info_on_a_turing_gpu():
     status, output = run("-c", "import binding; print(binding.info())", FAKE_CUDA_CAPABILITY="75")
-    kernels = {line.split(",")[0].removeprefix("cuda kernel: "): line for line in output.splitlines() if line.startswith("cuda kernel")}
+    kernels = {
+        line.split(",")[0].removeprefix("cuda kernel: "): line for line in output.splitlines()
+        if line.startswith("cuda kernel")
+    }
     assert status == 0 and kernels["ieee_tile_128x64"].endswith("runs here")
     assert kernels["ieee_tile_128x128"].endswith(("needs compute capability 8.0 or newer", "left out of this build"))
 
@@ -124,7 +130,8 @@ product(100)
 def test_a_limited_pool():
     status, output = run("-c", PRODUCT, TESSERA_CUDA_POOL_LIMIT="300000")
     lines = output.splitlines()
-    assert status == 0 and "TSR_OUT_OF_MEMORY" in lines[0] and "bytes of workspace" in lines[0] and lines[1] == "right", output
+    assert status == 0 and "TSR_OUT_OF_MEMORY" in lines[0] and "bytes of workspace" in lines[0] and lines[
+        1] == "right", output
 
 
 def test_a_gpu_without_pools():

@@ -1,4 +1,5 @@
-"""Every refusal of src/check.c, context.c and packed.c: the status, a message that names the argument, and nothing written."""
+"""Every refusal of src/check.c, context.c and packed.c: the status, a message that names the argument, and nothing
+written."""
 
 import ctypes
 from ctypes import byref, c_int64, c_void_p
@@ -33,8 +34,8 @@ class Product:
         self.batch, self.launch = 1, Launch()
 
     def gemm(self):
-        return lib.tsr_gemm_batch(self.context, self.batch, 1.0, self.a and byref(self.a), self.b and byref(self.b), 0.0,
-                                  self.c and byref(self.c), byref(self.launch))
+        return lib.tsr_gemm_batch(self.context, self.batch, 1.0, self.a and byref(self.a), self.b and byref(self.b),
+                                  0.0, self.c and byref(self.c), byref(self.launch))
 
     def plan(self):
         handle = c_void_p(12345)
@@ -301,7 +302,8 @@ def test_stats_and_trim_refuse_null(engine):
 
 
 def test_plan_null(product):
-    refused(lib.tsr_plan_create(None, product.context, 1, byref(product.a), byref(product.b), byref(product.c)), "plan is NULL")
+    refused(lib.tsr_plan_create(None, product.context, 1, byref(product.a), byref(product.b), byref(product.c)),
+            "plan is NULL")
     refused(lib.tsr_plan_execute(None, 1.0, None, None, 0.0, None, None), "plan is NULL")
 
 
@@ -327,7 +329,8 @@ def test_execute_refuses_bad_pointers(engine, spoiled):
 
 def pack_refused(engine, operand, *words, side=LEFT, context=True):
     handle = c_void_p(12345)
-    status = lib.tsr_pack(byref(handle), engine.context.handle if context else None, side, operand and byref(operand), None)
+    status = lib.tsr_pack(byref(handle), engine.context.handle if context else None, side, operand and byref(operand),
+                          None)
     assert handle.value is None, "a failed tsr_pack left a pointer"
     refused(status, *words)
 
@@ -400,7 +403,9 @@ def test_elements_of_a_packed_operand(cpu, rng, side):
 
 
 def test_status_names():
-    names = ["TSR_OK", "TSR_INVALID_ARGUMENT", "TSR_OUT_OF_MEMORY", "TSR_UNSUPPORTED", "TSR_NO_DEVICE", "TSR_DEVICE_ERROR"]
+    names = [
+        "TSR_OK", "TSR_INVALID_ARGUMENT", "TSR_OUT_OF_MEMORY", "TSR_UNSUPPORTED", "TSR_NO_DEVICE", "TSR_DEVICE_ERROR"
+    ]
     assert [lib.tsr_status_name(i).decode() for i in range(6)] == names
     for status in (-1, 6, 1000):
         assert lib.tsr_status_name(status) == b"unknown status"

@@ -1,5 +1,5 @@
-"""tsr_gemm_host: matrices in host memory, on every engine. What a failing GPU leaves, and the order of copies and products, are
-tested on the fake driver (fake_cuda/offload.py)."""
+"""tsr_gemm_host: matrices in host memory, on every engine. What a failing GPU leaves, and the order of copies and
+products, are tested on the fake driver (fake_cuda/offload.py)."""
 
 from ctypes import byref, c_double, c_float, c_int64
 
@@ -17,8 +17,9 @@ MIB = 1 << 20
 def multiply(context, a, b, c, alpha=1.0, beta=0.0):
     share = c_double()
     batch = c.shape[0] if c.ndim == 3 else 1
-    binding.check(lib.tsr_gemm_host(context.handle, batch, alpha, byref(binding.matrix(Operand, a)), byref(binding.matrix(Operand, b)),
-                                    beta, byref(binding.matrix(Result, c)), byref(share)))
+    binding.check(
+        lib.tsr_gemm_host(context.handle, batch, alpha, byref(binding.matrix(Operand, a)),
+                          byref(binding.matrix(Operand, b)), beta, byref(binding.matrix(Result, c)), byref(share)))
     assert share.value == 1
 
 

@@ -24,8 +24,14 @@ def test_what_is_installed(prefix):
     assert (library / "libtessera.so").resolve().name == f"libtessera.so.{VERSION}"
     names = {path.name for path in prefix.rglob("*") if not path.is_dir()}
     interface = VERSION.rpartition(".")[0]
-    libraries = {f"{name}.so{suffix}" for name in ("libtessera", "libtessera_blas") for suffix in ("", f".{interface}", f".{VERSION}")}
-    expected = {"tessera", "tessera.h", "tessera_blas.h", "tessera.pc", "tessera-config.cmake", "tessera-config-version.cmake", *libraries}
+    libraries = {
+        f"{name}.so{suffix}" for name in ("libtessera", "libtessera_blas")
+        for suffix in ("", f".{interface}", f".{VERSION}")
+    }
+    expected = {
+        "tessera", "tessera.h", "tessera_blas.h", "tessera.pc", "tessera-config.cmake", "tessera-config-version.cmake",
+        *libraries
+    }
     extra = names - expected
     assert expected <= names and all(name.startswith("tessera-config-") for name in extra), extra
 

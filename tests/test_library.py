@@ -62,8 +62,8 @@ def test_version():
 
 def test_header_structs_match_the_binding():
     """Field names in order: a struct that changes in the header alone would make every test read the wrong bytes."""
-    for name, mirror in [("tsr_options", binding.Options), ("tsr_operand", binding.Operand), ("tsr_result", binding.Result),
-                         ("tsr_launch", binding.Launch), ("tsr_stats", binding.Stats)]:
+    for name, mirror in [("tsr_options", binding.Options), ("tsr_operand", binding.Operand),
+                         ("tsr_result", binding.Result), ("tsr_launch", binding.Launch), ("tsr_stats", binding.Stats)]:
         body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", without_comments(HEADER), re.S).group(1)
         fields = [word.strip(" *").split()[-1].strip("*") for line in body.split(";") if line.strip()
                   for word in line.split(",")]

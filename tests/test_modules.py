@@ -41,7 +41,7 @@ def strings(path):
     }
 
 
-# ---- What is written -------------------------------------------------------------------------------------------------
+# ---- What is written ------------------------------------------------------------------------------------------------
 
 
 def test_the_files_kept_are_what_the_generator_writes():
@@ -126,7 +126,7 @@ def test_lines_fit_a_window(modules):
         assert not [line for line in path.read_text().splitlines() if len(line) > 127], path.name
 
 
-# ---- The CUDA part ---------------------------------------------------------------------------------------------------
+# ---- The CUDA part --------------------------------------------------------------------------------------------------
 
 
 def compile_kernels(folder, text, hopper, *architectures):
@@ -208,7 +208,7 @@ def test_kernels_in_the_emulator(modules, hopper, tmp_path):
     run(tmp_path / "module", hopper + 1)
 
 
-# ---- On the GPU ------------------------------------------------------------------------------------------------------
+# ---- On the GPU -----------------------------------------------------------------------------------------------------
 
 
 def has_gpu():

@@ -154,9 +154,14 @@ def test_packed_into_the_callers_workspace(engine, rng):
         left, right = (PackedInWorkspace(engine, side, engine.operand(x)) for side, x in ((LEFT, a), (RIGHT, b)))
         binding.gemm(engine.context, engine.operand(a, left), engine.operand(b, right), engine.result(c))
         if left.size:
-            for shift, size, message in (0, left.size - 1, f"needs {left.size} bytes"), (64, left.size, "not aligned to 256 bytes"):
+            for shift, size, message in (
+                (0, left.size - 1, f"needs {left.size} bytes"),
+                (64, left.size, "not aligned to 256 bytes"),
+            ):
                 with pytest.raises(binding.TesseraError, match=message):
-                    Packed(engine.context, LEFT, engine.operand(a), binding.Launch(None, left.buffer.address + shift, size))
+                    Packed(
+                        engine.context, LEFT, engine.operand(a), binding.Launch(None, left.buffer.address + shift, size)
+                    )
     assert np.array_equal(c, engine.product(a, b))
     for packed in (left, right):
         lib.tsr_packed_destroy(packed.handle)
@@ -170,7 +175,9 @@ def pack_at(engine, side, x, factor=1.0):
     memory = np.full(size + 128, 0xA5, np.uint8)
     start = -memory.ctypes.data % 64
     handle, operand = c_void_p(), binding.matrix(binding.Operand, x)
-    binding.check(lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, engine.context.handle, side, factor, byref(operand)))
+    binding.check(
+        lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, engine.context.handle, side, factor, byref(operand))
+    )
     assert (memory[:start] == 0xA5).all() and (memory[start + size:] == 0xA5).all(), "packing wrote beside its memory"
     x[...] = np.nan
     operand.data, operand.packed = memory.ctypes.data + start, handle.value
@@ -198,7 +205,9 @@ def test_a_result_behind_packed_memory(cpu, rng):
     memory = np.zeros(64 + size + 4 * 20 * 10, np.uint8)
     start = -memory.ctypes.data % 64
     handle, left = c_void_p(), binding.matrix(binding.Operand, x[:, :30])
-    binding.check(lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, cpu.context.handle, LEFT, 1.0, byref(left)))
+    binding.check(
+        lib.tsr_pack_at(byref(handle), memory.ctypes.data + start, cpu.context.handle, LEFT, 1.0, byref(left))
+    )
     left.data, left.packed = memory.ctypes.data + start, handle.value
     c = memory[start + size:start + size + 4 * 20 * 10].view(np.float32).reshape(20, 10)
     binding.gemm(cpu.context, left, cpu.operand(b), binding.matrix(binding.Result, c))
@@ -239,13 +248,22 @@ def test_packed_in_the_callers_memory_is_refused(engine):
         status = lib.tsr_pack_at(*arguments)
         return status, lib.tsr_last_error().decode()
 
-    assert said(None, start, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT, "packed is NULL")
+    assert said(None, start, engine.context.handle, LEFT, 1.0, byref(operand)) == (
+        binding.INVALID_ARGUMENT,
+        "packed is NULL",
+    )
     if engine.device != binding.CPU:
         status, message = said(byref(handle), start, engine.context.handle, LEFT, 1.0, byref(operand))
         assert status == binding.UNSUPPORTED and "context is one of CUDA" in message
         return
-    assert said(byref(handle), None, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT, "memory is NULL")
-    assert said(byref(handle), start + 4, engine.context.handle, LEFT, 1.0, byref(operand))[1] == "memory is not aligned to 64 bytes"
+    assert said(byref(handle), None, engine.context.handle, LEFT, 1.0, byref(operand)) == (
+        binding.INVALID_ARGUMENT,
+        "memory is NULL",
+    )
+    assert (
+        said(byref(handle), start + 4, engine.context.handle, LEFT, 1.0, byref(operand))[1]
+        == "memory is not aligned to 64 bytes"
+    )
     assert lib.tsr_pack_size(None, LEFT, 3, 4) == lib.tsr_pack_size(engine.context.handle, LEFT, -1, 4) == 0
     assert lib.tsr_pack_size(engine.context.handle, LEFT, 2**60, 2**60) == 0
     operand.data, operand.rows, operand.cols, operand.row_stride, operand.col_stride = start, 2**59, 2**59, 0, 0

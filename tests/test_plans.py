@@ -19,7 +19,8 @@ def shape_only(kind, rows, cols):
 
 
 def plan_of(engine, m, n, k, context=None):
-    return Plan(context or engine.context, shape_only(Operand, m, k), shape_only(Operand, k, n), shape_only(Result, m, n))
+    return Plan(context or engine.context, shape_only(Operand, m, k), shape_only(Operand, k, n), shape_only(
+        Result, m, n))
 
 
 class Workspace:
@@ -102,7 +103,9 @@ def test_workspace_too_small(engine, rng):
         pytest.skip("this engine needs no workspace here")
     workspace = Workspace(engine, plan.workspace() - 1)
     a, b, c = integers(rng, 200, 400), integers(rng, 400, 300), row_major(200, 300)
-    with pytest.raises(TesseraError, match=rf"launch\.workspace_size is {plan.workspace() - 1}; .* {plan.workspace()} bytes") as error:
+    with pytest.raises(
+            TesseraError,
+            match=rf"launch\.workspace_size is {plan.workspace() - 1}; .* {plan.workspace()} bytes") as error:
         execute(engine, plan, a, b, c, launch=workspace.launch)
     assert error.value.status == INVALID_ARGUMENT
     assert np.isnan(c).all()
@@ -122,7 +125,8 @@ def test_workspace_misaligned(engine, rng, shift):
 
 
 def test_max_workspace_is_kept(engine, rng):
-    """With less memory the plan takes less, and the product stays right; what no plan can do is refused, not exceeded."""
+    """With less memory the plan takes less, and the product stays right; what no plan can do is refused, not
+    exceeded."""
     a, b = integers(rng, 300, 400), integers(rng, 400, 350)
     free = plan_of(engine, 300, 350, 400).workspace()
     for limit in (free, free // 2, free // 8, 64 * 1024, 4096, 1):

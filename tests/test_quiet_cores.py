@@ -59,8 +59,11 @@ def test_all_cores_leave_no_choice():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_benchmark_on_quiet_cores(tmp_path, threads):
     save = tmp_path / "cpu-here.json"
-    ran = subprocess.run([ROOT / "bench/cpu/run", BUILD, "--quick", "--seconds", "0.02", "--shape", "96,96,96", "--layout", "nn", "--peer", "blis",
-                          "--threads", str(threads), "--quiet-cores", "--save", save], capture_output=True, text=True)
+    ran = subprocess.run([
+        ROOT / "bench/cpu/run", BUILD, "--quick", "--seconds", "0.02", "--shape", "96,96,96", "--layout", "nn",
+        "--peer", "blis", "--threads",
+        str(threads), "--quiet-cores", "--save", save
+    ], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     record, = (r for r in results.load(save) if r["library"] == "tessera")
     assert 0 <= record["quiet"] <= 1 and record["threads"] == threads

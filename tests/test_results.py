@@ -72,7 +72,7 @@ def program(*words, cwd=ROOT):
     return ran
 
 
-# ---- The harness -----------------------------------------------------------------------------------------------------
+# ---- The harness ----------------------------------------------------------------------------------------------------
 
 
 def test_rounds_are_taken_as_asked():
@@ -244,7 +244,7 @@ def test_a_long_run_needs_a_gpu():
     assert program("bench/gpu/sustained.py", "--help").returncode == 0
 
 
-# ---- Saved results ---------------------------------------------------------------------------------------------------
+# ---- Saved results --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_no_results_yet(tmp_path):
     assert program("bench/report", "--results", tmp_path, "--needs-this-machine").returncode == 3
 
 
-# ---- What became worse -----------------------------------------------------------------------------------------------
+# ---- What became worse ----------------------------------------------------------------------------------------------
 
 
 def compare(tmp_path, base, new, *options):
@@ -362,7 +362,7 @@ def test_bases_that_are_none(arguments, words):
     assert ran.returncode == 2 and words in ran.stderr
 
 
-# ---- The report ------------------------------------------------------------------------------------------------------
+# ---- The report -----------------------------------------------------------------------------------------------------
 
 
 def test_documents_are_what_the_results_make():

@@ -25,11 +25,14 @@ def sanitized(sanitizers, tmp_path, compiler="cc"):
     level = "-O0" if compiler == "clang" else "-O1"
     return cmake_build(f"sanitize-{compiler}-{sanitizers.replace(',', '-')}", f"-DTESSERA_SANITIZE={sanitizers}",
                        f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-                       f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={level} -g", "-DTESSERA_WERROR=ON", targets=["tessera", "stress"])
+                       f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={level} -g", "-DTESSERA_WERROR=ON", targets=[
+                           "tessera", "stress"
+                       ])
 
 
 @pytest.mark.parametrize("kernel", engines.kernel_names(CPU))
-@pytest.mark.parametrize("compiler, sanitizers", [("cc", "address,undefined"), ("cc", "thread"), ("clang", "undefined")])
+@pytest.mark.parametrize("compiler, sanitizers", [("cc", "address,undefined"), ("cc", "thread"),
+                                                  ("clang", "undefined")])
 def test_stress(compiler, sanitizers, kernel, tmp_path):
     """The whole of it for the kernel that is chosen here, fewer products for the others and where the first sanitizer
     has been."""
@@ -48,6 +51,6 @@ def test_reduced_set_under_address_and_undefined(tmp_path):
         pytest.skip("cc has no shared address-sanitizer runtime to load before Python")
     environment = {**os.environ, **OPTIONS, "ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": runtime,
                    "TESSERA_LIBRARY": str(build / "libtessera.so"), "OPENBLAS_NUM_THREADS": "1"}
-    out = run(sys.executable, "-m", "pytest", "-q", "-c", ROOT / "tests" / "pytest.ini", ROOT / "tests", "-m", "sanitizer",
-              "-k", "cpu", env=environment)
+    out = run(sys.executable, "-m", "pytest", "-q", "-c", ROOT / "tests" / "pytest.ini", ROOT / "tests", "-m",
+              "sanitizer", "-k", "cpu", env=environment)
     assert " passed" in out and "failed" not in out

@@ -24,7 +24,8 @@ def run_all(threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 16, 64, 1024])
-@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (300, 200, 400), (2, 3000, 50), (3000, 2, 50), (20, 20, 5000), (30, 5000, 90)])
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (300, 200, 400), (2, 3000, 50), (3000, 2, 50), (20, 20, 5000),
+                                     (30, 5000, 90)])
 def test_thread_counts(cpu, rng, threads, m, n, k):
     context = cpu.new_context(threads=threads)
     a, b, c = integers(rng, m, k), integers(rng, k, n), row_major(m, n)
@@ -102,7 +103,8 @@ def test_small_products_in_a_row(cpu, rng, m, n, k, transposed):
 @pytest.mark.parametrize("room", [0, 200_000, 60_000])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_few_rows_that_must_be_packed(cpu, rng, batch, room):
-    """Threads take slices of columns, and pack A's rows once for each product: not where they are several panels for want of room."""
+    """Threads take slices of columns, and pack A's rows once for each product: not where they are several panels for
+    want of room."""
     context = cpu.new_context(threads=2, max_workspace=room)
     a, b, c = integers(rng, batch, 40, 90), integers(rng, batch, 90, 4200), row_major(batch, 40, 4200)
     cpu.multiply(filled(column_major, a), b, c, context=context)
@@ -221,8 +223,8 @@ print(binding.Plan(binding.Context(), x, x, binding.Result(None, 1000, 1000, 100
 
 
 def test_default_threads_respect_affinity():
-    out = subprocess.run([sys.executable, "-c", AFFINITY], cwd=os.path.dirname(__file__), capture_output=True, text=True,
-                         check=True).stdout
+    out = subprocess.run([sys.executable, "-c", AFFINITY], cwd=os.path.dirname(__file__), capture_output=True,
+                         text=True, check=True).stdout
     line = next(line for line in out.splitlines() if line.startswith("threads: "))
     assert line.removeprefix("threads: ").startswith("1,"), out
 

@@ -29,8 +29,8 @@ R = """
 dyn.load(Sys.getenv("BLAS")); n <- {n}L; best <- 1e9
 a <- as.single(runif(n * n)); b <- as.single(runif(n * n)); c <- as.single(double(n * n))
 for (i in 1:{repeats}) {{
-    t <- system.time(.Fortran("sgemm", "N", "N", n, n, n, as.single(1), a, n, b, n, as.single(0), c = c, n))[["elapsed"]]
-    best <- min(best, t) }}
+    t <- system.time(.Fortran("sgemm", "N", "N", n, n, n, as.single(1), a, n, b, n, as.single(0), c = c, n))
+    best <- min(best, t[["elapsed"]]) }}
 cat(sprintf("%.6f\\n", best))
 """
 
@@ -51,7 +51,8 @@ def programs(build, n, repeats):
 
 
 def seconds(environment, command):
-    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, env={**os.environ, **environment})
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                         env={**os.environ, **environment})
     found = re.search(r"^\d+\.\d+$", ran.stdout, re.M)
     if not found:
         sys.exit(f"{command[0]}: {ran.stdout}{ran.stderr}")
@@ -67,15 +68,20 @@ def main():
     options = parser.parse_args()
     if " avx512f " in machine.read("/proc/cpuinfo"):
         os.environ["OPENBLAS_CORETYPE"] = "SkylakeX"  # which Debian's OpenBLAS does not choose by itself on newer chips
-    about = {"machine": f"{machine.processor()}, {machine.cores()} cores", "commit": machine.commit(), "date": machine.date(),
-             "own_blas": str(Path("/usr/lib/x86_64-linux-gnu/libblas.so.3").resolve())}
+    about = {
+        "machine": f"{machine.processor()}, {machine.cores()} cores", "commit": machine.commit(),
+        "date": machine.date(), "own_blas": str(Path("/usr/lib/x86_64-linux-gnu/libblas.so.3").resolve())
+    }
     records = []
     for name, own, tessera in programs(options.build.resolve(), options.size, options.repeats):
         times = {"own": 1e9, "tessera": 1e9}
         for _ in range(3):
             times["own"], times["tessera"] = min(times["own"], seconds(*own)), min(times["tessera"], seconds(*tessera))
         print(f"{name:8} own BLAS {times['own']:.4f} s, Tessera {times['tessera']:.4f} s")
-        records.append({"what": "program", "program": name, "n": options.size, "seconds_own": times["own"], "seconds_tessera": times["tessera"], **about})
+        records.append({
+            "what": "program", "program": name, "n": options.size, "seconds_own": times["own"],
+            "seconds_tessera": times["tessera"], **about
+        })
     results.save(options.output, records)
 
 

@@ -31,8 +31,8 @@ import quiet  # noqa: E402
 from binding import PRECISIONS  # noqa: E402
 
 # In all layouts, by the name of their series.
-STANDING = [("layouts", shape) for shape in [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (4096, 4096, 4096), (2048, 4096, 8192),
-                                             (8205, 5921, 2949)]]
+LARGE = [(1024, 1024, 1024), (1031, 743, 517), (2048, 2048, 2048), (4096, 4096, 4096), (2048, 4096, 8192)]
+STANDING = [("layouts", shape) for shape in [*LARGE, (8205, 5921, 2949)]]
 STANDING += [("thin", shape) for shape in [(8192, 32, 512), (32, 8192, 512), (256, 256, 16384), (8192, 8192, 32)]]
 STANDING += [("vectors", shape) for shape in [(1, 4096, 4096), (4096, 1, 4096)]]
 BATCHES = [(1000, 16), (1000, 32)]  # products, and the size of each
@@ -87,8 +87,9 @@ def ways(precision):
         "blis": [("cblas", "cblas_sgemm", ["libblis.so.4", "libblis.so"])],
         "onednn": [("dnnl", "dnnl_sgemm", ["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"])],
         # torch's own builds carry MKL inside; Debian's does not, and has no function of this name.
-        "mkl": [("cblas", "cblas_sgemm", [*file_of_distribution("mkl", "libmkl_rt.so"), "libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so"]),
-                ("fortran", "SGEMM", file_of_torch())],
+        "mkl": [("cblas", "cblas_sgemm", [
+            *file_of_distribution("mkl", "libmkl_rt.so"), "libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so"
+        ]), ("fortran", "SGEMM", file_of_torch())],
     }
 
 
@@ -98,7 +99,8 @@ class Library:
     def __init__(self, program, name, precision, threads):
         self.name, self.version, self.why = name, None, "none of its files is here"
         for style, function, files in ways(precision)[name]:
-            self.process = subprocess.Popen([program, style, function, str(threads), *files], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            self.process = subprocess.Popen([program, style, function, str(threads), *files], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE,
                                             env={**os.environ, **environments(threads).get(name, {})})
             word, _, rest = self.process.stdout.readline().decode().strip().partition(" ")
             if word == "here":
@@ -140,7 +142,8 @@ class Libraries:
     """The processes of all libraries, started anew when the number of threads changes. cores: a QuietCores, or None."""
 
     def __init__(self, program, names, precision="fp32", cores=None):
-        self.program, self.names, self.precision, self.threads, self.here, self.absent = program, names, precision, None, [], {}
+        self.program, self.names, self.precision = program, names, precision
+        self.threads, self.here, self.absent = None, [], {}
         self.cores = cores
 
     def with_threads(self, threads):
@@ -186,7 +189,8 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
             state.update(machine.processor_state())
         return samples
 
-    timings = timing.interleaved(take_round, effort.seconds / 4 if cached else effort.seconds, effort.least, MOST_SAMPLES)
+    timings = timing.interleaved(take_round, effort.seconds / 4 if cached else effort.seconds, effort.least,
+                                 MOST_SAMPLES)
     flops = 2e-9 * batch * m * n * k
     if problem == "vectors":
         state["bytes"] = bytes_of(m, n, k)
@@ -194,9 +198,11 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
         state["batch"] = batch
     if libraries.cores:
         state["quiet"] = round(libraries.cores.share(), 3)  # of the samples
-    records = [{"what": "library", "library": library.name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "threads": threads,
-                "gflops_best": round(flops / t.best, 2), "gflops_median": round(flops / t.median, 2), "samples": len(t.samples),
-                "spread": round(t.spread, 4), "version": library.version, **state} for library, t in zip(here, timings)]
+    records = [{
+        "what": "library", "library": library.name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout,
+        "threads": threads, "gflops_best": round(flops / t.best, 2), "gflops_median": round(flops / t.median, 2),
+        "samples": len(t.samples), "spread": round(t.spread, 4), "version": library.version, **state
+    } for library, t in zip(here, timings)]
     peers = [r["gflops_best"] for r in records if r["library"] != "tessera"]
     ratio = ""
     for r in records:
@@ -205,18 +211,23 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
             ratio = f"  {r['ratio_to_best_peer']:.3f} of the best"
     if libraries.cores:
         ratio += f", quiet in {100 * state['quiet']:.0f} %"
-    return records, (f"{threads:3d} threads {f'{batch} of ' if batch > 1 else ''}{m:5d} {n:5d} {k:5d} {layout}  GFLOP/s: "
-                     + "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
+    return records, (
+        f"{threads:3d} threads {f'{batch} of ' if batch > 1 else ''}{m:5d} {n:5d} {k:5d} {layout}  GFLOP/s: " +
+        "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
 
 
 def measure_call(libraries, effort, size):
     here = libraries.with_threads(1)
     for library in here:
         library.set_up(size, size, size, "nn", 1, 1)
-    timings = timing.interleaved(lambda halfway: [libraries.sample(library) for library in here], effort.seconds / 2, effort.least, MOST_SAMPLES)
-    records = [{"what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1, "host_us": float(f"{1e6 * t.best:.4g}"),
-                "version": library.version} for library, t in zip(here, timings)]
-    return records, f"{size:3d}^3 in the caches, us: " + "  ".join(f"{r['library']} {r['host_us']:.3g}" for r in records)
+    timings = timing.interleaved(lambda halfway: [libraries.sample(library) for library in here], effort.seconds / 2,
+                                 effort.least, MOST_SAMPLES)
+    records = [{
+        "what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1,
+        "host_us": float(f"{1e6 * t.best:.4g}"), "version": library.version
+    } for library, t in zip(here, timings)]
+    return records, f"{size:3d}^3 in the caches, us: " + "  ".join(f"{r['library']} {r['host_us']:.3g}"
+                                                                   for r in records)
 
 
 def measure_accuracy(libraries, _effort, family, k):
@@ -224,16 +235,21 @@ def measure_accuracy(libraries, _effort, family, k):
     here, source = libraries.with_threads(1), data.NumpySource(k)
     a, b = data.matrix(source, family, EDGE, k), data.matrix(source, family, k, EDGE)
     a, b = numpy.ascontiguousarray(a, numpy.float32), numpy.ascontiguousarray(b, numpy.float32)
-    products = [numpy.frombuffer(library.ask(f"product {EDGE} {EDGE} {k}", a.tobytes(), b.tobytes(), answer=4 * EDGE * EDGE),
-                                 numpy.float32).reshape(EDGE, EDGE) for library in here]
-    records = [{"what": "accuracy", "library": library.name, "m": EDGE, "n": EDGE, "k": k, "data": family, "error": float(f"{error:.3e}"),
-                "worst_units": float(f"{worst:.3g}"), "version": library.version}
-               for library, (error, worst) in zip(here, errors.measure(products, a, b))]
+    products = [
+        numpy.frombuffer(library.ask(f"product {EDGE} {EDGE} {k}", a.tobytes(), b.tobytes(), answer=4 * EDGE * EDGE),
+                         numpy.float32).reshape(EDGE, EDGE) for library in here
+    ]
+    records = [{
+        "what": "accuracy", "library": library.name, "m": EDGE, "n": EDGE, "k": k, "data": family,
+        "error": float(f"{error:.3e}"), "worst_units": float(f"{worst:.3g}"), "version": library.version
+    } for library, (error, worst) in zip(here, errors.measure(products, a, b))]
     return records, f"{family:8s} K {k:5d}  errors: " + "  ".join(f"{r['library']} {r['error']:.1e}" for r in records)
 
 
 def measure_ceilings(program, threads):
-    rate, bandwidth = map(float, subprocess.run([program, str(threads)], capture_output=True, text=True, check=True).stdout.split())
+    rate, bandwidth = map(
+        float,
+        subprocess.run([program, str(threads)], capture_output=True, text=True, check=True).stdout.split())
     return [{"what": "ceiling", "name": "multiply-adds", "value": rate, "unit": "GFLOP/s", "threads": threads,
              "origin": "chains of multiply-adds in registers (bench/cpu/ceilings.c)"},
             {"what": "ceiling", "name": "reading", "value": bandwidth, "unit": "GB/s", "threads": threads,
@@ -256,14 +272,17 @@ def thread_counts():
 def rate_jobs(options):
     counts = options.threads or sorted({1, machine.cores()})
     if options.shape:
-        return [["rates", "chosen", *shape, layout, threads] for threads in counts for shape in options.shape for layout in options.layout or LAYOUTS]
+        return [["rates", "chosen", *shape, layout, threads] for threads in counts for shape in options.shape
+                for layout in options.layout or LAYOUTS]
     jobs = []
     for threads in options.threads or thread_counts():
         if threads in counts:
             jobs += [["rates", "squares", size, size, size, "nn", threads] for size in SQUARES]
             few = ("nn",) if options.quick else LAYOUTS
-            jobs += [["rates", series, *shape, layout, threads] for series, shape in STANDING for layout in (LAYOUTS if series == "layouts" else few)]
-            jobs += [["rates", "batches", size, size, size, layout, threads, batch] for batch, size in BATCHES for layout in few]
+            jobs += [["rates", series, *shape, layout, threads] for series, shape in STANDING
+                     for layout in (LAYOUTS if series == "layouts" else few)]
+            jobs += [["rates", "batches", size, size, size, layout, threads, batch] for batch, size in BATCHES
+                     for layout in few]
         else:
             jobs.append(["rates", "squares", 2048, 2048, 2048, "nn", threads])
         if threads == max(counts):
@@ -276,7 +295,8 @@ def rate_jobs(options):
 
 def square_jobs(options):
     """In a quick run, and beyond the least and the most threads, none: `calls` has some of them."""
-    return [] if options.quick else [["squares", IN_CACHES, size, size, size, layout, threads] for threads in options.threads or sorted({1, machine.cores()})
+    return [] if options.quick else [["squares", IN_CACHES, size, size, size, layout, threads]
+                                     for threads in options.threads or sorted({1, machine.cores()})
                                      for size in CACHED_SQUARES for layout in options.layout or LAYOUTS]
 
 
@@ -325,16 +345,25 @@ def main():
     # The folder that bench/cpu/run built them in.
     parser.add_argument("programs", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--compiler", default="unknown", help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="a minute or two: fewer samples, and not the largest problems")
-    parser.add_argument("--peer", action="append", metavar="NAME", help="beside Tessera only this one (may be repeated)")
-    parser.add_argument("--threads", action="append", type=int, metavar="N", help="this many threads (may be repeated); default 1, 2, 4 ... all")
-    parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K", help="only this problem (may be repeated)")
-    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="that problem in this layout (may be repeated); default all four")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="Tessera's (default fp32, which without AMX is computed as ieee)")
+    parser.add_argument("--quick", action="store_true",
+                        help="a minute or two: fewer samples, and not the largest problems")
+    parser.add_argument("--peer", action="append", metavar="NAME",
+                        help="beside Tessera only this one (may be repeated)")
+    parser.add_argument("--threads", action="append", type=int, metavar="N",
+                        help="this many threads (may be repeated); default 1, 2, 4 ... all")
+    parser.add_argument("--shape", action="append", type=shape, metavar="M,N,K",
+                        help="only this problem (may be repeated)")
+    parser.add_argument("--layout", action="append", choices=LAYOUTS,
+                        help="that problem in this layout (may be repeated); default all four")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32",
+                        help="Tessera's (default fp32, which without AMX is computed as ieee)")
     parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
-    parser.add_argument("--quiet-cores", action="store_true", help="each sample on the cores that neighbours slow least at its time (quiet.py)")
-    parser.add_argument("--save", metavar="FILE", help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
+    parser.add_argument("--quiet-cores", action="store_true",
+                        help="each sample on the cores that neighbours slow least at its time (quiet.py)")
+    parser.add_argument(
+        "--save", metavar="FILE",
+        help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
     options = parser.parse_args()
     known = ways(options.precision)
     for name in options.peer or []:
@@ -346,10 +375,12 @@ def main():
 
     about, effort = {**machine.cpu(), "compiler": options.compiler}, Effort(options.quick, options.seconds)
     about.update(effort=effort.name, precision=options.precision)
-    libraries = Libraries(options.programs / "bench-cpu-library", ["tessera", *options.peer] if options.peer else list(known), options.precision,
+    libraries = Libraries(options.programs / "bench-cpu-library",
+                          ["tessera", *options.peer] if options.peer else list(known), options.precision,
                           quiet.QuietCores(options.programs / "bench-cpu-disturbed") if options.quiet_cores else None)
-    print(f"{about['machine']}, {about['cores']} cores, commit {about['commit']}; here: "
-          + ", ".join(f"{library.name} {library.version}" for library in libraries.with_threads(min(options.threads or [1]))))
+    print(f"{about['machine']}, {about['cores']} cores, commit {about['commit']}; here: " +
+          ", ".join(f"{library.name} {library.version}"
+                    for library in libraries.with_threads(min(options.threads or [1]))))
     for name, why in libraries.absent.items():
         print(f"{name} is not here: {why}")
     measures = {"rates": measure_rate, "squares": measure_rate, "calls": measure_call, "accuracy": measure_accuracy}
@@ -364,7 +395,8 @@ def main():
     run = results.Run(save, about, [effort.seconds, libraries.names, options.precision, options.quiet_cores])
     try:
         records = run.measure(jobs_of(options), lambda job: weight(job, len(libraries.names), effort), measure)
-        run.finish(records + [{"what": "absent", "library": name, "why": why, **about} for name, why in libraries.absent.items()])
+        run.finish(records + [{"what": "absent", "library": name, "why": why, **about}
+                              for name, why in libraries.absent.items()])
     finally:
         libraries.end()
 

@@ -36,13 +36,15 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
     (ours, theirs), state = interleaved([tessera, peer], seconds, flops)
     (error, worst), (peer_error, peer_worst) = errors.measure([c, peer_c], a, b)
     record = {
-        "what": "product", "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "data": data, "precision": precision,
-        "packed": packed, "peer": "torch-tf32" if precision == "tf32" else "torch-fp32",
-        "tessera_ms": round(1e3 * ours.median, 5), "peer_ms": round(1e3 * theirs.median, 5), "speedup": round(theirs.median / ours.median, 3),
-        "tflops": round(flops / ours.median / 1e12, 2), "peer_tflops": round(flops / theirs.median / 1e12, 2),
-        "error": float(f"{error:.3e}"), "peer_error": float(f"{peer_error:.3e}"),
-        "worst_units": round(worst, 2), "peer_worst_units": round(peer_worst, 2), "kernel": tessera.kernel,
-        "samples": len(ours.samples), "spread": round(ours.spread, 4), "peer_spread": round(theirs.spread, 4), **state}
+        "what": "product", "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "data": data,
+        "precision": precision, "packed": packed, "peer": "torch-tf32" if precision == "tf32" else "torch-fp32",
+        "tessera_ms": round(1e3 * ours.median, 5), "peer_ms": round(1e3 * theirs.median, 5), "speedup": round(
+            theirs.median / ours.median, 3), "tflops": round(flops / ours.median / 1e12, 2), "peer_tflops": round(
+                flops / theirs.median / 1e12,
+                2), "error": float(f"{error:.3e}"), "peer_error": float(f"{peer_error:.3e}"), "worst_units": round(
+                    worst, 2), "peer_worst_units": round(peer_worst, 2), "kernel": tessera.kernel, "samples": len(
+                        ours.samples), "spread": round(ours.spread, 4), "peer_spread": round(theirs.spread, 4), **state
+    }
     return [record], (
         f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout} {data:5s} {precision}{' packed' if packed else '':7s} "
         f"{record['tessera_ms']:9.4f} ms  {record['tflops']:6.1f} TF  torch {record['peer_tflops']:6.1f} TF  "
@@ -54,39 +56,53 @@ def measure_packing(seconds, problem, m, n, k, layout, side):
     tensor = make(m, n, k, layout, "rand")[side]
     source = torch.rand(-(-tensor.numel() // 1024) * 1024, device="cuda")  # an odd number would be copied slowly
     target = torch.empty_like(source)
-    (packing, copying), state = interleaved([Packing(context("fp32"), side, tensor), lambda: target.copy_(source)], seconds, SHORT)
-    record = {"what": "packing", "problem": problem, "operand": "ab"[side], "layout": layout[side], "rows": m if side == 0 else n, "k": k,
-              "precision": "fp32", "pack_us": round(1e6 * packing.median, 2), "copy_us": round(1e6 * copying.median, 2),
-              "of_copy": round(copying.median / packing.median, 3), "samples": len(packing.samples), "spread": round(packing.spread, 4),
-              "copy_spread": round(copying.spread, 4), **state}
-    return [record], (f"packing {problem}'s {record['operand']}: {record['pack_us']:.1f} us, a copy {record['copy_us']:.1f} us: "
-                      f"{record['of_copy']:.2f} of its rate")
+    (packing, copying), state = interleaved([Packing(context("fp32"), side, tensor), lambda: target.copy_(source)],
+                                            seconds, SHORT)
+    record = {
+        "what": "packing", "problem": problem, "operand": "ab"[side],
+        "layout": layout[side], "rows": m if side == 0 else n, "k": k, "precision": "fp32", "pack_us": round(
+            1e6 * packing.median, 2), "copy_us": round(1e6 * copying.median, 2), "of_copy": round(
+                copying.median / packing.median, 3), "samples": len(packing.samples), "spread": round(
+                    packing.spread, 4), "copy_spread": round(copying.spread, 4), **state
+    }
+    return [
+        record
+    ], (f"packing {problem}'s {record['operand']}: {record['pack_us']:.1f} us, a copy {record['copy_us']:.1f} us: "
+        f"{record['of_copy']:.2f} of its rate")
 
 
 def measure_host_time(size, precision):
     a, b = make(size, size, size, "nn", "rand")
     tessera = Tessera(context(precision), a, b, torch.empty(size, size, device="cuda"))
-    ours, theirs = host_microseconds(tessera), host_microseconds(torch_float32(a, b, torch.empty(size, size, device="cuda")))
-    record = {"what": "host time", "problem": "host time per call", "m": size, "n": size, "k": size, "layout": "nn", "data": "rand",
-              "precision": precision, "packed": False, "peer": "torch-fp32", "tessera_host_us": round(ours, 2), "peer_host_us": round(theirs, 2)}
+    ours, theirs = host_microseconds(tessera), host_microseconds(
+        torch_float32(a, b, torch.empty(size, size, device="cuda")))
+    record = {
+        "what": "host time", "problem": "host time per call", "m": size, "n": size, "k": size, "layout": "nn",
+        "data": "rand", "precision": precision, "packed": False, "peer": "torch-fp32", "tessera_host_us": round(
+            ours, 2), "peer_host_us": round(theirs, 2)
+    }
     return [record], f"host time per call {size}^3 {precision}: {ours:.2f} us through ctypes, torch {theirs:.2f} us"
 
 
 def summary(records):
     for precision, packed in (("ieee", False), ("fp32", False), ("fp32", True), ("tf32", False)):
-        ratios = [r["speedup"] for r in records if r["what"] == "product" and r["precision"] == precision and r["packed"] == packed
-                  and r["data"] == "rand" and r["problem"] in {p[0] for p in REFERENCE}]
+        ratios = [
+            r["speedup"] for r in records if r["what"] == "product" and r["precision"] == precision and
+            r["packed"] == packed and r["data"] == "rand" and r["problem"] in {p[0] for p in REFERENCE}
+        ]
         if ratios:
             mean = statistics.geometric_mean(ratios)
             print(f"{precision}{', one operand packed' if packed else ''}: geometric mean {mean:.2f} x "
                   f"over the reference problems, least {min(ratios):.2f} x")
     packing = [r for r in records if r["what"] == "packing"]
     if packing:
-        print("packing, of a copy's rate: " + "  ".join(f"{r['problem']} {r['operand']}: {r['of_copy']:.2f}" for r in packing))
+        print("packing, of a copy's rate: " + "  ".join(f"{r['problem']} {r['operand']}: {r['of_copy']:.2f}"
+                                                        for r in packing))
     for precision in binding.PRECISIONS:
         squares = [r for r in records if r["problem"] == "squares" and r["precision"] == precision]
         if squares:
-            print(f"{precision} squares: " + "  ".join(f"{r['m']}: {r['speedup']:.2f}" for r in sorted(squares, key=lambda r: r["m"])))
+            print(f"{precision} squares: " + "  ".join(f"{r['m']}: {r['speedup']:.2f}"
+                                                       for r in sorted(squares, key=lambda r: r["m"])))
     worse = [r for r in records if "error" in r and r["error"] > r["peer_error"]]
     for r in worse:
         print(f"less accurate than torch: {r['problem']} {r['m']} {r['layout']} {r['data']} {r['precision']}: "
@@ -97,12 +113,14 @@ def jobs_of(options):
     jobs = []
     for precision in options.precision or binding.PRECISIONS:
         if options.only != "squares":
-            jobs += [["product", *problem, data, precision, False] for data in ("rand", "randn") for problem in REFERENCE]
+            jobs += [["product", *problem, data, precision, False] for data in ("rand", "randn")
+                     for problem in REFERENCE]
             if precision == "fp32":
                 jobs += [["product", *problem, "rand", precision, True] for problem in REFERENCE]
                 jobs += [["packing", *problem, side] for problem in REFERENCE for side in (binding.LEFT, binding.RIGHT)]
         if options.only != "reference":
-            jobs += [["product", "squares", size, size, size, "nn", "rand", precision, False] for size in SQUARES[precision]]
+            jobs += [["product", "squares", size, size, size, "nn", "rand", precision, False]
+                     for size in SQUARES[precision]]
     if options.host:
         jobs += [["host time", size, precision] for size in HOST_SIZES for precision in ("ieee", "fp32")]
     return jobs
@@ -110,11 +128,13 @@ def jobs_of(options):
 
 def main():
     parser = argparse.ArgumentParser(description="Tessera beside torch.matmul on this machine's GPU")
-    parser.add_argument("--precision", action="append", choices=binding.PRECISIONS, help="only this one (may be repeated)")
+    parser.add_argument("--precision", action="append", choices=binding.PRECISIONS,
+                        help="only this one (may be repeated)")
     parser.add_argument("--only", choices=("reference", "squares"), help="only these problems")
     parser.add_argument("--seconds", type=float, default=0.4, help="time to spend on each measurement (default 0.4)")
     parser.add_argument("--no-host", dest="host", action="store_false", help="leave out the host time per call")
-    parser.add_argument("--save", metavar="FILE", nargs="?", const="", help="write the records there as JSON; without FILE to bench/results/MACHINE.json")
+    parser.add_argument("--save", metavar="FILE", nargs="?", const="",
+                        help="write the records there as JSON; without FILE to bench/results/MACHINE.json")
     options = parser.parse_args()
     here = machine()
     save = results.default_path("", here["gpu"]) if options.save == "" else options.save

@@ -60,7 +60,8 @@ class Packing:
 
     def __init__(self, context, side, tensor):
         self.context, self.side, self.tensor, self.operand = context, side, tensor, operand(binding.Operand, tensor)
-        self.memory = torch.empty(binding.lib.tsr_pack_size(context.handle, side, *tensor.shape), dtype=torch.uint8, device="cuda")
+        self.memory = torch.empty(binding.lib.tsr_pack_size(context.handle, side, *tensor.shape), dtype=torch.uint8,
+                                  device="cuda")
         self.launch = binding.Launch(None, self.memory.data_ptr(), self.memory.numel())
 
     def __call__(self):
@@ -105,8 +106,9 @@ torch_float32, torch_tf32 = torch_product(False), torch_product(True)
 
 if triton:
     @triton.jit
-    def product_kernel(a, b, c, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, layout, precision: tl.constexpr,
-                       tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, group: tl.constexpr):
+    def product_kernel(a, b, c, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, layout,
+                       precision: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+                       group: tl.constexpr):
         # Groups of tile rows, so that what blocks share stays in the L2 cache.
         block = tl.program_id(0)
         rows, columns = tl.cdiv(m, tile_m), tl.cdiv(n, tile_n)
@@ -132,8 +134,10 @@ if triton:
     def tuned(*tiles):
         """The kernel with the best of these tiles (m, n, k, warps, stages), found for each layout on the first product
         of it."""
-        return triton.autotune([triton.Config({"tile_m": m, "tile_n": n, "tile_k": k, "group": 8}, num_warps=warps, num_stages=stages)
-                                for m, n, k, warps, stages in tiles], key=["layout"])(product_kernel)
+        return triton.autotune([
+            triton.Config({"tile_m": m, "tile_n": n, "tile_k": k, "group": 8}, num_warps=warps, num_stages=stages)
+            for m, n, k, warps, stages in tiles
+        ], key=["layout"])(product_kernel)
 
     TRITON = {"ieee": tuned((128, 128, 16, 8, 3), (64, 64, 16, 4, 3)),
               "tf32x3": tuned((128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (128, 256, 32, 8, 3))}
@@ -159,7 +163,8 @@ def triton_product(precision):
         numbers = triton_numbers(m, n, k, a.stride(), b.stride())
 
         def multiply():
-            TRITON[precision][lambda tile: (triton.cdiv(m, tile["tile_m"]) * triton.cdiv(n, tile["tile_n"]),)](a, b, out, *numbers, precision=precision)
+            TRITON[precision][lambda tile: (triton.cdiv(m, tile["tile_m"]) * triton.cdiv(n, tile["tile_n"]), )](
+                a, b, out, *numbers, precision=precision)
 
         return multiply
 
@@ -184,8 +189,8 @@ def triton_kinds(problems):
 def compile_triton(precision, tile, m, n, k, layout):
     """Leaves the kernel with one of its tiles in Triton's cache of files."""
     tuned_kernel = TRITON[precision]
-    tuned_kernel.fn.warmup(*[torch.float32] * 3, *triton_numbers(m, n, k, *strides_of(m, n, k, layout)), precision=precision,
-                           **tuned_kernel.configs[tile].all_kwargs(), grid=(1,))
+    tuned_kernel.fn.warmup(*[torch.float32] * 3, *triton_numbers(m, n, k, *strides_of(m, n, k, layout)),
+                           precision=precision, **tuned_kernel.configs[tile].all_kwargs(), grid=(1, ))
 
 
 # ---- CuPy and JAX ---------------------------------------------------------------------------------------------------
@@ -213,9 +218,13 @@ class JaxProduct:
         import jax
         transposes = not a.is_contiguous(), not b.is_contiguous()
         torch.cuda.synchronize()  # JAX does not wait for torch's stream
-        self.operands = [jax.dlpack.from_dlpack(x.t() if transposed else x) for x, transposed in zip((a, b), transposes)]
-        self.out, self.function = out, self.compiled.setdefault(transposes, jax.jit(
-            lambda x, y: jax.numpy.matmul(x.T if transposes[0] else x, y.T if transposes[1] else y, precision="highest")))
+        self.operands = [
+            jax.dlpack.from_dlpack(x.t() if transposed else x) for x, transposed in zip((a, b), transposes)
+        ]
+        self.out, self.function = out, self.compiled.setdefault(
+            transposes,
+            jax.jit(lambda x, y: jax.numpy.matmul(x.T if transposes[0] else x, y.T
+                                                  if transposes[1] else y, precision="highest")))
 
     def __call__(self):
         self.result = self.function(*self.operands)
@@ -255,10 +264,12 @@ def prepare(names, problems):
     is used."""
     names = [name for name in names if importlib.util.find_spec(MODULES.get(name, "torch"))]
     precisions = [precision for precision in ("tf32x3", "ieee") if "Triton " + precision in names]
-    tiles = [(precision, tile, *kind) for kind in triton_kinds(problems) for precision in precisions for tile in range(len(TRITON[precision].configs))]
+    tiles = [(precision, tile, *kind) for kind in triton_kinds(problems) for precision in precisions
+             for tile in range(len(TRITON[precision].configs))]
     shapes = [(name, *problem) for name in COMPILED_FOR_EACH_SHAPE if name in names for problem in problems]
     spawned = multiprocessing.get_context("spawn")  # for a process with CUDA cannot be forked
-    with concurrent.futures.ProcessPoolExecutor(mp_context=spawned) as processes, concurrent.futures.ThreadPoolExecutor() as threads:
+    with concurrent.futures.ProcessPoolExecutor(
+            mp_context=spawned) as processes, concurrent.futures.ThreadPoolExecutor() as threads:
         for tile in tiles:
             processes.submit(compile_triton, *tile)
         for shape in shapes:

@@ -49,7 +49,9 @@ class Rounds:
             if hasattr(function, "synchronize"):
                 function.synchronize()
         self.launched = [self.several(function) for function in functions]
-        self.untimed = [launched for function, launched in zip(functions, self.launched) if not hasattr(function, "synchronize")][-1]
+        self.untimed = [
+            launched for function, launched in zip(functions, self.launched) if not hasattr(function, "synchronize")
+        ][-1]
 
     def several(self, function):
         """A function that does as many products as are timed together."""

@@ -52,10 +52,12 @@ def rates(libraries, seconds):
         flops = 2.0 * m * n * k
         timings, state = interleaved(functions, seconds, flops)
         settle(functions)
-        records = [{"what": "library", "library": name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "data": "rand",
-                    "gflops_best": round(flops / t.best / 1e9, 1), "gflops_median": round(flops / t.median / 1e9, 1), "samples": len(t.samples),
-                    "spread": round(t.spread, 4), "error": float(f"{error:.3e}"), "worst_units": round(worst, 2), **state}
-                   for name, t, (error, worst) in zip(chosen, timings, errors.measure(outs, a, b))]
+        records = [{
+            "what": "library", "library": name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout,
+            "data": "rand", "gflops_best": round(flops / t.best / 1e9, 1), "gflops_median": round(
+                flops / t.median / 1e9, 1), "samples": len(t.samples), "spread": round(
+                    t.spread, 4), "error": float(f"{error:.3e}"), "worst_units": round(worst, 2), **state
+        } for name, t, (error, worst) in zip(chosen, timings, errors.measure(outs, a, b))]
         line = "  ".join(f"{r['library']} {r['gflops_median'] / 1e3:.1f}" for r in records)
         return records, f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout}  TF: {line}"
 
@@ -75,8 +77,10 @@ def accuracy(libraries, _seconds):
         for function in functions:
             function()
         settle(functions)
-        records = [{"what": "accuracy", "library": name, "m": EDGE, "n": EDGE, "k": k, "data": family, "error": float(f"{error:.3e}"),
-                    "worst_units": float(f"{worst:.3g}")} for name, (error, worst) in zip(libraries, errors.measure(outs, a, b))]
+        records = [{
+            "what": "accuracy", "library": name, "m": EDGE, "n": EDGE, "k": k, "data": family,
+            "error": float(f"{error:.3e}"), "worst_units": float(f"{worst:.3g}")
+        } for name, (error, worst) in zip(libraries, errors.measure(outs, a, b))]
         return records, f"{family:8s} K {k:5d}  " + "  ".join(f"{r['library']} {r['error']:.1e}" for r in records)
 
     return [[family, k] for family in data.FAMILIES for k in DEPTHS], measure
@@ -93,8 +97,10 @@ def overhead(libraries, _seconds):
         records = []
         for name, function in zip(libraries, functions):
             function()
-            records.append({"what": "call", "library": name, "m": size, "n": size, "k": size, "host_us": round(host_microseconds(function), 2),
-                            "latency_us": round(latency_microseconds(function), 2)})
+            records.append({
+                "what": "call", "library": name, "m": size, "n": size, "k": size, "host_us": round(
+                    host_microseconds(function), 2), "latency_us": round(latency_microseconds(function), 2)
+            })
         return records, f"{size:5d}^3  host us: " + "  ".join(f"{r['library']} {r['host_us']:.1f}" for r in records)
 
     return [[size] for size in SMALL], measure
@@ -103,7 +109,8 @@ def overhead(libraries, _seconds):
 def ceilings(_libraries, seconds):
     """What the memory and the units can do at most."""
     def ceiling(name, value, unit, origin):
-        return [{"what": "ceiling", "name": name, "value": float(f"{value:.4g}"), "unit": unit, "origin": origin}], f"{name}: {value:.4g} {unit}"
+        return [{"what": "ceiling", "name": name, "value": float(f"{value:.4g}"), "unit": unit,
+                 "origin": origin}], f"{name}: {value:.4g} {unit}"
 
     def measure(job):
         (name,) = job
@@ -111,7 +118,8 @@ def ceilings(_libraries, seconds):
             source = torch.rand(1 << 28, device="cuda")
             target = torch.empty_like(source)
             (timing,), _ = interleaved([lambda: target.copy_(source)], seconds, 1e12)
-            return ceiling(name, 8 * source.numel() / timing.best / 1e12, "TB/s", "a copy of 1 GiB on the device, bytes read and written")
+            return ceiling(name, 8 * source.numel() / timing.best / 1e12, "TB/s",
+                           "a copy of 1 GiB on the device, bytes read and written")
         if name == "fp16 tensor cores":
             best = 0.0
             for size in (4096, 8192):
@@ -119,11 +127,14 @@ def ceilings(_libraries, seconds):
                 out = torch.empty_like(a)
                 (timing,), _ = interleaved([lambda: torch.matmul(a, b, out=out)], seconds, 2.0 * size**3)
                 best = max(best, 2.0 * size**3 / timing.median / 1e12)
-            return ceiling(name, best, "TFLOP/s", "torch.matmul of fp16 squares of 4096 and 8192, uniform data, the better median")
+            return ceiling(name, best, "TFLOP/s",
+                           "torch.matmul of fp16 squares of 4096 and 8192, uniform data, the better median")
         blocks, width, times = 132 * 64, 1024, 256
         out = torch.empty(blocks * width, device="cuda")
-        (timing,), _ = interleaved([lambda: peers.fma_kernel[(blocks,)](out, times, width=width, num_warps=4)], seconds, 1e12)
-        return ceiling(name, 2.0 * 64 * times * blocks * width / timing.best / 1e12, "TFLOP/s", "a Triton kernel of multiply-adds in registers")
+        (timing, ), _ = interleaved([lambda: peers.fma_kernel[(blocks, )](out, times, width=width, num_warps=4)],
+                                    seconds, 1e12)
+        return ceiling(name, 2.0 * 64 * times * blocks * width / timing.best / 1e12, "TFLOP/s",
+                       "a Triton kernel of multiply-adds in registers")
 
     return [["copy"], ["fp16 tensor cores"], *([["float32 units"]] if triton else [])], measure
 
@@ -134,12 +145,15 @@ TOPICS = {"accuracy": accuracy, "overhead": overhead, "ceilings": ceilings, "pee
 def main():
     parser = argparse.ArgumentParser(description="Tessera and its peers on this machine's GPU")
     parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
-    parser.add_argument("--peer", action="append", metavar="NAME", help="beside Tessera only this one (may be repeated)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="time to spend on each measurement of a rate (default 0.3)")
+    parser.add_argument("--peer", action="append", metavar="NAME",
+                        help="beside Tessera only this one (may be repeated)")
+    parser.add_argument("--seconds", type=float, default=0.3,
+                        help="time to spend on each measurement of a rate (default 0.3)")
     parser.add_argument("--folder", type=pathlib.Path, help="where to save the results (default bench/results)")
     options = parser.parse_args()
     begin, here = time.monotonic(), {**about(), **({"triton": triton.__version__} if triton else {})}
-    wanted = [name for name in LIBRARIES if name.startswith("tessera")] + options.peer if options.peer else list(LIBRARIES)
+    wanted = [name
+              for name in LIBRARIES if name.startswith("tessera")] + options.peer if options.peer else list(LIBRARIES)
     topics = options.topic or list(TOPICS)
     if "peers" in topics:
         prepare(wanted, [tuple(problem[1:]) for problem in data.REFERENCE])

@@ -1,8 +1,9 @@
 """What is multiplied: the five reference problems, and matrices from NumPy's random numbers or from torch's."""
 
 # KernelBench level 1, numbers 1, 2, 8, 16 and 18: name, m, n, k, layout.
-REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"), ("irregular", 8205, 5921, 2949, "nn"),
-             ("transposed A", 2048, 4096, 8192, "tn"), ("transposed both", 2048, 4096, 8192, "tt")]
+REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"),
+             ("irregular", 8205, 5921, 2949, "nn"), ("transposed A", 2048, 4096, 8192, "tn"),
+             ("transposed both", 2048, 4096, 8192, "tt")]
 
 FAMILIES = {
     "uniform": "uniform in [0, 1)",

@@ -22,7 +22,8 @@ def output(*command):
 
 def commit():
     """TESSERA_COMMIT where it is set, as for a copy of the tree without its history."""
-    return os.environ.get("TESSERA_COMMIT") or output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD") or "unknown"
+    return os.environ.get("TESSERA_COMMIT") or output("git", "-C", str(ROOT), "rev-parse", "--short=12",
+                                                      "HEAD") or "unknown"
 
 
 def date():
@@ -31,7 +32,8 @@ def date():
 
 def slug(name):
     """A machine's name as part of a file's."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("(r)", "").replace("(tm)", "").replace("nvidia ", "")).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-",
+                  name.lower().replace("(r)", "").replace("(tm)", "").replace("nvidia ", "")).strip("-")
 
 
 # ---- The processor --------------------------------------------------------------------------------------------------
@@ -68,7 +70,10 @@ def cpu():
 def processor_state():
     """Clock in MHz and temperature in degrees Celsius, where this machine tells them: virtual ones seldom do."""
     state = {}
-    clocks = [int(read(path)) for path in pathlib.Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq") if read(path)]
+    clocks = [
+        int(read(path)) for path in pathlib.Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
+        if read(path)
+    ]
     zones = [int(read(path)) for path in pathlib.Path("/sys/class/thermal").glob("thermal_zone*/temp") if read(path)]
     if clocks:
         state["clock_mhz"] = max(clocks) // 1000

@@ -25,57 +25,129 @@ TYPES = {TEXT: str, COUNT: int, NUMBER: (int, float), TRUTH: bool}
 
 FIELDS = {
     "what": (TEXT, "the kind of the record"),
-    "m": (COUNT, "rows of A and C"), "n": (COUNT, "columns of B and C"), "k": (COUNT, "columns of A, rows of B"),
+    "m": (COUNT, "rows of A and C"),
+    "n": (COUNT, "columns of B and C"),
+    "k": (COUNT, "columns of A, rows of B"),
     "layout": (TEXT, "how A and B lie in memory: n as they are, t transposed"),
-    "data": (TEXT, "what is multiplied: rand, uniform in [0, 1), or randn, standard normal; or a family of bench/harness/data.py"),
+    "data": (
+        TEXT,
+        "what is multiplied: rand, uniform in [0, 1), or randn, standard normal; or a family of bench/harness/data.py",
+    ),
     "problem": (TEXT, "one of the five reference problems, or the series the record belongs to"),
     "precision": (TEXT, "ieee, fp32 or tf32"),
     "packed": (TRUTH, "whether B was packed beforehand"),
     "peer": (TEXT, "the library that took turns with Tessera"),
     "library": (TEXT, "whose measurement this is: tessera, with a precision where it has several, or a peer"),
     "threads": (COUNT, "CPU threads"),
-    "tessera_ms": (NUMBER, "median milliseconds of one product"), "peer_ms": (NUMBER, "the same of the peer"),
+    "tessera_ms": (NUMBER, "median milliseconds of one product"),
+    "peer_ms": (NUMBER, "the same of the peer"),
     "speedup": (NUMBER, "the peer's time over Tessera's"),
     "tflops": (NUMBER, "2 m n k over Tessera's time"),
-    "error": (NUMBER, "relative Frobenius error against float64"), "peer_error": (NUMBER, "the same of the peer"),
+    "error": (NUMBER, "relative Frobenius error against float64"),
+    "peer_error": (NUMBER, "the same of the peer"),
     "worst_units": (NUMBER, "worst error of an element, in units of 2^-24 (|A||B|); the contract allows k + 2"),
-    "gflops_best": (NUMBER, "2 m n k over the shortest sample"), "gflops_median": (NUMBER, "the same over the median"),
+    "gflops_best": (NUMBER, "2 m n k over the shortest sample"),
+    "gflops_median": (NUMBER, "the same over the median"),
     "samples": (COUNT, "samples of each library"),
     "spread": (NUMBER, "half the distance between the samples' quartiles, relative to the median"),
-    "tessera_host_us": (NUMBER, "host microseconds of one call"), "peer_host_us": (NUMBER, "the same of the peer"),
+    "tessera_host_us": (NUMBER, "host microseconds of one call"),
+    "peer_host_us": (NUMBER, "the same of the peer"),
     "host_us": (NUMBER, "host microseconds of one call: on a GPU to queue it, on a CPU the whole product"),
-    "value": (NUMBER, "the ceiling's height"), "unit": (TEXT, "of the value"), "name": (TEXT, "of the ceiling"),
+    "value": (NUMBER, "the ceiling's height"),
+    "unit": (TEXT, "of the value"),
+    "name": (TEXT, "of the ceiling"),
     "origin": (TEXT, "how the value was measured"),
     "why": (TEXT, "why the library could not be measured"),
-    "batch": (COUNT, "rows of a layer's input"), "in": (COUNT, "features in"), "out": (COUNT, "features out"),
+    "batch": (COUNT, "rows of a layer's input"),
+    "in": (COUNT, "features in"),
+    "out": (COUNT, "features out"),
     "taken": (TRUTH, "whether the drop-in took the layer, or left it to torch"),
-    "tessera_us": (NUMBER, "microseconds of Tessera's product"), "torch_us": (NUMBER, "of torch's"), "c_library_us": (NUMBER, "of the C library by itself"),
+    "tessera_us": (NUMBER, "microseconds of Tessera's product"),
+    "torch_us": (NUMBER, "of torch's"),
+    "c_library_us": (NUMBER, "of the C library by itself"),
     "packed_us": (NUMBER, "of Tessera's with B packed beforehand"),
     "fp16_third_us": (NUMBER, "three times cuBLAS's fp16 product of the same size, sizes rounded up to multiples of 8"),
     "clock_mhz": (NUMBER, "clock of the GPU's SMs, while Tessera's fp32 ran where several libraries were measured"),
     "watts": (NUMBER, "power of the GPU, likewise"),
-    "drop_in_us": (NUMBER, "of the layer with the drop-in on"), "always_us": (NUMBER, "with it taking everything"),
-    "always_speedup": (NUMBER, "torch's time over that"), "of_c_library": (NUMBER, "the C library's time over tessera.matmul's"),
-    "gpu_ms_best": (NUMBER, "milliseconds of a product from and to host memory"), "copies_alone_ms": (NUMBER, "of its copies by themselves"),
-    "ratio_to_copies": (NUMBER, "the one over the other"), "cpu_ms_best": (NUMBER, "milliseconds of the CPU engine"),
-    "speedup_over_cpu": (NUMBER, "its time over the GPU's"), "nanoseconds_best": (NUMBER, "of one call"),
-    "operand": (TEXT, "a or b"), "rows": (COUNT, "of A, or columns of B, that are packed"),
-    "pack_us": (NUMBER, "microseconds of packing an operand by itself"), "copy_us": (NUMBER, "of copying a matrix of its size"),
+    "drop_in_us": (NUMBER, "of the layer with the drop-in on"),
+    "always_us": (NUMBER, "with it taking everything"),
+    "always_speedup": (NUMBER, "torch's time over that"),
+    "of_c_library": (NUMBER, "the C library's time over tessera.matmul's"),
+    "gpu_ms_best": (NUMBER, "milliseconds of a product from and to host memory"),
+    "copies_alone_ms": (NUMBER, "of its copies by themselves"),
+    "ratio_to_copies": (NUMBER, "the one over the other"),
+    "cpu_ms_best": (NUMBER, "milliseconds of the CPU engine"),
+    "speedup_over_cpu": (NUMBER, "its time over the GPU's"),
+    "nanoseconds_best": (NUMBER, "of one call"),
+    "operand": (TEXT, "a or b"),
+    "rows": (COUNT, "of A, or columns of B, that are packed"),
+    "pack_us": (NUMBER, "microseconds of packing an operand by itself"),
+    "copy_us": (NUMBER, "of copying a matrix of its size"),
     "of_copy": (NUMBER, "the latter over the former"),
-    "program": (TEXT, "the program that calls a BLAS"), "own_blas": (TEXT, "the BLAS it has by itself"),
-    "seconds_own": (NUMBER, "of a product with that"), "seconds_tessera": (NUMBER, "with Tessera's"),
-    "gpu": (TEXT, "the GPU"), "driver": (TEXT, "its driver"), "torch": (TEXT, "version"),
+    "program": (TEXT, "the program that calls a BLAS"),
+    "own_blas": (TEXT, "the BLAS it has by itself"),
+    "seconds_own": (NUMBER, "of a product with that"),
+    "seconds_tessera": (NUMBER, "with Tessera's"),
+    "gpu": (TEXT, "the GPU"),
+    "driver": (TEXT, "its driver"),
+    "torch": (TEXT, "version"),
     "machine": (TEXT, "the processor"),
-    "commit": (TEXT, "of Tessera"), "date": (TEXT, "of the measurement"),
+    "commit": (TEXT, "of Tessera"),
+    "date": (TEXT, "of the measurement"),
 }
 
 PRODUCT = ("m", "n", "k")
 KINDS = {
-    "product": (*PRODUCT, "problem", "layout", "data", "precision", "packed", "peer", "tessera_ms", "peer_ms", "speedup", "tflops", "error",
-                "peer_error", "gpu", "driver", "torch", "commit", "date"),
-    "packing": ("problem", "operand", "layout", "rows", "k", "precision", "pack_us", "copy_us", "of_copy", "gpu", "commit", "date"),
-    "sustained": (*PRODUCT, "layout", "data", "torch_us", "tessera_us", "packed_us", "fp16_third_us", "clock_mhz", "watts", "gpu", "driver", "torch",
-                  "commit", "date"),
+    "product": (
+        *PRODUCT,
+        "problem",
+        "layout",
+        "data",
+        "precision",
+        "packed",
+        "peer",
+        "tessera_ms",
+        "peer_ms",
+        "speedup",
+        "tflops",
+        "error",
+        "peer_error",
+        "gpu",
+        "driver",
+        "torch",
+        "commit",
+        "date",
+    ),
+    "packing": (
+        "problem",
+        "operand",
+        "layout",
+        "rows",
+        "k",
+        "precision",
+        "pack_us",
+        "copy_us",
+        "of_copy",
+        "gpu",
+        "commit",
+        "date",
+    ),
+    "sustained": (
+        *PRODUCT,
+        "layout",
+        "data",
+        "torch_us",
+        "tessera_us",
+        "packed_us",
+        "fp16_third_us",
+        "clock_mhz",
+        "watts",
+        "gpu",
+        "driver",
+        "torch",
+        "commit",
+        "date",
+    ),
     "host time": (*PRODUCT, "precision", "peer", "tessera_host_us", "peer_host_us", "gpu", "commit", "date"),
     "library": (*PRODUCT, "library", "layout", "gflops_best", "gflops_median", "samples", "commit", "date"),
     "accuracy": (*PRODUCT, "library", "data", "error", "worst_units", "commit", "date"),
@@ -84,10 +156,57 @@ KINDS = {
     "absent": ("library", "why"),
     "module": ("problem", "precision", "speedup", "error", "gpu", "commit", "date"),
     "host": (*PRODUCT, "precision", "tessera_us", "torch_us", "gpu", "torch", "commit", "date"),
-    "reference": (*PRODUCT, "problem", "layout", "tessera_us", "c_library_us", "torch_us", "of_c_library", "gpu", "torch", "commit", "date"),
-    "linear": ("batch", "in", "out", "taken", "torch_us", "drop_in_us", "always_us", "speedup", "always_speedup", "gpu", "torch", "commit", "date"),
-    "offload": ("n", "gpu_ms_best", "copies_alone_ms", "ratio_to_copies", "cpu_ms_best", "speedup_over_cpu", "samples", "machine", "commit", "date"),
-    "cblas_sgemm": ("library", "n", "layout", "threads", "nanoseconds_best", "gflops_best", "machine", "commit", "date"),
+    "reference": (
+        *PRODUCT,
+        "problem",
+        "layout",
+        "tessera_us",
+        "c_library_us",
+        "torch_us",
+        "of_c_library",
+        "gpu",
+        "torch",
+        "commit",
+        "date",
+    ),
+    "linear": (
+        "batch",
+        "in",
+        "out",
+        "taken",
+        "torch_us",
+        "drop_in_us",
+        "always_us",
+        "speedup",
+        "always_speedup",
+        "gpu",
+        "torch",
+        "commit",
+        "date",
+    ),
+    "offload": (
+        "n",
+        "gpu_ms_best",
+        "copies_alone_ms",
+        "ratio_to_copies",
+        "cpu_ms_best",
+        "speedup_over_cpu",
+        "samples",
+        "machine",
+        "commit",
+        "date",
+    ),
+    "cblas_sgemm": (
+        "library",
+        "n",
+        "layout",
+        "threads",
+        "nanoseconds_best",
+        "gflops_best",
+        "machine",
+        "commit",
+        "date",
+    ),
     "program": ("program", "n", "seconds_own", "seconds_tessera", "own_blas", "machine", "commit", "date"),
 }
 
@@ -136,9 +255,13 @@ def parse(text, name):
     try:
         records = json.loads(text)
     except json.JSONDecodeError as error:
-        if not text[error.pos:].strip() or not text.strip().endswith(("]", "}")):
-            raise BadResults(f"{name} ends in the middle (line {error.lineno}): it is not whole; measure again, or take it from git") from None
-        raise BadResults(f"{name} is not JSON (line {error.lineno}: {error.msg}): measure again, or take it from git") from None
+        if not text[error.pos :].strip() or not text.strip().endswith(("]", "}")):
+            raise BadResults(
+                f"{name} ends in the middle (line {error.lineno}): it is not whole; measure again, or take it from git"
+            ) from None
+        raise BadResults(
+            f"{name} is not JSON (line {error.lineno}: {error.msg}): measure again, or take it from git"
+        ) from None
     if not isinstance(records, list):
         raise BadResults(f"{name} is no list of records: it was written by something else than Tessera's benchmarks")
     if not records:
@@ -248,7 +371,14 @@ class Run:
                 records += made
                 progress.step(weight(job), line)
         except KeyboardInterrupt:
-            sys.exit("\ninterrupted" + (f": what was measured is kept in {self.journal}; the same command goes on from there" if self.journal else ""))
+            sys.exit(
+                "\ninterrupted"
+                + (
+                    f": what was measured is kept in {self.journal}; the same command goes on from there"
+                    if self.journal
+                    else ""
+                )
+            )
         return records
 
     def finish(self, records):

@@ -93,22 +93,29 @@ def microseconds(measured):
 def host(size, precision):
     a, b = make(size, size, size, "nn", "rand")
     few = {"calls": 50, "samples": 4}
-    rounds = [(host_microseconds(lambda: tessera.matmul(a, b, precision=precision), **few), host_microseconds(lambda: torch.matmul(a, b), **few))
-              for _ in range(25)]
+    rounds = [(host_microseconds(lambda: tessera.matmul(a, b, precision=precision),
+                                 **few), host_microseconds(lambda: torch.matmul(a, b), **few)) for _ in range(25)]
     ours, theirs = (statistics.median(column) for column in zip(*rounds))
     more = statistics.median(x - y for x, y in rounds)
-    record = {"what": "host", "m": size, "n": size, "k": size, "precision": precision, "tessera_us": round(ours, 2), "torch_us": round(theirs, 2),
-              "more_us": round(more, 2)}
-    return [record], f"host time {size}^3 {precision}: {ours:.2f} us, torch {theirs:.2f} us, {more:+.2f} us within a round"
+    record = {
+        "what": "host", "m": size, "n": size, "k": size, "precision": precision, "tessera_us": round(ours, 2),
+        "torch_us": round(theirs, 2), "more_us": round(more, 2)
+    }
+    return [record
+            ], f"host time {size}^3 {precision}: {ours:.2f} us, torch {theirs:.2f} us, {more:+.2f} us within a round"
 
 
 def reference(seconds, name, m, n, k, layout):
     a, b = make(m, n, k, layout, "rand")
     out = torch.empty(m, n, device="cuda")
     library = Tessera(context("fp32"), a, b, torch.empty(m, n, device="cuda"))
-    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)], seconds, calls=1, queued=True)
-    record = {"what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout, "tessera_us": microseconds(operator),
-              "c_library_us": microseconds(c), "torch_us": microseconds(peer), "of_c_library": ratio(c, operator), "speedup": ratio(peer, operator)}
+    operator, c, peer = interleaved([lambda: tessera.matmul(a, b), library, lambda: torch.matmul(a, b, out=out)],
+                                    seconds, calls=1, queued=True)
+    record = {
+        "what": "reference", "problem": name, "m": m, "n": n, "k": k, "layout": layout,
+        "tessera_us": microseconds(operator), "c_library_us": microseconds(c), "torch_us": microseconds(peer),
+        "of_c_library": ratio(c, operator), "speedup": ratio(peer, operator)
+    }
     return [record], ("{problem:16s} tessera.matmul {tessera_us:8.1f} us, C library {c_library_us:8.1f} us "
                       "({of_c_library:.3f}), torch {torch_us:8.1f} us "
                       "({speedup:.2f} x)".format(**record))
@@ -142,13 +149,17 @@ def measured_layer(seconds, batch, inner, outer):
         times = interleaved(functions, seconds, max(1, min(20, round(5e10 / (batch * inner * outer)))))
     tessera.disable()
     theirs, ours, always = times[0], times[1], times[1 if taken else 2]
-    record = {"what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": microseconds(theirs),
-              "drop_in_us": microseconds(ours), "always_us": microseconds(always), "speedup": ratio(theirs, ours), "always_speedup": ratio(theirs, always)}
+    record = {
+        "what": "linear", "batch": batch, "in": inner, "out": outer, "taken": taken, "torch_us": microseconds(theirs),
+        "drop_in_us": microseconds(ours), "always_us": microseconds(always), "speedup": ratio(
+            theirs, ours), "always_speedup": ratio(theirs, always)
+    }
     if not taken:
         record["torch_beside_itself"] = ratio(theirs, times[3])
-    return [record], ("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us "
-                      "({speedup:.2f} x, "
-                      "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record))
+    return [record
+            ], ("linear {batch:5d} x {in:5d} -> {out:5d}: torch {torch_us:10.1f} us, drop-in {drop_in_us:10.1f} us "
+                "({speedup:.2f} x, "
+                "taken: {taken}), always {always_us:10.1f} us ({always_speedup:.2f} x)".format(**record))
 
 
 def main():

@@ -52,7 +52,7 @@ def _torch_module(needs: str = "arguments must be numpy.ndarray: torch tensors n
     return _torch
 
 
-# ---- Products --------------------------------------------------------------------------------------------------------
+# ---- Products -------------------------------------------------------------------------------------------------------
 
 def matmul(a: "Union[Array, Packed]", b: "Union[Array, Packed]", *, precision: str = "fp32",
            out: "Optional[Array]" = None) -> "Array":
@@ -100,7 +100,7 @@ def pack(matrix: "Array") -> "Packed":
     return _module_for(matrix).pack(matrix)
 
 
-# ---- The drop-in for torch -------------------------------------------------------------------------------------------
+# ---- The drop-in for torch ------------------------------------------------------------------------------------------
 
 def enable(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> None:
     """From now on torch's float32 products (aten::mm, addmm, bmm, baddbmm, and so nn.Linear, attention, einsum and
@@ -136,7 +136,7 @@ def reset_stats() -> None:
     _torch_module("tessera.reset_stats needs").reset_stats()
 
 
-# ---- What is here ----------------------------------------------------------------------------------------------------
+# ---- What is here ---------------------------------------------------------------------------------------------------
 
 def info() -> str:
     """What this machine and build offer, as text."""

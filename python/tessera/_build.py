@@ -109,7 +109,7 @@ def operator_path() -> Path:
     return Path(cache) / f"torch-{torch.__version__}-{facts.hexdigest()[:16]}.so"
 
 
-# ---- What may be loaded ----------------------------------------------------------------------------------------------
+# ---- What may be loaded ---------------------------------------------------------------------------------------------
 
 def _fault(about: os.stat_result) -> str:
     """Why somebody else may have written it; empty where nobody may."""
@@ -162,7 +162,7 @@ def _make_folder(folder: Path) -> None:
                          "that only you can write to (mode 0700)")
 
 
-# ---- Compiling -------------------------------------------------------------------------------------------------------
+# ---- Compiling ------------------------------------------------------------------------------------------------------
 
 def _fail(command: list[str], output: str) -> None:
     last = "\n".join([line for line in output.splitlines() if "error" in line][:8] or output.splitlines()[-8:])

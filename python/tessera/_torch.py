@@ -16,7 +16,7 @@ _ops = torch.ops.tessera
 DEVICES = ("cpu", "cuda")
 
 
-# ---- Products --------------------------------------------------------------------------------------------------------
+# ---- Products -------------------------------------------------------------------------------------------------------
 
 class Packed:
     """A matrix with the panels made of it for each side, orientation and precision it has been used with; tessera.pack
@@ -124,7 +124,7 @@ def pack(matrix: torch.Tensor) -> Packed:
     return Packed(matrix)
 
 
-# ---- vmap ------------------------------------------------------------------------------------------------------------
+# ---- vmap -----------------------------------------------------------------------------------------------------------
 
 def _gemm_vmap(info, in_dims, input, a, b, *, beta=1, alpha=1, precision="fp32"):
     """The mapped dimension becomes one more leading dimension."""
@@ -148,7 +148,7 @@ if hasattr(torch.library, "register_vmap"):
     torch.library.register_vmap("tessera::gemm", _gemm_vmap)
 
 
-# ---- The drop-in -----------------------------------------------------------------------------------------------------
+# ---- The drop-in ----------------------------------------------------------------------------------------------------
 
 class ProductCount(NamedTuple):
     """How often a product was taken: `calls` times `batch` products of (m, k) by (k, n)."""

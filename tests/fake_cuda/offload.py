@@ -1,7 +1,6 @@
 """Products of matrices in host memory (src/offload), on the fake driver, whose streams do nothing until they are waited
 for: a copy or product that does not wait for what it needs gives a wrong result. test_cuda_host.py starts it."""
 
-import ctypes
 import threading
 from ctypes import byref, c_double
 
@@ -44,14 +43,15 @@ class Problem:
         self.a, self.b, self.c = [layouts.filled(layouts.LAYOUTS[name], x) for name, x in zip(layout, values)]
         self.inputs = self.a.copy(), self.b.copy()
         self.before = self.c.copy()
-        self.expected = (2 * self.a.astype(np.float64) @ self.b.astype(np.float64) + beta * self.before).astype(np.float32)
+        self.expected = (2 * self.a.astype(np.float64) @ self.b.astype(np.float64) + beta * self.before).astype(
+            np.float32)
 
     def run(self, context):
         """(status, share)."""
         share = c_double(-1)
         status = lib.tsr_gemm_host(context.handle, self.batch, 2.0, byref(binding.matrix(Operand, self.a)),
-                                   byref(binding.matrix(Operand, self.b)), self.beta, byref(binding.matrix(Result, self.c)),
-                                   byref(share))
+                                   byref(binding.matrix(Operand, self.b)), self.beta,
+                                   byref(binding.matrix(Result, self.c)), byref(share))
         return status, share.value
 
     def check(self):
@@ -64,10 +64,11 @@ class Problem:
         return np.array_equal(self.c, self.before)
 
 
-# Which limits on the GPU's memory cut the product into how many blocks and chunks follows from partition.c; together they
-# make each loop run once and several times.
-SHAPES = [(1, 1, 1, 0), (33, 65, 17, 0), (1500, 1600, 3, 0), (1600, 1500, 3, 0), (3, 5, 400000, 0), (200, 300, 500, 1 * MIB),
-          (300, 200, 500, 1 * MIB), (70, 90, 3000, 1 * MIB), (150, 160, 170, 300000), (10, 3000, 40, 300000)]
+# Which limits on the GPU's memory cut the product into how many blocks and chunks follows from partition.c; together
+# they make each loop run once and several times.
+SHAPES = [(1, 1, 1, 0), (33, 65, 17, 0), (1500, 1600, 3, 0), (1600, 1500, 3, 0), (3, 5, 400000, 0),
+          (200, 300, 500, 1 * MIB), (300, 200, 500, 1 * MIB), (70, 90, 3000, 1 * MIB), (150, 160, 170, 300000),
+          (10, 3000, 40, 300000)]
 
 
 @pytest.mark.parametrize("beta", [0.0, 3.0])
@@ -88,9 +89,11 @@ def test_splitting_kernels(m, n, k, limit, precision, kernel):
     assert context.stats().fallback_tiles == 0, "panels that were not packed are recomputed"
 
 
-@pytest.mark.parametrize("layout", [("row_major", "column_major", "column_major"), ("column_major", "column_major", "row_major"),
-                                    ("padded", "padded_columns", "padded"), ("padded_columns", "padded", "padded_columns"),
-                                    ("stepped", "backward", "stepped"), ("backward_rows", "stepped", "backward_columns")])
+@pytest.mark.parametrize("layout", [("row_major", "column_major", "column_major"),
+                                    ("column_major", "column_major", "row_major"),
+                                    ("padded", "padded_columns", "padded"),
+                                    ("padded_columns", "padded", "padded_columns"), ("stepped", "backward", "stepped"),
+                                    ("backward_rows", "stepped", "backward_columns")])
 def test_layouts(layout):
     problem = Problem(150, 160, 170, 1.0, layout=layout)
     assert problem.run(Context(CUDA, IEEE, max_workspace=MIB)) == (0, 1)
@@ -176,15 +179,17 @@ def test_too_little_memory_for_anything():
     assert "4096 bytes on the GPU are too few" in lib.tsr_last_error().decode()
 
 
-CALLS = ["cuMemAlloc", "cuMemHostAlloc", "cuEventCreate", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuLaunchKernelEx", "cuEventRecord",
-         "cuEventQuery"]
+CALLS = [
+    "cuMemAlloc", "cuMemHostAlloc", "cuEventCreate", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuLaunchKernelEx",
+    "cuEventRecord", "cuEventQuery"
+]
 
 
 @pytest.mark.parametrize("for_good", [0, 1])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_gpu_that_fails(call, for_good):
-    """At whichever of these calls it fails, once or from then on: the result is right, or nothing has been written and the
-    caller is told. Both must come up, or the test tests nothing."""
+    """At whichever of these calls it fails, once or from then on: the result is right, or nothing has been written and
+    the caller is told. Both must come up, or the test tests nothing."""
     outcomes, early = set(), call in ("cuMemAlloc", "cuMemHostAlloc", "cuEventCreate")  # before the first product alone
     context = None
     for calls_before in (0, 1, 2, 3, 5, 8, 13, 21, 34):

@@ -56,8 +56,8 @@ class Problem:
         self.result_c = binding.matrix(Result, self.c, addresses[2])
 
     def run(self, context, launch=None):
-        return lib.tsr_gemm_batch(context.handle, self.batch or 1, 1.0, byref(self.operand_a), byref(self.operand_b), 0.0,
-                                  byref(self.result_c), launch and byref(launch))
+        return lib.tsr_gemm_batch(context.handle, self.batch or 1, 1.0, byref(self.operand_a), byref(self.operand_b),
+                                  0.0, byref(self.result_c), launch and byref(launch))
 
     def got(self):
         return self.buffers[2].get().reshape(self.c.shape)
@@ -144,9 +144,10 @@ def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
     assert (stats.products, stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 1, 0, 0)
 
 
-@pytest.mark.parametrize("m, n, k, batch, options", [
-    (300, 260, 256, 1, {}), (130, 70, 4096, 1, {}), (300, 260, 256, 3, {}), (600, 260, 256, 1, {"max_workspace": 700000})],
-    ids=["whole", "slices", "batch", "parts"])
+@pytest.mark.parametrize("m, n, k, batch, options", [(300, 260, 256, 1, {}), (130, 70, 4096, 1, {}),
+                                                     (300, 260, 256, 3, {}),
+                                                     (600, 260, 256, 1, {"max_workspace": 700000})],
+                         ids=["whole", "slices", "batch", "parts"])
 def test_blocks_in_doubt_are_recomputed_alone(m, n, k, batch, options):
     """Columns of B that meet nothing but elements far below their rows' largest; C is its own addend, so that what is
     written twice, or not at all, shows."""
@@ -158,7 +159,8 @@ def test_blocks_in_doubt_are_recomputed_alone(m, n, k, batch, options):
     context = engine.new_context(**options)
     engine.multiply(*((a, b, c) if batch > 1 else (a[0], b[0], c[0])), 1.0, 1.0, context=context)
     exact = a.astype(np.float64) @ b + before
-    bound = 4 * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(before))  # the driver's sums are in float64
+    # The driver's sums are in float64.
+    bound = 4 * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(before))
     assert (np.abs(c - exact) <= bound).all()
     assert ("split_reduce" in names()) == (k > 1000)
     stats = context.stats()
@@ -295,7 +297,8 @@ def test_every_kernel_forced(kernel, shape):
     problem = Problem(*shape)
     status = problem.run(Context(CUDA, TF32, kernel))
     m, n, k = shape
-    if "thin" in kernel and (min(m, n) > 8 or (kernel == "ieee_thin_m" and m >= n and k > 1)) or "short" in kernel and k > 64:
+    if "thin" in kernel and (min(m, n) > 8 or
+                             (kernel == "ieee_thin_m" and m >= n and k > 1)) or "short" in kernel and k > 64:
         refused(status, binding.INVALID_ARGUMENT, kernel)
     else:
         assert status == 0 and kernel in names()
@@ -327,7 +330,8 @@ def test_without_a_current_context_the_primary_one_is_taken(problem):
 def test_device_index():
     handle = c_void_p()
     options = binding.Options(CUDA, 2, FP32, 0, 0, None)
-    refused(lib.tsr_context_create(byref(handle), byref(options)), binding.NO_DEVICE, "options.device_index is 2", "2 GPUs")
+    refused(lib.tsr_context_create(byref(handle), byref(options)), binding.NO_DEVICE, "options.device_index is 2",
+            "2 GPUs")
     before = fake.fake_primary_retained(1)
     context = Context(CUDA, device_index=1)
     assert fake.fake_primary_retained(1) == before + 1
@@ -498,7 +502,8 @@ def test_host_memory_is_refused_by_pack_and_as_workspace(problem):
     assert handle.value is None
     problem.operand_a.data = kept
     aligned = (host.ctypes.data + 255) // 256 * 256
-    refused(problem.run(context, Launch(None, aligned, 12 << 20)), binding.INVALID_ARGUMENT, "launch.workspace is host memory")
+    refused(problem.run(context, Launch(None, aligned, 12 << 20)), binding.INVALID_ARGUMENT,
+            "launch.workspace is host memory")
 
 
 def test_managed_and_pinned_memory():
@@ -579,7 +584,8 @@ def test_trim(problem):
 def test_a_launch_that_fails(problem, kernel, first):
     context = Context(CUDA, FP32, kernel)
     fake.fake_break(b"cuLaunchKernelEx", 701)
-    refused(problem.run(context), binding.DEVICE_ERROR, f"launching {first}", "error of the fake driver", "CUDA_ERROR_701")
+    refused(problem.run(context), binding.DEVICE_ERROR, f"launching {first}", "error of the fake driver",
+            "CUDA_ERROR_701")
     assert problem.run(context) == 0
     problem.check()
 

@@ -1,5 +1,6 @@
-"""The benchmarks of bench/gpu and bench/pytorch without a GPU: bench_without_gpu.py PROGRAM [its arguments]. Tensors lie in host memory, Tessera's CPU engine multiplies them,
-and torch.cuda's streams, events and graphs are stand-ins, so that everything but the times is real. Problems are a thirty-second of their size."""
+"""The benchmarks of bench/gpu and bench/pytorch without a GPU: bench_without_gpu.py PROGRAM [its arguments]. Tensors
+lie in host memory, Tessera's CPU engine multiplies them, and torch.cuda's streams, events and graphs are stand-ins, so
+that everything but the times is real. Problems are a thirty-second of their size."""
 
 import contextlib
 import functools
@@ -83,10 +84,12 @@ sustained.LARGE, sustained.WARM_UP_SECONDS = ("64 cubed", 64, 64, 64, "nn"), 0.0
 package = types.ModuleType("package")  # bench/pytorch has a compare.py, too
 package.__file__ = str(BENCH / "pytorch/compare.py")
 exec(pathlib.Path(package.__file__).read_text(), package.__dict__)
-package.DEVICE, package.HOST_SIZES, package.BATCHES, package.FEATURES, package.ODD_SIZES = "cpu", (16,), (1, 64), (64,), 0
+package.DEVICE, package.HOST_SIZES, package.BATCHES, package.FEATURES, package.ODD_SIZES = "cpu", (16, ), (1, 64), (
+    64, ), 0
 
 sys.argv = sys.argv[1:]
 if sys.argv[0] == "sustained":  # a GPU that tells its clock and power
-    gpu = types.SimpleNamespace(state=lambda: {"clock_mhz": 1500, "power_w": 700}, description=machine.Gpu().description)
+    gpu = types.SimpleNamespace(state=lambda: {"clock_mhz": 1500, "power_w": 700},
+                                description=machine.Gpu().description)
     machine.first_gpu = lambda: gpu
 {"compare": compare, "survey": survey, "sustained": sustained, "package": package}[sys.argv[0]].main()

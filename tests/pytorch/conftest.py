@@ -8,7 +8,10 @@ import torch
 import tessera
 
 NO_GPU = "no GPU that torch can see"
-DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=[] if torch.cuda.is_available() else pytest.mark.skip(reason=NO_GPU))]
+DEVICES = [
+    pytest.param("cpu"),
+    pytest.param("cuda", marks=[] if torch.cuda.is_available() else pytest.mark.skip(reason=NO_GPU))
+]
 
 
 @pytest.fixture(params=DEVICES)

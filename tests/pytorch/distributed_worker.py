@@ -1,4 +1,5 @@
-"""One process of test_distributed.py, started by torchrun: sharded products with the drop-in on, against unsharded ones.
+"""One process of test_distributed.py, started by torchrun: sharded products with the drop-in on, against unsharded
+ones.
 
 Data is integer-valued, so the order of sums across processes does not matter: results are asked to be equal.
 """

@@ -1,4 +1,5 @@
-"""Tensors for tests: integer-valued, so that every sum is exact and results can be asked to be equal; and any layout."""
+"""Tensors for tests: integer-valued, so that every sum is exact and results can be asked to be equal; and any
+layout."""
 
 import os
 
@@ -18,8 +19,8 @@ def since(major, minor):
 
 def examples(count):
     """So many drawn examples, the same every time; TESSERA_EXAMPLES is for those who have less time."""
-    return settings(max_examples=int(os.environ.get("TESSERA_EXAMPLES", count)), deadline=None, database=None, derandomize=True,
-                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+    return settings(max_examples=int(os.environ.get("TESSERA_EXAMPLES", count)), deadline=None, database=None,
+                    derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def integers(*shape, device="cpu", requires_grad=False):
@@ -28,8 +29,8 @@ def integers(*shape, device="cpu", requires_grad=False):
 
 
 def strided(shape, order, steps, expanded=(), device="cpu"):
-    """An integer-valued tensor of this shape: dimensions lie in memory in this order, outermost first, each taken with its
-    step, and those in `expanded` have stride 0."""
+    """An integer-valued tensor of this shape: dimensions lie in memory in this order, outermost first, each taken with
+    its step, and those in `expanded` have stride 0."""
     stored = [1 if d in expanded else shape[d] * steps[d] for d in order]
     base = integers(*stored, device=device)
     inverse = [order.index(d) for d in range(len(shape))]

@@ -6,7 +6,8 @@ import torch
 import tessera
 from tensors import Calls, assert_within_bound, integers, since
 
-EXACT = {"eps": 1.0, "atol": 0.0, "rtol": 0.0}  # a product is linear in each argument: differences of integers are exact
+# A product is linear in each argument: differences of integers are exact.
+EXACT = {"eps": 1.0, "atol": 0.0, "rtol": 0.0}
 
 FUNCTIONS = {
     "matmul": (lambda a, b: tessera.matmul(a, b), (3, 4), (4, 2)),
@@ -99,7 +100,9 @@ def test_gradient_of_a_shared_weight_is_one_product(device, mirrored):
     product = tessera.matmul(w, x.transpose(1, 2)).transpose(1, 2) if mirrored else tessera.matmul(x, w)
     with Calls() as calls:
         product.backward(g)
-    assert torch.equal(w.grad, torch.einsum("bso,bsi->oi" if mirrored else "bsi,bso->io", x if not mirrored else g, g if not mirrored else x))
+    assert torch.equal(
+        w.grad,
+        torch.einsum("bso,bsi->oi" if mirrored else "bsi,bso->io", x if not mirrored else g, g if not mirrored else x))
     (_, left, right), = calls.arguments
     assert left.dim() == right.dim() == 2
 

@@ -167,7 +167,8 @@ def test_too_little_memory_for_workspace_leaves_it_to_torch():
     expected = a @ b
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (100 << 20)) / total)  # the result fits, workspace does not
+    # The result fits, workspace does not.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (100 << 20)) / total)
     try:
         with tessera.enabled():
             product = a @ b
@@ -180,7 +181,8 @@ def test_too_little_memory_for_workspace_leaves_it_to_torch():
 def test_enable_does_not_start_cuda():
     """A process of a distributed program chooses its GPU after it has imported torch and tessera."""
     program = "import torch, tessera; tessera.enable(); print(torch.cuda.is_initialized())"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split() == ["False"]
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          check=True).stdout.split() == ["False"]
 
 
 def test_first_product_of_all_in_a_capture():

@@ -12,13 +12,17 @@ from tensors import since
 HERE = Path(__file__).parent
 
 
-# torch 2.13 with gloo says this when processes exit, tessera imported or not: in one of sixteen runs of four processes, on a busy machine in one of three.
+# torch 2.13 with gloo says this when processes exit, tessera imported or not: in one of sixteen runs of four processes,
+# on a busy machine in one of three.
 ABORTED_AT_EXIT = "terminate called without an active exception"
 
 
 def torchrun(processes, program, *arguments):
     """The output of so many processes; the standalone rendezvous takes a free port."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", str(program), *arguments]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}",
+        str(program), *arguments
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for _ in range(6):
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=HERE)

@@ -100,8 +100,9 @@ def overlapping(rows, b):
 def test_odd_calls_do_as_in_torch(device, name):
     a, b, c = integers(20, 30, device=device), integers(30, 30, device=device), integers(60, 30, device=device)
     call = {
-        "shapes": lambda: torch.mm(a, a), "dimensions": lambda: torch.bmm(a, b), "types": lambda: torch.mm(a, b.double()),
-        "devices": lambda: torch.mm(a, integers(30, 30)) if device == "cuda" else torch.bmm(a[None], b[None].to("meta")).shape,
+        "shapes": lambda: torch.mm(a, a), "dimensions": lambda: torch.bmm(a, b),
+        "types": lambda: torch.mm(a, b.double()), "devices": lambda: torch.mm(a, integers(30, 30))
+        if device == "cuda" else torch.bmm(a[None], b[None].to("meta")).shape,
         "overlapping out": lambda: overlapping(c.clone(), b),
     }[name]
     expected = outcome(call)
@@ -133,8 +134,9 @@ def test_products_that_torch_runs_faster_are_left_to_it(device):
     assert taken() == 0 and tessera.stats().passed["torch is faster"] == 1
 
 
-@pytest.mark.parametrize("m, n, k, gains", [(16, 64, 64, True), (64, 1024, 4096, True), (4, 1000, 1000, True), (1, 4096, 4096, False), (9, 4096, 4096, False),
-                                            (4096, 4096, 64, False), (1024, 1024, 256, False)])
+@pytest.mark.parametrize("m, n, k, gains", [(16, 64, 64, True), (64, 1024, 4096, True), (4, 1000, 1000, True),
+                                            (1, 4096, 4096, False), (9, 4096, 4096, False), (4096, 4096, 64, False),
+                                            (1024, 1024, 256, False)])
 def test_small_products_on_hopper(m, n, k, gains):
     """There the ieee kernels are faster than torch's; products that would be split have to be large."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
@@ -259,7 +261,8 @@ def test_training_with_and_without(device):
 def test_second_order_through_the_drop_in(device):
     a, b = integers(3, 4, device=device, requires_grad=True), integers(4, 2, device=device, requires_grad=True)
     with everything(device):
-        assert torch.autograd.gradgradcheck(torch.mm, (a, b), [integers(3, 2, device=device, requires_grad=True)], eps=1.0, atol=0, rtol=0)
+        assert torch.autograd.gradgradcheck(torch.mm, (a, b), [integers(3, 2, device=device, requires_grad=True)],
+                                            eps=1.0, atol=0, rtol=0)
     assert taken() > 0
 
 
@@ -293,16 +296,18 @@ def test_switching_under_threads(device):
     assert not wrong and taken() > 0
 
 
-@pytest.mark.parametrize("variables, expected", [
-    ({"TESSERA_ENABLE": "1"}, "1"), ({"TESSERA_ENABLE": "yes", "TESSERA_DEVICES": "cpu, cuda"}, "1"), ({"TESSERA_ENABLE": "0"}, "0"),
-    ({"TESSERA_ENABLE": "False"}, "0"), ({"TESSERA_ENABLE": "1", "TESSERA_PRECISION": "half"}, "0")], ids=str)
+@pytest.mark.parametrize("variables, expected", [({"TESSERA_ENABLE": "1"}, "1"),
+                                                 ({"TESSERA_ENABLE": "yes", "TESSERA_DEVICES": "cpu, cuda"}, "1"),
+                                                 ({"TESSERA_ENABLE": "0"}, "0"), ({"TESSERA_ENABLE": "False"}, "0"),
+                                                 ({"TESSERA_ENABLE": "1", "TESSERA_PRECISION": "half"}, "0")], ids=str)
 def test_environment_variable(variables, expected):
     """TESSERA_ENABLE=1 does what enable() does, once tessera is imported; what it cannot do is a warning."""
     program = "import torch, tessera; torch.ones(64, 64) @ torch.ones(64, 64); print(tessera.stats().taken)"
     ran = subprocess.run([sys.executable, "-c", program], env={**os.environ, "TESSERA_DEVICES": "cpu", **variables},
                          capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [expected]
-    assert ("RuntimeWarning: TESSERA_ENABLE is set, but tessera cannot be enabled: precision" in ran.stderr) == ("TESSERA_PRECISION" in variables)
+    assert ("RuntimeWarning: TESSERA_ENABLE is set, but tessera cannot be enabled: precision"
+            in ran.stderr) == ("TESSERA_PRECISION" in variables)
 
 
 @since(2, 0)

@@ -10,10 +10,15 @@ from tensors import integers
 A, B = (4, 5), (5, 6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool, torch.complex64],
+    ids=str)
 @pytest.mark.parametrize("name", ["a", "b", "input", "out"])
 def test_dtypes(device, name, dtype):
-    tensors = {"a": torch.ones(A, device=device), "b": torch.ones(B, device=device), "input": torch.ones(6, device=device), "out": None}
+    tensors = {
+        "a": torch.ones(A, device=device), "b": torch.ones(B, device=device), "input": torch.ones(6, device=device),
+        "out": None
+    }
     tensors[name] = torch.ones((4, 6), device=device, dtype=dtype) if name == "out" else tensors[name].to(dtype)
     with pytest.raises(NotImplementedError, match=rf"float32 tensors, but {name} has dtype"):
         tessera.addmm(tensors["input"], tensors["a"], tensors["b"], out=tensors["out"])
@@ -39,10 +44,12 @@ def test_quantized():
 
 
 def test_devices(device):
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device, but a is on .* and b is on meta"):
+    with pytest.raises(RuntimeError,
+                       match="Expected all tensors to be on the same device, but a is on .* and b is on meta"):
         tessera.matmul(torch.ones(A, device=device), torch.ones(B, device="meta"))
     if device == "cuda":
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device, but a is on cuda:0 and b is on cpu"):
+        with pytest.raises(RuntimeError,
+                           match="Expected all tensors to be on the same device, but a is on cuda:0 and b is on cpu"):
             tessera.matmul(torch.ones(A, device=device), torch.ones(B))
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             tessera.linear(torch.ones(A), torch.ones(6, 5), torch.ones(6, device=device))
@@ -101,7 +108,10 @@ def test_precision(device):
 
 def test_names_of_linear(device):
     x, weight, bias = torch.ones(A, device=device), torch.ones(6, 5, device=device), torch.ones(6, device=device)
-    for name, tensors in {"input": (x.double(), weight, bias), "weight": (x, weight.double(), bias), "bias": (x, weight, bias.double())}.items():
+    for name, tensors in {
+            "input": (x.double(), weight, bias), "weight": (x, weight.double(), bias),
+            "bias": (x, weight, bias.double())
+    }.items():
         with pytest.raises(NotImplementedError, match=f"float32 tensors, but {name} has dtype Double"):
             tessera.linear(*tensors)
 

@@ -63,7 +63,8 @@ def test_any_addend(device, data, beta, alpha):
     addend = data.draw(layouts(shape))(device)
     assert torch.equal(tessera.baddbmm(addend, a, b, beta=beta, alpha=alpha), beta * addend + alpha * (a @ b))
     if len(shape) < 3:
-        assert torch.equal(tessera.addmm(addend, a[0], b[0], beta=beta, alpha=alpha), beta * addend + alpha * (a[0] @ b[0]))
+        assert torch.equal(tessera.addmm(addend, a[0], b[0], beta=beta, alpha=alpha),
+                           beta * addend + alpha * (a[0] @ b[0]))
     if len(shape) == 1:
         assert torch.equal(tessera.linear(a, b[0].t(), addend), a @ b[0] + addend)
 

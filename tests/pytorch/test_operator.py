@@ -11,22 +11,29 @@ import tessera
 from tensors import RELEASE, Calls, integers, since
 
 CALLS = {
-    "gemm": lambda d: (torch.ops.tessera.gemm.default, (integers(6, device=d), integers(4, 5, device=d), integers(5, 6, device=d)),
-                       {"beta": 2, "alpha": 3.0}),
-    "gemm, no input": lambda d: (torch.ops.tessera.gemm.default, (None, integers(2, 4, 5, device=d), integers(2, 5, 6, device=d)), {}),
-    "gemm, out": lambda d: (torch.ops.tessera.gemm.out, (None, integers(4, 5, device=d), integers(5, 6, device=d)),
-                            {"out": torch.empty(4, 6, device=d)}),
-    "gemm, gradients": lambda d: (torch.ops.tessera.gemm.default,
-                                  (integers(6, device=d, requires_grad=True), integers(4, 5, device=d, requires_grad=True),
-                                   integers(6, 5, device=d).t().requires_grad_()), {"precision": "ieee"}),
-    "matmul": lambda d: (torch.ops.tessera.matmul.default, (integers(2, 1, 4, 5, device=d, requires_grad=True), integers(3, 5, 6, device=d)), {}),
-    "matmul, folded": lambda d: (torch.ops.tessera.matmul.default, (integers(2, 4, 5, device=d), integers(5, 6, device=d, requires_grad=True)), {}),
-    "bmm": lambda d: (torch.ops.tessera.bmm.default, (integers(2, 4, 5, device=d), integers(2, 5, 6, device=d)), {}),
-    "addmm": lambda d: (torch.ops.tessera.addmm.default, (integers(4, 6, device=d), integers(4, 5, device=d), integers(5, 6, device=d)), {"beta": 3}),
-    "baddbmm": lambda d: (torch.ops.tessera.baddbmm.default,
-                          (integers(2, 4, 6, device=d), integers(2, 4, 5, device=d), integers(2, 5, 6, device=d)), {}),
-    "linear": lambda d: (torch.ops.tessera.linear.default,
-                         (integers(2, 4, 5, device=d), integers(6, 5, device=d, requires_grad=True), integers(6, device=d)), {}),
+    "gemm": lambda d:
+    (torch.ops.tessera.gemm.default,
+     (integers(6, device=d), integers(4, 5, device=d), integers(5, 6, device=d)), {"beta": 2, "alpha": 3.0}),
+    "gemm, no input": lambda d: (torch.ops.tessera.gemm.default,
+                                 (None, integers(2, 4, 5, device=d), integers(2, 5, 6, device=d)), {}),
+    "gemm, out": lambda d:
+    (torch.ops.tessera.gemm.out,
+     (None, integers(4, 5, device=d), integers(5, 6, device=d)), {"out": torch.empty(4, 6, device=d)}),
+    "gemm, gradients": lambda d:
+    (torch.ops.tessera.gemm.default,
+     (integers(6, device=d, requires_grad=True), integers(4, 5, device=d, requires_grad=True), integers(6, 5, device=d).
+      t().requires_grad_()), {"precision": "ieee"}), "matmul": lambda d:
+    (torch.ops.tessera.matmul.default,
+     (integers(2, 1, 4, 5, device=d, requires_grad=True), integers(3, 5, 6, device=d)), {}), "matmul, folded": lambda d:
+    (torch.ops.tessera.matmul.default, (integers(2, 4, 5, device=d), integers(5, 6, device=d, requires_grad=True)), {}),
+    "bmm": lambda d: (torch.ops.tessera.bmm.default,
+                      (integers(2, 4, 5, device=d), integers(2, 5, 6, device=d)), {}), "addmm": lambda d:
+    (torch.ops.tessera.addmm.default,
+     (integers(4, 6, device=d), integers(4, 5, device=d), integers(5, 6, device=d)), {"beta": 3}), "baddbmm": lambda d:
+    (torch.ops.tessera.baddbmm.default,
+     (integers(2, 4, 6, device=d), integers(2, 4, 5, device=d), integers(2, 5, 6, device=d)), {}), "linear": lambda d:
+    (torch.ops.tessera.linear.default,
+     (integers(2, 4, 5, device=d), integers(6, 5, device=d, requires_grad=True), integers(6, device=d)), {}),
 }
 
 
@@ -38,7 +45,8 @@ def test_opcheck(device, name):
     assert set(results.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("shapes", [((4, 5), (5, 6)), ((2, 4, 5), (5, 6)), ((5,), (5,)), ((3, 1, 4, 5), (2, 5, 6)), ((0, 5), (5, 6))])
+@pytest.mark.parametrize("shapes", [((4, 5), (5, 6)), ((2, 4, 5), (5, 6)), ((5, ), (5, )), ((3, 1, 4, 5), (2, 5, 6)),
+                                    ((0, 5), (5, 6))])
 def test_meta(shapes):
     a, b = (torch.empty(shape, device="meta") for shape in shapes)
     product = tessera.matmul(a, b)
@@ -132,7 +140,8 @@ def test_compile_with_out(device):
         return result + 1
 
     a, b, out = integers(20, 30, device=device), integers(30, 40, device=device), torch.empty(20, 40, device=device)
-    assert torch.equal(torch.compile(function, fullgraph=True)(a, b, out), 2 * (a @ b) + 1) and torch.equal(out, 2 * (a @ b))
+    assert torch.equal(torch.compile(function, fullgraph=True)(a, b, out), 2 *
+                       (a @ b) + 1) and torch.equal(out, 2 * (a @ b))
 
 
 @needs_compile
@@ -144,7 +153,8 @@ def test_compile_goes_around_packed_matrices(device):
     assert torch.equal(compiled(x), 3 * (x @ weight.t()))
 
 
-needs_vmap = pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="this torch has no torch.library.register_vmap")
+needs_vmap = pytest.mark.skipif(not hasattr(torch.library, "register_vmap"),
+                                reason="this torch has no torch.library.register_vmap")
 
 MAPPED = {
     "both": (lambda a, b: tessera.matmul(a, b), (0, 0), (3, 4, 5), (3, 5, 6)),
@@ -182,7 +192,8 @@ def test_gradients_of_each_sample(device):
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_computes_in_float32(device, half):
-    """Under autocast what arrives in half precision is converted to float32, gradients flow back through the conversion."""
+    """Under autocast what arrives in half precision is converted to float32, gradients flow back through the
+    conversion."""
     if device == "cpu" and half == torch.float16 and RELEASE < (2, 4):
         pytest.skip("this torch has no float16 autocast on the CPU")
     a, b = integers(20, 30, device=device).to(half).requires_grad_(), integers(30, 40, device=device)
@@ -236,7 +247,8 @@ def test_autocast_of_packed(device):
 
 
 def test_out_counts_as_a_write(device):
-    """A tensor written through out= cannot then be used for a gradient that needs its old values, in inference mode or not."""
+    """A tensor written through out= cannot then be used for a gradient that needs its old values, in inference mode or
+    not."""
     a, b, out = integers(4, 4, device=device), integers(4, 4, device=device), integers(4, 4, device=device)
     for mode in (torch.no_grad, torch.inference_mode):
         version = out._version

@@ -26,8 +26,8 @@ def installed(tmp_path_factory):
     """An environment in which the wheel, and nothing of the source tree, is importable."""
     pytest.importorskip("scikit_build_core")
     folder = tmp_path_factory.mktemp("package")
-    run(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", folder, ROOT, "-C", f"build-dir={folder / 'build'}",
-        "-C", "cmake.define.TESSERA_CUDA=OFF")
+    run(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", folder, ROOT, "-C",
+        f"build-dir={folder / 'build'}", "-C", "cmake.define.TESSERA_CUDA=OFF")
     wheel, = folder.glob("tessera-*-py3-none-*.whl")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
@@ -40,17 +40,20 @@ def installed(tmp_path_factory):
 def test_wheel(installed):
     folder, environment = installed
     output = run(sys.executable, "-m", "tessera", "info", env=environment, cwd=folder)
-    assert f"library: {folder / 'site/tessera/lib/libtessera.so'}" in output and f"tessera: {tessera.__version__}" in output
+    assert f"library: {folder / 'site/tessera/lib/libtessera.so'}" in output
+    assert f"tessera: {tessera.__version__}" in output
     program = "import numpy as np, tessera; print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())"
     assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["24.0"]
 
 
 def test_numpy_needs_no_torch(installed):
     folder, environment = installed
-    program = ("import sys; sys.modules['torch'] = None\nimport numpy as np, tessera\n"
-               "print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum(), 'torch: not installed' in tessera.info())\n"
-               "for call in (lambda: tessera.matmul(1, 2), tessera.enable, tessera.stats):\n"
-               "    try: call()\n    except TypeError as error: print(error)")
+    program = (
+        "import sys; sys.modules['torch'] = None\nimport numpy as np, tessera\n"
+        "print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum(), "
+        "'torch: not installed' in tessera.info())\n"
+        "for call in (lambda: tessera.matmul(1, 2), tessera.enable, tessera.stats):\n"
+        "    try: call()\n    except TypeError as error: print(error)")
     output = run(sys.executable, "-c", program, env=environment, cwd=folder)
     assert output.startswith("24.0 True\n")
     for words in ("torch tensors need PyTorch", "tessera.enable needs PyTorch", "tessera.stats needs PyTorch"):
@@ -60,7 +63,8 @@ def test_numpy_needs_no_torch(installed):
 @pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.5 is the first to call packages when it is imported")
 def test_environment_variable_reaches_programs_that_do_not_know(installed):
     folder, environment = installed
-    program = "import sys, torch; torch.ones(64, 64) @ torch.ones(64, 64); t = sys.modules.get('tessera'); print(t and t.stats().taken)"
+    program = ("import sys, torch; torch.ones(64, 64) @ torch.ones(64, 64)\n"
+               "t = sys.modules.get('tessera'); print(t and t.stats().taken)")
     assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["None"]
     environment = {**environment, "TESSERA_ENABLE": "1", "TESSERA_DEVICES": "cpu"}
     assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["1"]
@@ -72,8 +76,9 @@ def test_environment_variable_without_a_compiler(installed):
     folder, environment = installed
     environment = {**environment, "TESSERA_ENABLE": "1", "TESSERA_CACHE": str(folder / "empty"), "PATH": str(folder)}
     environment.pop("CXX", None)
-    ran = subprocess.run([sys.executable, "-c", "import torch; print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item())"], env=environment,
-                         cwd=folder, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", "import torch; print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item())"],
+        env=environment, cwd=folder, capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stdout.split() == ["8.0"], ran.stderr
     assert "RuntimeWarning: TESSERA_ENABLE is set, but tessera cannot be enabled" in ran.stderr
 
@@ -94,26 +99,31 @@ def test_first_product_does_not_import_the_compiler():
 
 
 def test_missing_library():
-    ran = subprocess.run([sys.executable, "-c", "import tessera"], env={**os.environ, "TESSERA_LIBRARY": "/nowhere/libtessera.so"},
-                         capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", "import tessera"],
+                         env={**os.environ, "TESSERA_LIBRARY": "/nowhere/libtessera.so"}, capture_output=True,
+                         text=True)
     assert ran.returncode and "cannot find its library: looked for /nowhere/libtessera.so" in ran.stderr
 
 
 def test_missing_compiler(tmp_path):
     """Without a compiler NumPy works, and torch tensors get an error that says what to install."""
-    program = ("import numpy as np, tessera, torch\nprint(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())\n"
-               "tessera.matmul(torch.ones(2, 2), torch.ones(2, 2))")
+    program = (
+        "import numpy as np, tessera, torch\n"
+        "print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())\n"
+        "tessera.matmul(torch.ones(2, 2), torch.ones(2, 2))")
     environment = {**os.environ, "PATH": str(tmp_path), "TESSERA_CACHE": str(tmp_path / "cache")}
     environment.pop("CXX", None)
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert ran.stdout.split() == ["24.0"] and "found no C++ compiler: install one" in ran.stderr
-    ran = subprocess.run([sys.executable, "-c", program], env={**environment, "CXX": "/bin/false"}, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", program], env={**environment, "CXX": "/bin/false"}, capture_output=True,
+                         text=True)
     assert "could not compile its operator for torch" in ran.stderr
 
 
 def test_types():
     pytest.importorskip("mypy")
-    run(sys.executable, "-m", "mypy", "--follow-imports=skip", "--ignore-missing-imports", "--no-incremental", "--cache-dir", os.devnull, ROOT / "python/tessera")
+    run(sys.executable, "-m", "mypy", "--follow-imports=skip", "--ignore-missing-imports", "--no-incremental",
+        "--cache-dir", os.devnull, ROOT / "python/tessera")
 
 
 def test_train_gpt2_example(tmp_path):

@@ -31,11 +31,13 @@ def normal(rng, m, n, k):
 
 
 def exponents_20(rng, m, n, k):
-    return (signed(rng, m, k) * powers_of_two(rng, -20, 20, m, k), signed(rng, k, n) * powers_of_two(rng, -20, 20, k, n))
+    return (signed(rng, m, k) * powers_of_two(rng, -20, 20, m, k),
+            signed(rng, k, n) * powers_of_two(rng, -20, 20, k, n))
 
 
 def exponents_60(rng, m, n, k):
-    return (signed(rng, m, k) * powers_of_two(rng, -60, 60, m, k), signed(rng, k, n) * powers_of_two(rng, -60, 60, k, n))
+    return (signed(rng, m, k) * powers_of_two(rng, -60, 60, m, k),
+            signed(rng, k, n) * powers_of_two(rng, -60, 60, k, n))
 
 
 def balanced_grading(rng, m, n, k):
@@ -78,7 +80,8 @@ def assert_exact(c, a, b, alpha=1, beta=0, c_before=None):
     if not np.array_equal(c, expected):
         wrong = np.argwhere(~(c == expected))
         at = tuple(wrong[0])
-        raise AssertionError(f"{len(wrong)} of {c.size} elements are wrong; the first, {at}, is {c[at]}, not {expected[at]}")
+        raise AssertionError(
+            f"{len(wrong)} of {c.size} elements are wrong; the first, {at}, is {c[at]}, not {expected[at]}")
 
 
 def assert_componentwise(c, a, b, alpha=1, beta=0, c_before=None, underflow=False):
@@ -88,7 +91,8 @@ def assert_componentwise(c, a, b, alpha=1, beta=0, c_before=None, underflow=Fals
     k = a.shape[-1]
     exact, magnitude = alpha * product64(a, b), abs(alpha) * product64(np.abs(a), np.abs(b))
     if beta:
-        exact, magnitude = exact + beta * c_before.astype(np.float64), magnitude + np.abs(beta * c_before.astype(np.float64))
+        exact, magnitude = exact + beta * c_before.astype(np.float64), magnitude + np.abs(
+            beta * c_before.astype(np.float64))
     steps = k + 2 if alpha == 1 and beta == 0 else k + 4
     allowed = steps * UNIT * magnitude + k * 2.0**-53 * magnitude  # the last term is the reference's own error
     if underflow:
@@ -97,8 +101,9 @@ def assert_componentwise(c, a, b, alpha=1, beta=0, c_before=None, underflow=Fals
     if not (excess <= 0).all():
         at = np.unravel_index(np.argmax(np.nan_to_num(excess, nan=np.inf)), c.shape)
         error = abs(float(c[at]) - exact[at])
-        raise AssertionError(f"element {at} is {c[at]!r}, exactly {exact[at]!r}: off by {error:.3g}, allowed {allowed[at]:.3g}"
-                             f" ({(~(excess <= 0)).sum()} of {c.size} elements are outside the bound)")
+        raise AssertionError(
+            f"element {at} is {c[at]!r}, exactly {exact[at]!r}: off by {error:.3g}, allowed {allowed[at]:.3g}"
+            f" ({(~(excess <= 0)).sum()} of {c.size} elements are outside the bound)")
 
 
 def rounded_to_11_bits(x):
