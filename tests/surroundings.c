@@ -2,7 +2,7 @@
  *
  *   - denormals-are-zero, flush-to-zero, each rounding mode, and unmasked traps: the bits are those of the default mode, and the
  *     caller finds its mode again;
- *   - a stack of 16 KiB (48 KiB with avx512 or AMX) beyond the least that a thread can have, with a guard page below;
+ *   - a stack of 32 KiB (48 KiB with avx512 or AMX) beyond the least that a thread can have, with a guard page below;
  *   - a page that a signal handler makes readable when a thread touches it.
  *
  * Each with one thread and with several, for every CPU kernel of this machine.
@@ -112,7 +112,7 @@ static void *multiply_all(void *context) {
 static void check_stack(const char *kernel, tsr_context *context) {
 #ifndef TESSERA_SANITIZED
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t room = !strcmp(kernel, "avx512") || !strcmp(kernel, "amx") ? 48 << 10 : 16 << 10;
+    const size_t room = !strcmp(kernel, "avx512") || !strcmp(kernel, "amx") ? 48 << 10 : 32 << 10;
     const size_t size = ((size_t)PTHREAD_STACK_MIN + room + page - 1) / page * page;
     multiply_all(context); /* what is bound on the first call takes stack of its own */
     char *memory = mmap(NULL, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -21,14 +21,15 @@ bool cpu_needs_chunks(const cpu_plan *plan, const tsr_problem *p) {
     return cpu_scales_last(plan, p) && !is_zero(p->beta) && p->addend.data == p->c.data;
 }
 
-/* Rows and columns of a chunk of at most so many elements, whole tiles unless C ends. */
+/* Rows and columns of a chunk of at most so many elements, whole tiles unless C ends. All rows, if that leaves a few panels
+ * of columns: B is packed once then. */
 static void size_chunk(const cpu_plan *plan, const tsr_problem *p, int64_t floats, int64_t *rows, int64_t *columns) {
-    enum { COLUMNS = 1024 }; /* long enough rows for packing B to pay */
-    const int64_t mr = plan->components ? AMX_LANES : plan->kernel->mr;
+    enum { PANELS = 4 };
+    const int64_t mr = plan->components ? AMX_LANES : plan->by_row ? p->m : plan->kernel->mr;
     const int64_t nr = plan->components ? AMX_LANES : plan->by_row ? CPU_LINE : plan->kernel->nr;
-    const int64_t least = plan->by_row ? p->m : min64(p->m, mr);
-    *columns = min64(p->n, max64(nr, min64(COLUMNS, floats / least) / nr * nr));
-    *rows = plan->by_row ? p->m : min64(p->m, max64(mr, floats / *columns / mr * mr));
+    const int64_t most = floats / min64(p->m, mr), wanted = max64(floats / p->m, PANELS * nr);
+    *columns = min64(p->n, max64(nr, min64(most, wanted) / nr * nr));
+    *rows = min64(p->m, max64(mr, floats / *columns / mr * mr));
 }
 
 /* One chunk into `sums`, row-major, and from there to C. */

@@ -1,7 +1,7 @@
 /* cpu.h: the CPU engine as api.c and plan.c see it.
  *
- * A call needs at most 16 KiB of the caller's stack; with the avx512 kernel, which transposes small operands there, and on AMX
- * 48 KiB. tests/surroundings.c runs products with no more. */
+ * A call needs at most 32 KiB of the caller's stack, for the sums of rows and transposed small operands; with the avx512
+ * kernel and on AMX 48 KiB. Less would cost speed. tests/surroundings.c runs products with no more. */
 #ifndef TESSERA_CPU_H
 #define TESSERA_CPU_H
 

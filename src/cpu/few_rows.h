@@ -13,7 +13,7 @@
 #include "row.h"
 
 /* Columns whose sums are computed at a time. */
-enum { FEW_COLUMNS = 384 };
+enum { FEW_COLUMNS = 1024 };
 
 static_assert(FEW_COLUMNS % LANES == 0, "the sums of a row are whole vectors");
 

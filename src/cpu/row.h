@@ -25,7 +25,7 @@
 #include "kernel.h"
 #include "problem.h"
 
-enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 1536, LINE_FLOATS = 16 };
+enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
 
 /* Floats of B that may be in cache already: more are prefetched. */
 enum { NEAR = 1 << 18 };
