@@ -31,7 +31,7 @@ static inline bool has_plain_strides(int64_t row_stride, int64_t col_stride) {
 }
 
 /* Floats of a panel of B that is copied where the kernel's multiply_whole does not do it. */
-enum { PANEL_FLOATS = 6144 };
+enum { PANEL_FLOATS = 6656 };
 
 /* Whether there is room for the transposed strips of B (kernel.h), or panels. */
 static inline bool fits_strips(const struct cpu_kernel *kernel, uint64_t n, uint64_t k, int64_t b_row) {
