@@ -39,7 +39,7 @@ enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 static const float factors[][2] = {{1, 0}, {0x1p-130f, 0}, {1, 0x1p-130f}, {3, 0.5f}, {-0.7f, 1}};
 enum { FACTORS = sizeof factors / sizeof factors[0] };
 
-enum { ELEMENTS = 520000 };
+enum { ELEMENTS = 800000 };
 static float a_data[ELEMENTS], b_data[ELEMENTS], c_before[ELEMENTS], expected[ELEMENTS], found[ELEMENTS];
 
 static float number(unsigned i) {
@@ -103,6 +103,8 @@ static void check_modes(const char *kernel, tsr_context *context) { (void)kernel
 
 /* ---- A small stack ----------------------------------------------------------------------------------------------- */
 
+#ifndef TESSERA_SANITIZED
+
 static void *multiply_all(void *context) {
     for (int i = 0; i < SHAPES; i++)
         for (int f = 0; f < FACTORS; f++) multiply(context, &shapes[i], factors[f], found);
@@ -110,7 +112,6 @@ static void *multiply_all(void *context) {
 }
 
 static void check_stack(const char *kernel, tsr_context *context) {
-#ifndef TESSERA_SANITIZED
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t room = !strcmp(kernel, "avx512") || !strcmp(kernel, "amx") ? 48 << 10 : 32 << 10;
     const size_t size = ((size_t)PTHREAD_STACK_MIN + room + page - 1) / page * page;
@@ -125,10 +126,11 @@ static void check_stack(const char *kernel, tsr_context *context) {
         FAIL("no thread with a stack of %zu bytes", size);
     pthread_attr_destroy(&attributes);
     munmap(memory, size + page);
-#else
-    (void)kernel, (void)context;
-#endif
 }
+
+#else
+static void check_stack(const char *kernel, tsr_context *context) { (void)kernel, (void)context; }
+#endif
 
 /* ---- Pages on demand --------------------------------------------------------------------------------------------- */
 
