@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "command.h"
+#include "selftest.h"
 
 static int run_info(const options *chosen) {
     if (chosen->argument_count) return misuse("unexpected argument '%s'", chosen->arguments[0]);
@@ -12,7 +13,7 @@ static int run_info(const options *chosen) {
     tsr_info_print(text, size);
     fputs(text, stdout);
     free(text);
-    return EXIT_OK;
+    return selftest_print_brief(stdout);
 }
 
 const command info_command = {
@@ -21,6 +22,7 @@ const command info_command = {
     .summary = "what this machine and build offer: engines, instruction sets, GPUs, kernels",
     .description =
         "Prints the version, the engines, the instruction sets and GPUs they can use here, and the kernels,\n"
-        "whose names `tessera check --kernel` and `tessera plan --kernel` take.\n",
+        "whose names `tessera check --kernel` and `tessera plan --kernel` take. The last line is a brief\n"
+        "`tessera selftest`.\n",
     .run = run_info,
 };
