@@ -125,7 +125,7 @@ static int launch_count;
 static char broken_rule[160];
 static char broken_call[64];
 static int broken_error, calls_before_broken;
-static bool lost; /* every call that asks injected() fails from now on */
+static bool lost; /* as after an illegal address: every call that asks injected() fails, until the device is reset */
 static bool loses_device;
 static bool lazy;
 static _Atomic int calls_of_load;
@@ -144,11 +144,16 @@ static CUcontext current(void) { return depth ? stack[depth - 1] : NULL; }
 
 /* A test has asked for this call to fail: once, or as the first of all that follow. */
 static CUresult injected(const char *call) {
-    if (lost) return (CUresult)broken_error;
-    if (strcmp(broken_call, call) || calls_before_broken-- > 0) return CUDA_SUCCESS;
-    broken_call[0] = '\0';
-    lost = loses_device;
-    return (CUresult)broken_error;
+    static pthread_mutex_t injecting = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&injecting);
+    bool fails = lost;
+    if (!lost && !strcmp(broken_call, call) && calls_before_broken-- <= 0) {
+        broken_call[0] = '\0';
+        lost = loses_device;
+        fails = true;
+    }
+    pthread_mutex_unlock(&injecting);
+    return fails ? (CUresult)broken_error : CUDA_SUCCESS;
 }
 
 /* ---- For the tests ----------------------------------------------------------------------------------------------- */
@@ -295,6 +300,16 @@ static void free_memory_of(CUcontext context) {
     }
 }
 
+static void free_memory_of_pools(CUdevice device) {
+    for (block *b = blocks, *next; b; b = next) {
+        next = b->next;
+        if (b->pool && b->device == device) {
+            b->pool = NULL; /* it may be gone */
+            give((CUdeviceptr)b->begin);
+        }
+    }
+}
+
 EXPORT CUresult cuCtxDestroy(CUcontext context) {
     free_memory_of(context);
     context->kind = 0; /* never freed: its handle stays recognisably dead */
@@ -303,7 +318,9 @@ EXPORT CUresult cuCtxDestroy(CUcontext context) {
 
 EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) { /* the context dies, and its address comes again */
     free_memory_of(primaries[device]);
+    free_memory_of_pools(device);
     primaries[device]->id = next_id++;
+    lost = loses_device = false;
     return CUDA_SUCCESS;
 }
 
@@ -350,18 +367,24 @@ EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
  * is captured in global mode anywhere, or by this thread. */
 static bool unsafe_now(void) {
     if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+    bool is_unsafe = false;
+    pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
         if (captures[i] && (captures[i]->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
                             (captures[i]->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL &&
                              pthread_equal(captures[i]->captured_by, pthread_self()))))
-            return true;
-    return false;
+            is_unsafe = true;
+    pthread_mutex_unlock(&lock);
+    return is_unsafe;
 }
 
 static bool legacy_is_blocked(void) {
+    bool is_blocked = false;
+    pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
-        if (captures[i] && captures[i]->blocking) return true;
-    return false;
+        if (captures[i] && captures[i]->blocking) is_blocked = true;
+    pthread_mutex_unlock(&lock);
+    return is_blocked;
 }
 
 static bool is_default(CUstream stream) {
@@ -392,24 +415,29 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
 
 EXPORT CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
     if (is_default(stream) || stream->capture) return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
+    CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < sizeof captures / sizeof *captures && error; i++)
         if (!captures[i]) {
             stream->capture = calloc(1, sizeof *stream->capture);
             stream->capture->kind = GRAPH;
             stream->mode = mode;
             stream->captured_by = pthread_self();
             captures[i] = stream;
-            return CUDA_SUCCESS;
+            error = CUDA_SUCCESS;
         }
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_unlock(&lock);
+    return error;
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
     *graph = stream->capture;
     if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    pthread_mutex_lock(&lock);
     stream->capture = NULL;
     for (size_t i = 0; i < sizeof captures / sizeof *captures; i++)
         if (captures[i] == stream) captures[i] = NULL;
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
@@ -481,7 +509,8 @@ static CUresult copy(void *to, const void *from, size_t size, CUstream stream) {
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
     CUgraph graph = (CUgraph)executable;
-    CUresult error = check_stream(stream);
+    CUresult error = injected("cuGraphLaunch");
+    if (!error) error = check_stream(stream);
     for (int i = 0; i < graph->count && !error; i++)
         if (graph->nodes[i].args) error = run(&graph->nodes[i].launch, graph->nodes[i].args);
     return error;
@@ -566,6 +595,8 @@ EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags) {
 }
 
 EXPORT CUresult cuMemFree(CUdeviceptr address) {
+    CUresult error = injected("cuMemFree");
+    if (error) return error;
     if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
     return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : give(address);
 }
@@ -579,11 +610,15 @@ EXPORT CUresult cuMemGetInfo(size_t *free_bytes, size_t *total) {
 }
 
 EXPORT CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) {
+    CUresult error = injected("cuMemcpyHtoD");
+    if (error) return error;
     memcpy((void *)to, from, size);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) {
+    CUresult error = injected("cuMemcpyDtoH");
+    if (error) return error;
     if (unsafe_now()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     memcpy(to, (void *)from, size);
     return CUDA_SUCCESS;
@@ -600,7 +635,8 @@ EXPORT CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstr
 }
 
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream stream) {
-    CUresult error = check_stream(stream);
+    CUresult error = injected("cuMemsetD8Async");
+    if (!error) error = check_stream(stream);
     if (!error) memset((void *)to, value, size);
     return error;
 }
@@ -661,7 +697,8 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmem
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    CUresult error = check_stream(stream);
+    CUresult error = injected("cuMemFreeAsync");
+    if (!error) error = check_stream(stream);
     if (error) return error;
     if (is_lazy(stream)) return queue(stream, (operation){.what = FREE, .freed = address});
     if (is_default(stream) || !stream->capture) return give(address);
@@ -684,6 +721,8 @@ EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 }
 
 EXPORT CUresult cuModuleUnload(CUmodule module) {
+    CUresult error = injected("cuModuleUnload");
+    if (error) return error;
     if (module->kind != MODULE || module->context != current()) return CUDA_ERROR_INVALID_HANDLE;
     free(module);
     return CUDA_SUCCESS;
@@ -750,6 +789,8 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
 /* ---- Streams and events ------------------------------------------------------------------------------------------ */
 
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+    CUresult error = injected("cuStreamCreate");
+    if (error) return error;
     if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
     *stream = calloc(1, sizeof **stream);
     (*stream)->kind = STREAM;
@@ -781,6 +822,8 @@ static _Atomic int synchronizations;
 EXPORT int fake_synchronizations(void) { return synchronizations; }
 EXPORT CUresult cuCtxSynchronize(void) {
     synchronizations++;
+    CUresult error = injected("cuCtxSynchronize");
+    if (error) return error;
     return unsafe_now() ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 

@@ -179,7 +179,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const char letters[] = "NnTtCc";
     choices c = {data, data + size};
     product p = {.row_major = choose(&c, 0, 1), .transpose_a = choose(&c, 0, 1), .transpose_b = choose(&c, 0, 1)};
-    enum { FORTRAN, CBLAS, BATCH, PACKED } entry = (int)choose(&c, 0, 3);
+    enum { FORTRAN, CBLAS, BATCH, PACKED };
+    const int64_t entry = choose(&c, 0, 3);
     const bool wide = choose(&c, 0, 1);
     if (entry == FORTRAN) p.row_major = false;
     p.m = choose(&c, 0, 70), p.n = choose(&c, 0, 70), p.k = choose(&c, 0, 70);

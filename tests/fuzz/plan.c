@@ -18,7 +18,7 @@ static tsr_operand choose_operand(choices *c, int64_t rows, int64_t cols) {
     tsr_operand o = {NULL, rows, cols, cols, 1, 0, NULL};
     switch (choose(c, 0, 7)) {
     case 0: o.row_stride = choose_extent(c), o.col_stride = choose_extent(c); break;
-    case 1: o.row_stride = -o.row_stride; break;
+    case 1: o.row_stride = (int64_t)(-(uint64_t)o.row_stride); break;
     case 2: o.row_stride = 1, o.col_stride = rows; break;
     case 3: o.row_stride = 0; break;
     default: break;

@@ -1,15 +1,17 @@
 /* standalone.c: a driver for the fuzz targets without libFuzzer.
  *
- *     TARGET FOLDER [RUNS [SEED]]
+ *     TARGET FOLDER [SECONDS [SEED]]
  *
- * Replays the files of FOLDER, then runs RUNS mutations of them; the same ones for the same seed. Before each input it
- * writes the bytes to `crash-input` in the current folder, which a target that dies leaves behind. */
+ * Replays the files of FOLDER, then runs mutations of them for so many seconds, at least LEAST_RUNS; the same ones for the
+ * same seed. Before each input it writes the bytes to `crash-input` in the current folder, which a target that dies leaves
+ * behind. */
 #include <dirent.h>
 #include <string.h>
+#include <time.h>
 
 #include "fuzz.h"
 
-enum { MOST_BYTES = 4096, MOST_FILES = 512 };
+enum { MOST_BYTES = 4096, MOST_FILES = 512, LEAST_RUNS = 100 };
 
 typedef struct input {
     uint8_t bytes[MOST_BYTES];
@@ -80,12 +82,18 @@ static void run_input(const input *x) {
     free(copy);
 }
 
+static double seconds_since(const struct timespec *begun) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - begun->tv_sec) + 1e-9 * (double)(now.tv_nsec - begun->tv_nsec);
+}
+
 int main(int count, char **words) {
     if (count < 2) {
-        fprintf(stderr, "usage: %s FOLDER [RUNS [SEED]]\n", words[0]);
+        fprintf(stderr, "usage: %s FOLDER [SECONDS [SEED]]\n", words[0]);
         return 2;
     }
-    const long runs = count > 2 ? atol(words[2]) : 0;
+    const double seconds = count > 2 ? atof(words[2]) : 0;
     state = count > 3 ? strtoull(words[3], NULL, 10) : 1;
     struct dirent **entries;
     const int entry_count = scandir(words[1], &entries, NULL, alphasort); /* sorted: the same runs everywhere */
@@ -102,7 +110,10 @@ int main(int count, char **words) {
         return 1;
     }
     for (int i = 0; i < file_count; i++) run_input(&files[i]);
-    for (long i = 0; i < runs; i++) {
+    struct timespec begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    long runs = 0;
+    for (; runs < LEAST_RUNS || seconds_since(&begun) < seconds; runs++) {
         input x = files[next_random((uint64_t)file_count)];
         mutate(&x);
         run_input(&x);

@@ -1,0 +1,32 @@
+"""The fuzz targets (fuzz/), a few seconds of them: on libFuzzer where there is clang, else with our own driver. `make fuzz`
+runs them for two minutes each."""
+
+import re
+import shutil
+
+import pytest
+
+from toolchain import BUILD, ROOT, need, run
+
+TARGETS = sorted(path.name for path in (ROOT / "tests" / "fuzz" / "corpus").iterdir())
+SECONDS = 2
+
+
+def test_every_target_has_a_corpus():
+    sources = {path.stem for path in (ROOT / "tests" / "fuzz").glob("*.c")} - {"fuzz", "standalone"}
+    assert set(TARGETS) == sources
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_target(target):
+    need("cc")
+    out = run(ROOT / "tests" / "fuzz" / "run", BUILD, SECONDS, target)
+    fuzzer = "libfuzzer" if shutil.which("clang") else "standalone"
+    assert int(re.search(rf"^fuzz: {target}: (\d+) inputs, {fuzzer}$", out, re.M).group(1)) >= 10
+
+
+def test_without_clang():
+    """The driver of our own computes, too, where libFuzzer is at hand."""
+    need("cc")
+    out = run("env", "FUZZER=standalone", ROOT / "tests" / "fuzz" / "run", BUILD, 1, "gemm")
+    assert int(re.search(r"^fuzz: gemm: (\d+) inputs, standalone$", out, re.M).group(1)) >= 100
