@@ -8,7 +8,8 @@ SANITIZER    = $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/co
 PACKAGE      = PYTHONPATH=python TESSERA_LIBRARY=$(BUILD)/libtessera.so python3
 MAKEFLAGS   += --no-print-directory
 
-.PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu mutants \
+.PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu soak-gpu \
+        mutants fuzz \
         bench-cpu bench-blas bench-gpu bench-sustained bench-pytorch bench-compare report modules python format \
         install clean
 
@@ -51,8 +52,14 @@ sanitize-gpu: tests ## compute-sanitizer on a reduced set of the GPU tests
 	        tests/side_by_side $(BUILD) 12 tests -m sanitizer -k cuda -p no:faulthandler || exit 1; \
 	done
 
+soak-gpu: build ## every kernel family on this machine's GPU for a minute (SECONDS=60): bits, threads, graphs, memory
+	TESSERA_LIBRARY=$(BUILD)/libtessera.so python3 tests/gpu_soak.py --seconds $(or $(SECONDS),60)
+
 mutants: tests ## faults put into the sources one at a time: which do the tests find? (`make test` tries a few)
 	tests/mutants/run $(BUILD)
+
+fuzz: build ## two minutes of each fuzz target (SECONDS=120); libFuzzer if clang is installed, else a driver of our own
+	tests/fuzz/run $(BUILD) $(or $(SECONDS),120)
 
 format: ## clang-format over C and CUDA, ruff over Python; both are installed into $(BUILD)
 	mkdir -p $(BUILD)
@@ -94,7 +101,8 @@ modules: ## the five PyTorch modules that kernelbench/ keeps, and all fifteen in
 python: build ## the operator for python3's torch: PYTHONPATH=python is then all it takes to use the package from here
 	$(PACKAGE) -m tessera build
 
-install: build ## the library, the command and the headers, below PREFIX
+install: build ## the library, the command and the headers, below PREFIX, if `tessera selftest` passes
+	$(BUILD)/cli/tessera selftest
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean: ## removes $(BUILD)
