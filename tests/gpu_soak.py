@@ -1,14 +1,14 @@
-"""A soak of the CUDA engine on a real GPU: python3 tests/gpu_soak.py [--seconds 60] [--seed 1]
+"""A soak of the CUDA engine on a real GPU: python3 tests/gpu_soak.py [--seconds 60] [--seed 1] [--largest N]
 
 Needs TESSERA_LIBRARY, NumPy and a GPU; `make soak-gpu` runs it. Each part has its share of the time:
 
-    kernels     every kernel that can be forced, random products; each computed again must have the same bits, and meets
-                the contract's bound in float64
+    kernels     every kernel that can be forced, random products; each computed again must have the same bits, and
+                meets the contract's bound in float64
     threads     64 threads on 16 streams, contexts shared and of their own; the bits of the first run
     graphs      products captured and replayed; the same bits
     memory      free memory of the GPU after each round: it must not shrink
     exhausted   no memory left for the workspace: TSR_OUT_OF_MEMORY, and the next product is right
-    interrupt   Ctrl-C (a signal to itself) in a Python loop of products: KeyboardInterrupt, and the next product is right
+    interrupt   Ctrl-C (a signal to itself) in a Python loop of products: KeyboardInterrupt, then a right product
 
 Prints a line for each and exits with 1 on any mismatch. It is a script, not a test: it measures nothing and waits for
 nothing, but takes as long as it is told."""
@@ -48,10 +48,12 @@ def expect(condition, what):
 class Product:
     """Random matrices on the GPU, made from a seed: shape, strides, data. `first` is C as it was computed first."""
 
+    largest = 4096  # of m, n and k
+
     def __init__(self, driver, seed, shape=None):
         self.driver, self.seed = driver, seed
         rng = np.random.default_rng(seed)
-        m, n, k = shape or (int(2 ** rng.uniform(0, 10.5)) for _ in range(3))
+        m, n, k = (min(size, Product.largest) for size in shape or (int(2 ** rng.uniform(0, 10.5)) for _ in range(3)))
         self.shape = m, n, k
         self.transposed = rng.integers(0, 2, 2).astype(bool)
         data = rng.choice(["uniform", "normal", "integers", "wide"])
@@ -60,8 +62,10 @@ class Product:
         self.buffers = [cuda_driver.Buffer(driver, x.nbytes).put(x) for x in stored]
         self.poison = np.full((m, n), np.nan, np.float32)
         self.buffers.append(cuda_driver.Buffer(driver, self.poison.nbytes))
-        self.operands = [Operand(buffer.address, rows, cols, *((1, rows) if t else (cols, 1)), 0)
-                         for buffer, (rows, cols), t in zip(self.buffers, ((m, k), (k, n)), self.transposed)]
+        self.operands = [
+            Operand(buffer.address, rows, cols, *((1, rows) if t else (cols, 1)), 0)
+            for buffer, (rows, cols), t in zip(self.buffers, ((m, k), (k, n)), self.transposed)
+        ]
         self.result = Result(self.buffers[2].address, m, n, n, 1, 0)
         self.first = {}
 
@@ -99,11 +103,17 @@ class Product:
                 bound = (self.shape[2] + 2) * UNIT * (np.abs(a) @ np.abs(b)) + self.shape[2] * 2.0**-149
                 with np.errstate(invalid="ignore"):
                     wrong = ~(np.abs(got - a @ b) <= bound)
-                expect(not wrong.any(), f"{key}: product {self.seed} {self.shape}: element {np.argwhere(wrong)[:1].tolist()} "
-                                        "is outside the bound")
+                expect(
+                    not wrong.any(),
+                    f"{key}: product {self.seed} {self.shape}: element {np.argwhere(wrong)[:1].tolist()} "
+                    "is outside the bound",
+                )
         same = got.view(np.uint32) == self.first[key].view(np.uint32)
-        expect(same.all(), f"{key}: product {self.seed} {self.shape}: element {np.argwhere(~same)[:1].tolist()} has other "
-                           "bits than in the first run")
+        expect(
+            same.all(),
+            f"{key}: product {self.seed} {self.shape}: element {np.argwhere(~same)[:1].tolist()} has other "
+            "bits than in the first run",
+        )
 
     def free(self):
         for buffer in self.buffers:
@@ -116,7 +126,7 @@ def kernels_here():
 
 
 def contexts_here():
-    """{name: context}: each kernel at the strictest precision that it keeps, and each precision with the plan choosing."""
+    """{name: context}: each kernel at its strictest precision, and each precision with the plan choosing."""
     made = {f"{PRECISIONS[precision]}, by plan": Context(CUDA, precision) for precision in (FP32, IEEE, TF32)}
     for kernel in kernels_here():
         for precision in (IEEE, FP32, TF32):
@@ -133,7 +143,7 @@ def precision_of(name):
     return next(index for index, word in enumerate(PRECISIONS) if f" at {word}" in name or name.startswith(f"{word},"))
 
 
-# ---- The parts: each returns what it has done, as a sentence -----------------------------------------------------------
+# ---- The parts: each returns what it has done, as a sentence --------------------------------------------------------
 
 
 def soak_kernels(driver, contexts, products, seconds, random):
@@ -180,7 +190,10 @@ def run_threads(driver, seconds, work):
 
 def soak_threads(driver, seconds, seed, with_graphs):
     shared = {precision: Context(CUDA, precision) for precision in (FP32, IEEE, TF32)}
-    counts, own = [0] * 64, [Product(driver, seed + index, (64 + 3 * index, 200 - index, 300 + 40 * index)) for index in range(64)]
+    counts, own = (
+        [0] * 64,
+        [Product(driver, seed + index, (64 + 3 * index, 200 - index, 300 + 40 * index)) for index in range(64)],
+    )
 
     def work(index, stream, lock, deadline):
         product, precision = own[index], index % 3
@@ -230,13 +243,16 @@ def soak_memory(driver, seconds, seed):
         rounds += 1
     product.free()
     settled, last = max(levels[4:8]), max(levels[-4:])
-    expect(last >= settled - 4 * MIB, f"free memory fell from {settled / MIB:.0f} to {last / MIB:.0f} MiB in {rounds} rounds")
+    expect(
+        last >= settled - 4 * MIB,
+        f"free memory fell from {settled / MIB:.0f} to {last / MIB:.0f} MiB in {rounds} rounds",
+    )
     return f"{rounds} contexts made and destroyed, free memory {settled / MIB:.0f} then {last / MIB:.0f} MiB"
 
 
 def exhaust_memory(driver, seed):
     """Nearly all memory is taken, so that a split product's workspace does not fit."""
-    context, product = Context(CUDA, FP32), Product(driver, seed, (4000, 4000, 4000))
+    context, product = Context(CUDA, FP32), Product(driver, seed, (2000, 2000, 2000))
     kernel = next((name for name in kernels_here() if name.startswith("split_fp32")), None)
     expect(kernel, "no split kernel runs here")
     forced = Context(CUDA, FP32, kernel)
@@ -251,14 +267,20 @@ def exhaust_memory(driver, seed):
         else:
             taken.append(address.value)
     try:
-        status = binding.lib.tsr_gemm(forced.handle, 1.0, *map(byref, product.operands), 0.0, byref(product.result), None)
+        status = binding.lib.tsr_gemm(
+            forced.handle, 1.0, *map(byref, product.operands), 0.0, byref(product.result), None
+        )
         message = binding.lib.tsr_last_error().decode()
     finally:
         for address in taken:
             driver.free(address)
     expect(status == binding.OUT_OF_MEMORY, f"without memory for the workspace the status is {status}: {message}")
-    huge = Plan(forced, Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0), Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
-                Result(None, 1 << 20, 1 << 20, 1 << 20, 1, 0))
+    huge = Plan(
+        forced,
+        Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
+        Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
+        Result(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
+    )
     product.clear()
     product.queue(forced)
     driver.synchronize()
@@ -299,14 +321,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--largest", type=int, default=Product.largest, help="of m, n and k, for a driver that computes slowly"
+    )
     arguments = parser.parse_args()
+    Product.largest = arguments.largest
     try:
         driver = cuda_driver.Driver()
     except (OSError, cuda_driver.CudaError) as error:
         sys.exit(f"gpu_soak: no usable GPU: {error}")
     seed, share = 1000 * arguments.seed, arguments.seconds / 20
     random = np.random.default_rng(seed)
-    shapes = [(1, 3000, 700), (2000, 3, 900), (5, 5, 4000), (300, 200, 17), (70, 60, 1), (1030, 1025, 1027), (2048, 2048, 2048)]
+    shapes = [
+        (1, 3000, 700),
+        (2000, 3, 900),
+        (5, 5, 4000),
+        (300, 200, 17),
+        (70, 60, 1),
+        (1030, 1025, 1027),
+        (2048, 2048, 2048),
+    ]
     products = [Product(driver, seed + index, shape) for index, shape in enumerate(shapes + [None] * 40)]
     contexts = contexts_here()
     by_plan = contexts["fp32, by plan"]
@@ -316,7 +350,8 @@ def main():
         "graphs": lambda: soak_threads(driver, 4 * share, seed + 200, True),
         "memory": lambda: soak_memory(driver, 2 * share, seed + 300),
         "exhausted": lambda: exhaust_memory(driver, seed + 301),
-        "interrupt": lambda: interrupt(driver, by_plan, seed + 302)}
+        "interrupt": lambda: interrupt(driver, by_plan, seed + 302),
+    }
     failed = 0
     for name, part in parts.items():
         begun = time.monotonic()
@@ -325,7 +360,8 @@ def main():
         except (Mismatch, AssertionError, binding.TesseraError, cuda_driver.CudaError) as error:
             said, verdict, failed = error, "FAILED", failed + 1
         print(f"{name:<10} {verdict:<7} {time.monotonic() - begun:6.1f} s  {said}", flush=True)
-    print(f"soak: {f'{failed} of {len(parts)} parts FAILED' if failed else f'all {len(parts)} parts passed'}, seed {arguments.seed}")
+    verdict = f"{failed} of {len(parts)} parts FAILED" if failed else f"all {len(parts)} parts passed"
+    print(f"soak: {verdict}, seed {arguments.seed}")
     sys.exit(1 if failed else 0)
 
 

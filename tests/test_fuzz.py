@@ -1,5 +1,5 @@
-"""The fuzz targets (fuzz/), a few seconds of them: on libFuzzer where there is clang, else with our own driver. `make fuzz`
-runs them for two minutes each."""
+"""The fuzz targets (fuzz/), a few seconds of them: on libFuzzer where there is clang, else with our own driver. `make
+fuzz` runs them for two minutes each."""
 
 import re
 import shutil

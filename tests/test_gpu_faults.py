@@ -1,5 +1,5 @@
-"""Faults of a GPU and its driver, made by the stand-in driver (fake_cuda/): fake_cuda/faults.py, and a driver that lacks a
-symbol."""
+"""Faults of a GPU and its driver, made by the stand-in driver (fake_cuda/): fake_cuda/faults.py, and a driver that lacks
+a symbol."""
 
 import re
 
@@ -37,8 +37,8 @@ def test_faults():
 
 
 def test_a_driver_that_lacks_a_symbol(tmp_path):
-    """Each that the library calls, taken out in turn by another spelling: TSR_NO_DEVICE, by the symbol's name, on every call,
-    and the CPU works."""
+    """Each that the library calls, taken out in turn by another spelling: TSR_NO_DEVICE, by the symbol's name, on every
+    call, and the CPU works."""
     driver = (FAKE / "libcuda.so.1").read_bytes()
     assert len(SYMBOLS) > 40
     exported = {}
@@ -55,9 +55,14 @@ def test_a_driver_that_lacks_a_symbol(tmp_path):
     (whole / "libcuda.so.1").write_bytes(driver)
 
     status, output = run("-c", CREATE, whole, *(tmp_path / symbol for symbol in SYMBOLS), LD_LIBRARY_PATH="")
-    said = {symbol: [line for line in output.splitlines() if line.startswith(f"{symbol} ")] for symbol in [*SYMBOLS, "whole"]}
+    said = {
+        symbol: [line for line in output.splitlines() if line.startswith(f"{symbol} ")]
+        for symbol in [*SYMBOLS, "whole"]
+    }
     assert status == 0 and said["whole"] == ["whole made"] * 2, output
     for symbol in SYMBOLS:
-        reason = "does not tell its version" if symbol == "cuDriverGetVersion" else f"lacks {exported[symbol]}: reinstall"
+        reason = (
+            "does not tell its version" if symbol == "cuDriverGetVersion" else f"lacks {exported[symbol]}: reinstall"
+        )
         assert len(said[symbol]) == 2 and said[symbol][0] == said[symbol][1], said[symbol]
         assert "TSR_NO_DEVICE" in said[symbol][0] and reason in said[symbol][0], said[symbol]

@@ -1,6 +1,6 @@
-"""What survives what, on the stand-in driver: memory that runs out at each allocation in turn, launches that fail, a device
-that is lost in the middle and reset, 64 threads on 16 streams with graphs. The table in docs/guide/limits.md is what is
-asserted here. test_gpu_faults.py starts it."""
+"""What survives what, on the stand-in driver: memory that runs out at each allocation in turn, launches that fail, a
+device that is lost in the middle and reset, 64 threads on 16 streams with graphs. The table in docs/guide/limits.md is
+what is asserted here. test_gpu_faults.py starts it."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import binding
-from binding import CUDA, FP32, IEEE, RIGHT, Context, Launch, Operand, Plan, Result, lib
+from binding import CUDA, FP32, IEEE, RIGHT, Context, Launch, Operand, Result, lib
 from cuda_driver import CudaError
 from scenarios import DRIVER, OUT_OF_MEMORY_ERROR, Problem, fake, fresh, names, refused  # noqa: F401
 
@@ -34,8 +34,16 @@ def pack(context, operand):
 
 
 def multiply(context, problem, operand_b=None):
-    return lib.tsr_gemm_batch(context, 1, 1.0, byref(problem.operand_a), byref(operand_b or problem.operand_b), 0.0,
-                              byref(problem.result_c), None)
+    return lib.tsr_gemm_batch(
+        context,
+        1,
+        1.0,
+        byref(problem.operand_a),
+        byref(operand_b or problem.operand_b),
+        0.0,
+        byref(problem.result_c),
+        None,
+    )
 
 
 class HostProblem:
@@ -51,8 +59,9 @@ class HostProblem:
         share = binding.c_double(-1)
         a, b = (binding.matrix(Operand, x) for x in (self.a, self.b))
         self.c[...] = -1234
-        status = lib.tsr_gemm_host(context, 1, 1.0, byref(a), byref(b), 0.0, byref(binding.matrix(Result, self.c)),
-                                   byref(share))
+        status = lib.tsr_gemm_host(
+            context, 1, 1.0, byref(a), byref(b), 0.0, byref(binding.matrix(Result, self.c)), byref(share)
+        )
         assert (self.c == -1234).all() if status else np.array_equal(self.c, self.a @ self.b)
         return status, share.value
 
@@ -142,18 +151,30 @@ def reset_gpu_1():
 
 
 @pytest.mark.parametrize("error", LOST)
-@pytest.mark.parametrize("at, calls_before", [("cuLaunchKernelEx", 0), ("cuLaunchKernelEx", 2), ("cuMemAllocFromPoolAsync", 0),
-                                              ("cuMemFreeAsync", 0), ("cuCtxSynchronize", 0)])
+@pytest.mark.parametrize(
+    "at, calls_before",
+    [
+        ("cuLaunchKernelEx", 0),
+        ("cuLaunchKernelEx", 2),
+        ("cuMemAllocFromPoolAsync", 0),
+        ("cuMemFreeAsync", 0),
+        ("cuCtxSynchronize", 0),
+    ],
+)
 @pytest.mark.parametrize("destroyed", ["before the reset", "after it"])
 def test_a_device_that_is_lost(error, at, calls_before, destroyed):
-    """Every later call that needs the device returns DEVICE_ERROR with the driver's words and writes nothing; plans need
-    none; destroying is safe; after a reset a new context works and the old one says why it does not."""
+    """Every later call that needs the device returns DEVICE_ERROR with the driver's words and writes nothing; plans
+    need none; destroying is safe; after a reset a new context works and the old one says why it does not."""
     with primary_context_of_gpu_1():
         problem, host = Problem(140, 100, 130), HostProblem()
         _, context = create(FP32, b"split_fp32_sm90")
         plan = c_void_p()
-        assert lib.tsr_plan_create(byref(plan), context, 1, byref(problem.operand_a), byref(problem.operand_b),
-                                   byref(problem.result_c)) == 0
+        assert (
+            lib.tsr_plan_create(
+                byref(plan), context, 1, byref(problem.operand_a), byref(problem.operand_b), byref(problem.result_c)
+            )
+            == 0
+        )
         _, packed = pack(context, problem.operand_b)
         assert multiply(context, problem) == 0
 
@@ -167,15 +188,23 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
 
         words = (binding.DEVICE_ERROR, f"CUDA_ERROR_{error}")
         refused(multiply(context, problem), *words)
-        refused(lib.tsr_plan_execute(plan, 1.0, problem.operand_a.data, problem.operand_b.data, 0.0,
-                                     problem.result_c.data, None), *words)
+        refused(
+            lib.tsr_plan_execute(
+                plan, 1.0, problem.operand_a.data, problem.operand_b.data, 0.0, problem.result_c.data, None
+            ),
+            *words,
+        )
         status, none = pack(context, problem.operand_a)
         refused(status, *words)
         refused(lib.tsr_stats_read(context, byref(binding.Stats())), *words)
         refused(create()[0], *words)
         again = c_void_p()
-        assert lib.tsr_plan_create(byref(again), context, 1, byref(problem.operand_a), byref(problem.operand_b),
-                                   byref(problem.result_c)) == 0
+        assert (
+            lib.tsr_plan_create(
+                byref(again), context, 1, byref(problem.operand_a), byref(problem.operand_b), byref(problem.result_c)
+            )
+            == 0
+        )
         lib.tsr_plan_destroy(again)
         status, share = host.run(context)
         refused(status, *words)
@@ -208,8 +237,8 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
 
 
 def test_64_threads_on_16_streams_with_graphs():
-    """Each thread multiplies on a stream that it shares with three others, captures a product there while nobody else uses
-    the stream, and replays it; every second context is its own."""
+    """Each thread multiplies on a stream that it shares with three others, captures a product there while nobody else
+    uses the stream, and replays it; every second context is its own."""
     shared = Context(CUDA, FP32)
     streams = [(DRIVER.stream(), threading.Lock()) for _ in range(16)]
     problems = [Problem(70 + index % 5, 60, 200 + index) for index in range(64)]
