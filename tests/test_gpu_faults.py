@@ -1,5 +1,5 @@
-"""Faults of a GPU and its driver, made by the stand-in driver (fake_cuda/): fake_cuda/faults.py, and a driver that lacks
-a symbol."""
+"""Faults of a GPU and its driver, made by the stand-in driver (fake_cuda/): fake_cuda/faults.py, and a driver that
+lacks a symbol."""
 
 import re
 
