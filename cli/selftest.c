@@ -216,7 +216,7 @@ static int note(selftest *s, const char *kernel, tsr_precision precision, const 
                 ...) {
     if (s->wrong++) return EXIT_FAILED;
     int length = snprintf(s->sentence, sizeof s->sentence, "%s at %s, product \"%s\" (%lld x %lld x %lld): ", kernel,
-                          precision_name(precision), p->name, (long long)p->m, (long long)p->n, (long long)p->k);
+                          tsr_precision_name(precision), p->name, (long long)p->m, (long long)p->n, (long long)p->k);
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(s->sentence + length, sizeof s->sentence - (size_t)length, format, arguments);
@@ -341,7 +341,7 @@ static int test_kernel(selftest *s, const device *d, const char *label, const ch
         status = test_precision(s, d, label, kernel, precisions[i], s->brief || s->products > before);
         if (s->products > products_before) {
             strcat(tested, tested[0] ? " " : "");
-            strcat(tested, precision_name(precisions[i]));
+            strcat(tested, tsr_precision_name(precisions[i]));
         }
     }
     if (to)
