@@ -55,8 +55,10 @@ tsr_problem problem_part(const tsr_problem *p, const problem_range *r) {
 
 tsr_problem problem_item(const tsr_problem *p, int64_t item) {
     tsr_problem one = *p;
-    one.a.data += item * p->a.batch_stride;
-    one.b.data += item * p->b.batch_stride;
+    if (p->k) { /* otherwise they may be NULL */
+        one.a.data += item * p->a.batch_stride;
+        one.b.data += item * p->b.batch_stride;
+    }
     one.c.data += item * p->c.batch_stride;
     if (!is_zero(p->beta)) one.addend.data += item * p->addend.batch_stride;
     return one;

@@ -154,8 +154,9 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
 /* Where members share blocks there are two copies, used in turn: early members pack the next ones while late ones still use
  * the current. Otherwise each member has its own. */
 static void lay_out(cpu_plan *plan, const tsr_problem *p) {
-    const int64_t a = plan->by_row ? p->m * p->k : plan->mc * plan->kc;
-    plan->a_floats = plan->packs_a ? round_up(a, CPU_LINE) : 0;
+    plan->a_floats = 0;
+    if (plan->packs_a) /* otherwise mc may be all of m, and the product overflow */
+        plan->a_floats = round_up(plan->by_row ? p->m * p->k : plan->mc * plan->kc, CPU_LINE);
     plan->b_floats = plan->packs_b ? plan->blocks * round_up(plan->nc * plan->kc, CPU_LINE) : 0;
     plan->a_copies = plan->b_copies = plan->sharing == CPU_BY_BLOCKS && plan->threads > 1 ? 2 : plan->threads;
     cpu_plan_size_workspace(plan);
