@@ -227,9 +227,9 @@ def main():
     for run in runs:
         seconds = statistics.median(run.seconds)
         records.append({
-            "name": run.name, "ms_per_step": round(seconds * 1e3, 3),
-            "tokens_per_second": round(tokens / seconds), "speedup": round(
-                statistics.median(runs[0].seconds) / seconds, 3), "loss": [round(loss, 6) for loss in run.losses]
+            "name": run.name, "ms_per_step": round(seconds * 1e3, 3), "tokens_per_second": round(tokens / seconds),
+            "speedup": round(statistics.median(runs[0].seconds) / seconds, 3),
+            "loss": [round(loss, 6) for loss in run.losses]
         })
         furthest = max(abs(x - y) / x for x, y in zip(runs[0].losses, run.losses))
         records[-1]["furthest_from_float32"] = float(f"{furthest:.2e}")

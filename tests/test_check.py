@@ -44,8 +44,7 @@ def assert_whole(report):
     """Every family in every size and layout, and nothing beyond what is allowed."""
     assert report["schema"] == "tessera-certificate-1" and report["version"] == binding.lib.tsr_version().decode()
     assert re.fullmatch(r"[0-9a-f]{12}\+?|unknown", report["commit"]) and re.fullmatch(
-        r"\d{4}-\d\d-\d\dT[\d:]{8}Z", report["date"]
-    )
+        r"\d{4}-\d\d-\d\dT[\d:]{8}Z", report["date"])
     assert any(line.startswith("cpu: ") for line in report["machine"])
     for grading in report["gradings"]:
         tf32 = grading["precision"] == "tf32"
@@ -60,9 +59,8 @@ def assert_whole(report):
                 if tf32:
                     assert size["relative"] <= size["limit"]
                 else:
-                    assert (
-                        size["error"] <= size["bound"] == size["k"] + (4 if family["family"].startswith("alpha") else 2)
-                    )
+                    assert (size["error"] <= size["bound"] == size["k"] +
+                            (4 if family["family"].startswith("alpha") else 2))
         assert all(families[name]["error"] > 0 for name in ("uniform", "normal", *HARD)), "nobody is that exact"
 
 
@@ -71,11 +69,8 @@ def test_certificate():
     report = certificate()
     assert_whole(report)
     engines = [grading["engine"] for grading in report["gradings"]]
-    assert (
-        engines[:3] == ["cpu"] * 3
-        and all(re.fullmatch(r"cuda:\d+", engine) for engine in engines[3:])
-        and len(engines) % 3 == 0
-    )
+    assert (engines[:3] == ["cpu"] * 3 and all(re.fullmatch(r"cuda:\d+", engine) for engine in engines[3:]) and
+            len(engines) % 3 == 0)
     assert [grading["precision"] for grading in report["gradings"][:3]] == ["ieee", "fp32", "tf32"]
 
 
@@ -83,20 +78,15 @@ def test_certificate_to_read():
     text, _ = check("--report", "--device", "cpu")
     for family in (*ORDINARY, *HARD, *SPECIAL):
         assert re.search(rf"^\| {family} \|.* pass \|$", text, re.M), family
-    for words in (
-        "# Numerical certificate",
-        f"| Tessera | {binding.lib.tsr_version().decode()}, commit ",
-        "| seed | 1 |",
-        "FAILED",
-    ):
+    for words in ("# Numerical certificate", f"| Tessera | {binding.lib.tsr_version().decode()}, commit ",
+                  "| seed | 1 |", "FAILED"):
         assert (words in text) == (words != "FAILED")
     assert re.findall(r"^## cpu, (\w+): grade A$", text, re.M) == ["ieee", "fp32", "tf32"]
     command = re.search(r"^\| reproduce with \| `tessera check (.*)` \|$", text, re.M)[1]
     again, _ = check(*command.split())
     assert re.sub("date .*", "", again) == re.sub("date .*", "", text)
-    assert re.sub("date .*|seed .*", "", check(*command.replace("--seed 1", "--seed 2").split())[0]) != re.sub(
-        "date .*|seed .*", "", text
-    )
+    assert re.sub("date .*|seed .*", "",
+                  check(*command.replace("--seed 1", "--seed 2").split())[0]) != re.sub("date .*|seed .*", "", text)
 
 
 @pytest.mark.skipif(not binding.lib.tsr_has_cuda(), reason="the library was built without the CUDA engine")
@@ -104,16 +94,10 @@ def test_certificate_to_read():
 def test_certificate_of_several_gpus(capability, engines):
     """On the driver of tests/fake_cuda: each GPU has its own grades, and one that is too old none."""
     out, _ = check(
-        "--json",
-        "--precision",
-        "fp32",
-        env={
-            **os.environ,
-            "LD_LIBRARY_PATH": str(BUILD / "tests" / "fake_cuda"),
-            "FAKE_CUDA_DEVICES": "2",
-            "FAKE_CUDA_CAPABILITY": capability,
-        },
-    )
+        "--json", "--precision", "fp32", env={
+            **os.environ, "LD_LIBRARY_PATH": str(BUILD / "tests" / "fake_cuda"), "FAKE_CUDA_DEVICES": "2",
+            "FAKE_CUDA_CAPABILITY": capability
+        })
     report = json.loads(out)
     assert [grading["engine"] for grading in report["gradings"]] == engines
     assert_whole(report)
@@ -122,15 +106,8 @@ def test_certificate_of_several_gpus(capability, engines):
 @pytest.mark.parametrize("json_too", [False, True])
 def test_certificate_in_a_file(tmp_path, json_too):
     (tmp_path / "certificate").write_text("an older one")
-    said, _ = check(
-        "--report",
-        tmp_path / "certificate",
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        *(["--json"] if json_too else []),
-    )
+    said, _ = check("--report", tmp_path / "certificate", "--device", "cpu", "--precision", "fp32",
+                    *(["--json"] if json_too else []))
     assert "grade of cpu at fp32: A" in said and "verdict: pass" in said and "certificate: " in said
     text = (tmp_path / "certificate").read_text()
     if json_too:
@@ -151,38 +128,17 @@ def peer(tmp_path_factory):
     def make(fault="NONE", name="sgemm_", *definitions):
         library = folder / "-".join(["lib", fault.lower(), name, *definitions, ".so"])
         if not library.exists():
-            run(
-                "cc",
-                "-O3",
-                "-ffp-contract=off",
-                "-shared",
-                "-fPIC",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                f"-DFAULT={fault}",
-                f"-DNAME={name}",
-                *definitions,
-                ROOT / "tests" / "peer" / "sgemm.c",
-                "-o",
-                library,
-                "-lm",
-            )
+            run("cc", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-DFAULT={fault}",
+                f"-DNAME={name}", *definitions, ROOT / "tests" / "peer" / "sgemm.c", "-o", library, "-lm")
         return library
 
     return make
 
 
-@pytest.mark.parametrize(
-    "name, definitions",
-    [
-        ("sgemm_", []),
-        ("cblas_sgemm", ["-DCBLAS"]),
-        ("sgemm_64_", ["-DINTEGER=long"]),
-        ("cblas_sgemm64_", ["-DCBLAS", "-DINTEGER=long"]),
-        ("sgemm_", ["-DINTEGER=long"]),
-    ],
-)
+@pytest.mark.parametrize("name, definitions", [("sgemm_", []), ("cblas_sgemm", ["-DCBLAS"]),
+                                               ("sgemm_64_", ["-DINTEGER=long"]),
+                                               ("cblas_sgemm64_", ["-DCBLAS", "-DINTEGER=long"]),
+                                               ("sgemm_", ["-DINTEGER=long"])])
 def test_a_right_library(peer, tmp_path, name, definitions):
     """By every name and with integers of both widths; Fortran's even without knowing which."""
     library = shutil.copy(peer("NONE", name, *definitions), tmp_path / 'a "library".so')
@@ -192,18 +148,16 @@ def test_a_right_library(peer, tmp_path, name, definitions):
     assert report["gradings"][0]["description"].startswith(f"{name} of {library}")
 
 
-@pytest.mark.parametrize("fault, grade, broken", [
-    ("DROPS_A_TERM", "F", {"uniform", "normal", "integers"}),
-    ("READS_C", "F", {*ORDINARY, *HARD, *SPECIAL} - {"alpha and beta", "alpha = 0"}),
-    ("READS_A_AND_B", "C", {"alpha = 0"}),
-    ("READS_OUTSIDE", "F", {"uniform", "normal", "integers"}),
-    ("WRITES_OUTSIDE", "F", {*ORDINARY, *HARD, *SPECIAL}),
-    ("ROUNDS_OPERANDS", "F", {"uniform", "normal"}),
-    ("FORGETS_THE_SMALL", "D", {"graded", "exponents to 20", "exponents to 60", "small beside large", "NaN and Inf"}),
-    ("FLUSHES_SUBNORMALS", "C", {"subnormal operands", "subnormal results", "ends of the range"}),
-    ("LOSES_SIGNS", "C", {"ends of the range", "NaN and Inf"}),
-    ("ROUNDS_UP", "F", {"integers", "alpha and beta", "zeros"}),
-    ("CHANGES_ITS_ORDER", "B", set())])
+@pytest.mark.parametrize(
+    "fault, grade, broken",
+    [("DROPS_A_TERM", "F", {"uniform", "normal", "integers"}),
+     ("READS_C", "F", {*ORDINARY, *HARD, *SPECIAL} - {"alpha and beta", "alpha = 0"}),
+     ("READS_A_AND_B", "C", {"alpha = 0"}), ("READS_OUTSIDE", "F", {"uniform", "normal", "integers"}),
+     ("WRITES_OUTSIDE", "F", {*ORDINARY, *HARD, *SPECIAL}), ("ROUNDS_OPERANDS", "F", {"uniform", "normal"}),
+     ("FORGETS_THE_SMALL", "D", {"graded", "exponents to 20", "exponents to 60", "small beside large", "NaN and Inf"}),
+     ("FLUSHES_SUBNORMALS", "C", {"subnormal operands", "subnormal results", "ends of the range"}),
+     ("LOSES_SIGNS", "C", {"ends of the range", "NaN and Inf"}),
+     ("ROUNDS_UP", "F", {"integers", "alpha and beta", "zeros"}), ("CHANGES_ITS_ORDER", "B", set())])
 def test_a_wrong_library(peer, fault, grade, broken):
     library = peer(fault)
     report = certificate("--library", library, expect=FAILED)["gradings"][0]
@@ -215,8 +169,7 @@ def test_a_wrong_library(peer, fault, grade, broken):
         assert not found & {"uniform", "normal", *HARD}
     assert (report["unrepeatable"] > 0) == (fault == "CHANGES_ITS_ORDER")
     assert all(
-        ("failure" in family) == bool(family["broken"] or family["unrepeatable"]) for family in report["families"]
-    )
+        ("failure" in family) == bool(family["broken"] or family["unrepeatable"]) for family in report["families"])
 
 
 def test_a_wrong_library_as_a_table(peer):
@@ -231,36 +184,24 @@ def test_tf32_is_a_contract_of_its_own(peer):
     neither."""
     assert certificate("--library", peer("ROUNDS_OPERANDS"), "--precision", "tf32")["gradings"][0]["grade"] == "A"
     for fault in ("CUTS_OPERANDS", "DROPS_A_TERM"):
-        assert (
-            certificate("--library", peer(fault), "--precision", "tf32", expect=FAILED)["gradings"][0]["grade"] == "F"
-        )
+        assert (certificate("--library", peer(fault), "--precision", "tf32",
+                            expect=FAILED)["gradings"][0]["grade"] == "F")
 
 
 def test_a_library_that_switches_subnormals_off(peer, tmp_path):
     """As -ffast-math does for whoever loads what was linked with it: found, and not catching."""
     if os.uname().machine != "x86_64":
         pytest.skip("the switch is x86's")
-    (tmp_path / "switch.c").write_text("#include <xmmintrin.h>\n"
+    (tmp_path / "switch.c").write_text(
+        "#include <xmmintrin.h>\n"
         "__attribute__((constructor)) static void off(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }")
     library = tmp_path / "libfastmath.so"
-    run(
-        "cc",
-        "-O2",
-        "-shared",
-        "-fPIC",
-        "-DNAME=sgemm_",
-        tmp_path / "switch.c",
-        ROOT / "tests" / "peer" / "sgemm.c",
-        "-o",
-        library,
-        "-lm",
-    )
+    run("cc", "-O2", "-shared", "-fPIC", "-DNAME=sgemm_", tmp_path / "switch.c", ROOT / "tests" / "peer" / "sgemm.c",
+        "-o", library, "-lm")
     report = certificate("--library", library, expect=FAILED)["gradings"][0]
     assert report["grade"] == "C"
-    assert {family["family"] for family in report["families"] if family["broken"]} >= {
-        "subnormal operands",
-        "subnormal results",
-    }
+    assert {family["family"] for family in report["families"]
+            if family["broken"]} >= {"subnormal operands", "subnormal results"}
 
 
 @pytest.mark.parametrize("fault", ["CRASHES", "EXITS"])
@@ -268,9 +209,7 @@ def test_a_library_that_does_not_come_back(peer, tmp_path, fault):
     out, said = check("--library", peer(fault), "--report", tmp_path / "certificate", expect=FAILED)
     assert out == "" and re.fullmatch(
         r"tessera check: --library \S+: the library crashed or ended the process in sgemm_, 1 x 1 x 1 nn; "
-        r"it cannot be graded\n",
-        said,
-    )
+        r"it cannot be graded\n", said)
     assert not list(tmp_path.iterdir())
 
 
@@ -285,21 +224,18 @@ def pypi_openblas():
     return found[0] if found else "libscipy_openblas64_.so"
 
 
-@pytest.mark.parametrize(
-    "library", ["libopenblas.so.0", "libblis.so.4", pypi_openblas()], ids=["openblas", "blis", "numpy"]
-)
+@pytest.mark.parametrize("library",
+                         ["libopenblas.so.0", "libblis.so.4", pypi_openblas()], ids=["openblas", "blis", "numpy"])
 def test_libraries_of_others(library):
     """They keep the bound. OpenBLAS's kernels for small matrices read A and B although alpha is 0."""
-    ran = subprocess.run(
-        [TESSERA, "check", "--quick", "--json", "--threads", "1", "--library", library], capture_output=True, text=True
-    )
+    ran = subprocess.run([TESSERA, "check", "--quick", "--json", "--threads", "1", "--library", library],
+                         capture_output=True, text=True)
     if "cannot open shared object file" in ran.stderr:
         pytest.skip(f"{os.path.basename(library)} is not here")
     report = json.loads(ran.stdout)["gradings"][0]
     assert {family["family"] for family in report["families"] if family["broken"]} <= {"alpha = 0"}
-    assert report["grade"] == ("A" if not report["broken"] else "C") and ran.returncode == (
-        OK if report["grade"] == "A" else FAILED
-    )
+    assert report["grade"] == ("A" if not report["broken"] else "C")
+    assert ran.returncode == (OK if report["grade"] == "A" else FAILED)
     assert not report["unrepeatable"]
 
 
@@ -321,14 +257,14 @@ def test_libraries_that_are_none(tmp_path):
     assert "write ./text.so" in said
 
 
-@pytest.mark.parametrize("words, says", [
-    (["--library"], "--library needs a value"),
-    (["--library", ""], "--library is empty"),
-    (["--library", "x.so", "--device", "cpu"], "--device and --kernel are for Tessera's own engines"),
-    (["--library", "x.so", "--kernel", "avx2"], "--device and --kernel are for Tessera's own engines"),
-    (["--report", ""], "--report's file has no name"),
-    (["--report", "a", "b"], "unexpected argument 'b'"),
-    (["--seed", "x"], "--seed is 'x'")], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    "words, says", [(["--library"], "--library needs a value"), (["--library", ""], "--library is empty"),
+                    (["--library", "x.so", "--device", "cpu"], "--device and --kernel are for Tessera's own engines"),
+                    (["--library", "x.so", "--kernel", "avx2"], "--device and --kernel are for Tessera's own engines"),
+                    (["--report", ""], "--report's file has no name"),
+                    (["--report", "a", "b"], "unexpected argument 'b'"),
+                    (["--seed", "x"], "--seed is 'x'")], ids=lambda value: " ".join(value)
+    if isinstance(value, list) else "")
 def test_misuse(words, says, tmp_path):
     out, said = check(*words, expect=MISUSED, cwd=tmp_path)
     assert out == "" and says in said and "try: tessera check --help" in said and not list(tmp_path.iterdir())

@@ -11,21 +11,8 @@ from binding import CUDA, FP32, IEEE, LEFT, RIGHT, TF32, Launch, Operand, Packed
 from cuda_driver import Buffer
 from engine import Engine, kernel_names
 from layouts import assert_guards, column_major, filled, padded, poisoned, row_major, stepped
-from reference import (
-    FAMILIES,
-    UNIT,
-    assert_componentwise,
-    assert_exact,
-    assert_special_values,
-    assert_tf32,
-    frobenius_error,
-    integers,
-    normal,
-    powers_of_two,
-    product64,
-    signed,
-    uniform,
-)
+from reference import (FAMILIES, UNIT, assert_componentwise, assert_exact, assert_special_values, assert_tf32,
+                       frobenius_error, integers, normal, powers_of_two, product64, signed, uniform)
 
 LARGEST = np.finfo(np.float32).max
 
@@ -64,9 +51,8 @@ def test_more_accurate_than_plain_float32(driver, family, k):
     if not kernels:
         pytest.skip("this GPU has no split kernel")
     for kernel in kernels:
-        assert frobenius_error(Engine(CUDA, FP32, kernel).product(a, b), exact) <= frobenius_error(in_order, exact), (
-            kernel
-        )
+        error = frobenius_error(Engine(CUDA, FP32, kernel).product(a, b), exact)
+        assert error <= frobenius_error(in_order, exact), kernel
 
 
 @pytest.mark.parametrize("k", [256, 1024, 4096])
@@ -82,23 +68,12 @@ def test_small_meets_small(accurate_cuda, k):
 # ---- Special values in every class of position ----------------------------------------------------------------------
 
 M, N, K = 300, 280, 400  # several panels and tiles with edges, several blocks of k with a remainder
-POSITIONS = [
-    (0, 0),
-    (0, K - 1),
-    (M - 1, 0),
-    (M - 1, K - 1),
-    (63, 63),
-    (64, 64),
-    (127, 127),
-    (128, 128),
-    (128, 0),
-    (255, 320),
-    (299, 384),
-    (7, 399),
-    (150, 200),
-]
-VALUES = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "subnormal": np.float32(2.0**-140), "zero": 0.0, "-zero": -0.0,
-          "largest": LARGEST, "-largest": -LARGEST, "tiny": np.float32(2.0**-126)}
+POSITIONS = [(0, 0), (0, K - 1), (M - 1, 0), (M - 1, K - 1), (63, 63), (64, 64), (127, 127), (128, 128), (128, 0),
+             (255, 320), (299, 384), (7, 399), (150, 200)]
+VALUES = {
+    "nan": np.nan, "inf": np.inf, "-inf": -np.inf, "subnormal": np.float32(2.0**-140), "zero": 0.0, "-zero": -0.0,
+    "largest": LARGEST, "-largest": -LARGEST, "tiny": np.float32(2.0**-126)
+}
 
 
 def small_factors(rng, rows, cols):
@@ -223,8 +198,7 @@ def test_values_that_rounding_carries_over(accurate_cuda):
     below = np.nextafter(np.ldexp(np.float32(1), np.arange(-20, 20)), np.float32(0), dtype=np.float32)
     a = np.resize(below, (200, 333)).astype(np.float32)
     b = np.resize(np.float32(1) - np.float32(2.0**-24) * np.arange(1, 4, dtype=np.float32), (333, 150)).astype(
-        np.float32
-    )
+        np.float32)
     assert_componentwise(accurate_cuda.product(a, b), a, b)
 
 
@@ -283,10 +257,8 @@ def test_deep_elements_in_parts_of_the_product(fp32_cuda, rng, limit):
 
 
 TINY_IN_A_COLUMN = {
-    "one": ([35], False),
-    "all rows that one thread packs": (range(3, 64, 8), False),
-    "all but one that are packed together": (range(1, 64), False),
-    "all that are packed together": (range(64), True),
+    "one": ([35], False), "all rows that one thread packs": (range(3, 64, 8), False),
+    "all but one that are packed together": (range(1, 64), False), "all that are packed together": (range(64), True)
 }
 
 
@@ -337,7 +309,7 @@ def test_less_workspace_same_contract(fp32_cuda, rng, m, n, k, limit):
 # ---- Packed operands ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sides", [(LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=["left", "right", "both"])
+@pytest.mark.parametrize("sides", [(LEFT, ), (RIGHT, ), (LEFT, RIGHT)], ids=["left", "right", "both"])
 def test_packed_keeps_the_contract(accurate_cuda, rng, sides):
     for family in (*FAMILIES.values(), uneven):
         a, b = family(rng, 300, 280, 600)
@@ -359,9 +331,8 @@ def test_packed_with_a_batch_stride(fp32_cuda, rng):
     with fp32_cuda.resident(a, b, changed=[c]):
         packed = Packed(fp32_cuda.context, RIGHT, fp32_cuda.operand(b))
         try:
-            binding.gemm(
-                fp32_cuda.context, fp32_cuda.operand(a), fp32_cuda.operand(b, packed), fp32_cuda.result(c), batch=3
-            )
+            binding.gemm(fp32_cuda.context, fp32_cuda.operand(a), fp32_cuda.operand(b, packed), fp32_cuda.result(c),
+                         batch=3)
         except binding.TesseraError as error:
             assert error.status == binding.INVALID_ARGUMENT and "b.packed" in error.message
             return
@@ -388,17 +359,14 @@ def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
         def work(i):
             try:
                 for _ in range(5):
-                    binding.gemm(
-                        cuda.context,
-                        binding.matrix(Operand, jobs[i], inputs[i].address),
-                        binding.matrix(Operand, b, db.address, packed),
-                        Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0),
-                        launch=Launch(streams[i]),
-                    )
+                    binding.gemm(cuda.context, binding.matrix(Operand, jobs[i], inputs[i].address),
+                                 binding.matrix(Operand, b, db.address, packed),
+                                 Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0), launch=Launch(
+                                     streams[i]))
             except Exception as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+        threads = [threading.Thread(target=work, args=(i, )) for i in range(len(jobs))]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -421,9 +389,10 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
         da.put(a), db.put(b), dc.put(poisoned(300, 256))
         packed = Packed(fp32_cuda.context, RIGHT, binding.matrix(Operand, b, db.address), Launch(stream))
         driver.stream_synchronize(stream)
-        graph = driver.capture(stream, lambda: binding.gemm(
-            fp32_cuda.context, binding.matrix(Operand, a, da.address), binding.matrix(Operand, b, db.address, packed),
-            Result(dc.address, 300, 256, 256, 1, 0), launch=Launch(stream)))
+        graph = driver.capture(
+            stream, lambda: binding.gemm(fp32_cuda.context, binding.matrix(Operand, a, da.address),
+                                         binding.matrix(Operand, b, db.address, packed),
+                                         Result(dc.address, 300, 256, 256, 1, 0), launch=Launch(stream)))
         for _ in range(3):
             dc.put(poisoned(300, 256))
             driver.replay(graph, stream)
@@ -436,10 +405,8 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
 # ---- Bits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "m, n, k, fits",
-    [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True), (1500, 1400, 2000, False)],
-)
+@pytest.mark.parametrize("m, n, k, fits", [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True),
+                                           (1500, 1400, 2000, False)])
 def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
     """Again and again while other streams keep the GPU busy: no sum may depend on which block came first, nor on how
     many stay where something does not fit by a row's sample."""
@@ -454,13 +421,8 @@ def test_same_bits_under_load(cuda, driver, rng, m, n, k, fits):
         da.put(a), db.put(b)
         for _ in range(5):
             for stream, output in zip(streams, outputs):
-                binding.gemm(
-                    cuda.context,
-                    binding.matrix(Operand, a, da.address),
-                    binding.matrix(Operand, b, db.address),
-                    Result(output.address, m, n, n, 1, 0),
-                    launch=Launch(stream),
-                )
+                binding.gemm(cuda.context, binding.matrix(Operand, a, da.address), binding.matrix(
+                    Operand, b, db.address), Result(output.address, m, n, n, 1, 0), launch=Launch(stream))
             driver.synchronize()
             for output in outputs:
                 assert np.array_equal(output.get().reshape(m, n), first)

@@ -68,14 +68,12 @@ def environment(prefix, tmp_path):
     library = next(prefix.rglob("libtessera.so")).parent
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TESSERA_")}
     return {
-        **kept,
-        "HOME": str(tmp_path),
+        **kept, "HOME": str(tmp_path),
         "PATH": f"{prefix / 'bin'}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": str(library),
-        "PKG_CONFIG_PATH": str(library / "pkgconfig"),
+        "LD_LIBRARY_PATH": str(library), "PKG_CONFIG_PATH": str(library / "pkgconfig"),
         "CMAKE_PREFIX_PATH": str(prefix),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "TESSERA_LIBRARY": str(library / "libtessera.so"),
+        "TESSERA_LIBRARY": str(library / "libtessera.so")
     }
 
 
@@ -87,21 +85,8 @@ def run_block(block, folder, environment):
     elif block.language == "c":
         source, program = folder / f"block{block.line}.c", folder / f"block{block.line}"
         source.write_text(block.text)
-        run(
-            "cc",
-            "-std=c11",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{ROOT / 'include'}",
-            source,
-            "-o",
-            program,
-            f"-L{BUILD}",
-            "-ltessera",
-            "-lm",
-            f"-Wl,-rpath,{BUILD}",
-        )
+        run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", source, "-o", program,
+            f"-L{BUILD}", "-ltessera", "-lm", f"-Wl,-rpath,{BUILD}")
         run(program, cwd=folder, env=environment)
     else:
         (folder / "program.py").write_text(block.text)
@@ -115,10 +100,8 @@ def is_torchs(block):
 
 
 @pytest.mark.parametrize(
-    "block",
-    [block for block in BLOCKS if block.language in RUN and not block.tested and not is_torchs(block)],
-    ids=name,
-)
+    "block", [block for block in BLOCKS if block.language in RUN and not block.tested and not is_torchs(block)],
+    ids=name)
 def test_block(block, folders, environment):
     skip_unless_there(block)
     run_block(block, folders(block.path), environment)
@@ -128,8 +111,7 @@ def test_every_block_says_what_it_is():
     for block in BLOCKS:
         where = f"{block.path.name}, line {block.line}"
         assert block.language in RUN | SHOWN, (
-            f"{where}: write ```sh, ```c, ```cmake or ```python, or ```text for what is not run"
-        )
+            f"{where}: write ```sh, ```c, ```cmake or ```python, or ```text for what is not run")
         assert block.language != "cmake" or block.file, f"{where}: say what file that is, as in `CMakeLists.txt`:"
         assert block.language != "r" or block.tested, f"{where}: name the test that runs it"
 

@@ -35,8 +35,7 @@ def tree(path):
 def strings(path):
     """The module's texts in other languages, by name."""
     return {
-        node.targets[0].id: node.value.value
-        for node in tree(path).body
+        node.targets[0].id: node.value.value for node in tree(path).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
     }
 
@@ -58,17 +57,14 @@ def test_the_generator_notices_a_difference(tmp_path):
     for folder in ("kernelbench", "src"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     source = tmp_path / "src/cuda/kernels/split/split_wgmma.cuh"
-    source.write_text(
-        source.read_text().replace("// endregion: fp32_products", "/* another line */\n// endregion: fp32_products")
-    )
+    source.write_text(source.read_text().replace("// endregion: fp32_products",
+                                                 "/* another line */\n// endregion: fp32_products"))
     said = run(sys.executable, tmp_path / "kernelbench/generate.py", "--check", expect=1)
     assert all(name in said for name in KEPT), said
 
 
-@pytest.mark.parametrize(
-    "text, word",
-    [("/* a second pass */", "pass"), ("/* all except one */", "except"), ("// region: x", "no end of region")],
-)
+@pytest.mark.parametrize("text, word", [("/* a second pass */", "pass"), ("/* all except one */", "except"),
+                                        ("// region: x", "no end of region")])
 def test_the_generator_refuses(text, word, tmp_path):
     for folder in ("kernelbench", "src"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -100,20 +96,10 @@ def test_names_leave_the_problems_own_alone(modules):
 def test_static_rules_of_kernelbench(modules):
     """Its checker cuts lines at # and //, and then refuses these wherever they stand; and asks for the two last."""
     refused = [
-        r"\btry\s*:",
-        r"\bexcept\s*:",
-        r"\bexcept\s+\w+",
-        r"\bpass\b",
-        r"threading",
-        r"multiprocessing",
-        r"concurrent\.futures",
-        r"_make_subclass",
-        r"class\s+\w+.*\(torch\.Tensor\)",
-        r"torch\.cuda\.(Event|synchronize)",
-        r"time\.(time|perf_counter)",
-        r"torch\.(mm|bmm|matmul|einsum)\b",
-        r"cudaDeviceSynchronize",
-        r"cudaStreamSynchronize",
+        r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+", r"\bpass\b", r"threading", r"multiprocessing",
+        r"concurrent\.futures", r"_make_subclass", r"class\s+\w+.*\(torch\.Tensor\)",
+        r"torch\.cuda\.(Event|synchronize)", r"time\.(time|perf_counter)", r"torch\.(mm|bmm|matmul|einsum)\b",
+        r"cudaDeviceSynchronize", r"cudaStreamSynchronize"
     ]
     for path in modules.values():
         text = "\n".join(line.split("#")[0].split("//")[0] for line in path.read_text().split("\n"))
@@ -136,32 +122,17 @@ def compile_kernels(folder, text, hopper, *architectures):
     codes = [
         f"-gencode=arch=compute_{code},code={'sm' if code == '90a' else 'compute'}_{code}" for code in architectures
     ]
-    run(
-        need("nvcc"),
-        "-fatbin",
-        "-std=c++17",
-        "-O1",
-        "--threads",
-        "2",
-        f"-DTESSERA_HOPPER={hopper}",
-        "--expt-relaxed-constexpr",
-        "-D__CUDA_NO_HALF_OPERATORS__",
-        "-D__CUDA_NO_HALF_CONVERSIONS__",
-        "-D__CUDA_NO_HALF2_OPERATORS__",
-        *codes,
-        "-o",
-        folder / "cuda.fatbin",
-        source,
-    )
+    run(need("nvcc"), "-fatbin", "-std=c++17", "-O1", "--threads", "2", f"-DTESSERA_HOPPER={hopper}",
+        "--expt-relaxed-constexpr", "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__",
+        "-D__CUDA_NO_HALF2_OPERATORS__", *codes, "-o", folder / "cuda.fatbin", source)
 
 
 @pytest.mark.slow
 def test_kernels_compile(modules, tmp_path):
     """For Hopper, with an older architecture that some torches insist on; and for Turing."""
     of = strings(modules["1_square"])
-    compile_kernels(
-        tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["PACKING"] + of["HOPPER"] + of["PORTABLE"], 1, "80", "90a"
-    )
+    compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["PACKING"] + of["HOPPER"] + of["PORTABLE"], 1, "80",
+                    "90a")
     compile_kernels(tmp_path, of["ARGUMENTS"] + of["COMMON"] + of["PORTABLE"], 0, "75")
 
 
@@ -176,10 +147,8 @@ def test_the_others_have_the_same_kernels(modules):
     for name, path in modules.items():
         of = strings(path)
         assert all(of[part] == square[part] for part in ("COMMON", "PACKING", "PORTABLE")), name
-        assert all(
-            of[part] == (both if path == modules["18_transposed_both"] else square)[part]
-            for part in ("ARGUMENTS", "HOPPER")
-        ), name
+        assert all(of[part] == (both if path == modules["18_transposed_both"] else square)[part]
+                   for part in ("ARGUMENTS", "HOPPER")), name
 
 
 @pytest.mark.slow
@@ -189,22 +158,8 @@ def test_kernels_in_the_emulator(modules, hopper, tmp_path):
     of = strings(modules["1_square"])
     (tmp_path / "arguments.h").write_text(of["ARGUMENTS"])
     (tmp_path / "kernels.h").write_text(of["PACKING"] + of["PORTABLE"])
-    run(
-        need("g++"),
-        "-std=c++17",
-        "-O1",
-        "-ffp-contract=off",
-        "-fsanitize=address",
-        "-w",
-        f"-DTESSERA_HOPPER={hopper}",
-        "-I",
-        tmp_path,
-        "-I",
-        ROOT / "tests/emulator",
-        "-o",
-        tmp_path / "module",
-        ROOT / "tests/emulator/module.cpp",
-    )
+    run(need("g++"), "-std=c++17", "-O1", "-ffp-contract=off", "-fsanitize=address", "-w", f"-DTESSERA_HOPPER={hopper}",
+        "-I", tmp_path, "-I", ROOT / "tests/emulator", "-o", tmp_path / "module", ROOT / "tests/emulator/module.cpp")
     run(tmp_path / "module", hopper + 1)
 
 
@@ -214,8 +169,7 @@ def test_kernels_in_the_emulator(modules, hopper, tmp_path):
 def has_gpu():
     asked = subprocess.run(
         [sys.executable, "-c", "import torch; exit(not (torch.cuda.is_available() and torch.version.cuda))"],
-        capture_output=True,
-    )
+        capture_output=True)
     return asked.returncode == 0 and shutil.which("nvcc")
 
 
@@ -237,13 +191,10 @@ def findings(modules, tmp_path_factory):
         shutil.copy(modules[name], folder)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         ran = subprocess.run(
-            [sys.executable, ROOT / "tests/module_check.py", folder / f"{name}.py", *capability.split()],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env={"TORCH_EXTENSIONS_DIR": str(folder / "built"), **environment, "MAX_JOBS": "2"},
-        )
+            [sys.executable, ROOT / "tests/module_check.py", folder / f"{name}.py", *capability.split()], cwd=folder,
+            capture_output=True, text=True, timeout=600, env={
+                "TORCH_EXTENSIONS_DIR": str(folder / "built"), **environment, "MAX_JOBS": "2"
+            })
         lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
         return {line["check"]: line["wrong"] for line in lines}, ran.stdout + ran.stderr
 

@@ -26,43 +26,17 @@ ABOUT = {"gpu": "NVIDIA Test", "driver": "1", "torch": "2", "commit": "abc", "da
 def product(**changed):
     """A record of Tessera beside torch, as bench/gpu/compare.py writes it."""
     return {
-        "what": "product",
-        "problem": "square",
-        "m": 4096,
-        "n": 4096,
-        "k": 4096,
-        "layout": "nn",
-        "data": "rand",
-        "precision": "fp32",
-        "packed": False,
-        "peer": "torch-fp32",
-        "tessera_ms": 0.5,
-        "peer_ms": 2.0,
-        "speedup": 4.0,
-        "tflops": 270.0,
-        "error": 2e-7,
-        "peer_error": 8e-7,
-        **ABOUT,
-        **changed,
+        "what": "product", "problem": "square", "m": 4096, "n": 4096, "k": 4096, "layout": "nn", "data": "rand",
+        "precision": "fp32", "packed": False, "peer": "torch-fp32", "tessera_ms": 0.5, "peer_ms": 2.0, "speedup": 4.0,
+        "tflops": 270.0, "error": 2e-7, "peer_error": 8e-7, **ABOUT, **changed
     }
 
 
 def cpu_rate(library, gflops, **changed):
     return {
-        "what": "library",
-        "library": library,
-        "m": 1024,
-        "n": 1024,
-        "k": 1024,
-        "layout": "nn",
-        "threads": 1,
-        "gflops_best": gflops,
-        "gflops_median": gflops,
-        "samples": 3,
-        "machine": "Test CPU",
-        "commit": "abc",
-        "date": "2026-01-02",
-        **changed,
+        "what": "library", "library": library, "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "threads": 1,
+        "gflops_best": gflops, "gflops_median": gflops, "samples": 3, "machine": "Test CPU", "commit": "abc",
+        "date": "2026-01-02", **changed
     }
 
 
@@ -77,9 +51,8 @@ def program(*words, cwd=ROOT):
 
 def test_rounds_are_taken_as_asked():
     taken = []
-    timings = timing.interleaved(
-        lambda halfway: taken.append(halfway) or [1.0 + len(taken) % 2, 5.0], seconds=0, least=4
-    )
+    timings = timing.interleaved(lambda halfway: taken.append(halfway) or [1.0 + len(taken) % 2, 5.0], seconds=0,
+                                 least=4)
     assert len(taken) == 4 and sum(taken) == 1, "four rounds, one of them marked as the middle"
     assert [t.median for t in timings] == [1.5, 5.0] and [t.best for t in timings] == [1.0, 5.0]
     assert timings[1].spread == 0 and timings[0].spread > 0
@@ -98,8 +71,7 @@ def test_errors_are_those_that_were_made(family):
     (none, none_worst), (error, worst) = errors.measure([exact, off], a, b, rows=7)
     assert none < 1e-14 and none_worst < 1e-6
     assert worst == pytest.approx(7, rel=1e-3) and error == pytest.approx(
-        7 * errors.UNIT * magnitude / np.linalg.norm(exact), rel=1e-3
-    )
+        7 * errors.UNIT * magnitude / np.linalg.norm(exact), rel=1e-3)
 
 
 def test_wide_exponents_are_wide():
@@ -172,17 +144,15 @@ def test_the_cpu_benchmark(tmp_path):
     save = tmp_path / "results/cpu-here.json"
     command = [ROOT / "bench/cpu/run", BUILD, "--quick", "--seconds", "0.02", "--shape", "96,96,96", "--save", save]
     command += ["--layout", "nn", "--layout", "tt", "--threads", "1", "--threads", "2"]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    ran = subprocess.run(command, capture_output=True, text=True, start_new_session=True,
+                         env={**os.environ, "PYTHONPATH": path})
     assert ran.returncode and "goes on from there" in ran.stderr and not save.exists(), ran.stdout + ran.stderr
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0 and "the rest follows" in ran.stdout, ran.stdout + ran.stderr
     records = results.load(save)
     rates = [r for r in records if r["what"] == "library" and r["library"] == "tessera"]
-    assert {(r["m"], r["layout"], r["threads"]) for r in rates} == {
-        (96, layout, t) for layout in ("nn", "tt") for t in (1, 2)
-    }
+    assert {(r["m"], r["layout"], r["threads"]) for r in rates} == {(96, layout, t) for layout in ("nn", "tt")
+                                                                    for t in (1, 2)}
     assert all(0 < r["gflops_median"] <= r["gflops_best"] for r in rates)
     assert {"openblas", "blis", "onednn", "mkl"} <= {r["library"] for r in records}, "those that are not here are named"
     made = program("bench/report", "--results", save.parent, "--docs", tmp_path, "--pages", tmp_path)
@@ -247,26 +217,20 @@ def test_a_long_run_needs_a_gpu():
 # ---- Saved results --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith("gpt2")),
-    ids=lambda path: path.name,
-)
+@pytest.mark.parametrize("path", sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith("gpt2")),
+                         ids=lambda path: path.name)
 def test_saved_results_fit_the_schema(path):
     results.load(path)
 
 
 WHOLE = json.dumps([product(), product(m=1)])
 BAD = {
-    "truncated": (WHOLE[:-40], "ends in the middle"),
-    "not JSON": ('[{"what": nonsense}]', "is not JSON"),
-    "no list": ('{"a": 1}', "no list of records"),
-    "empty": ("[]", "has no records"),
-    "an older schema": (json.dumps([{"m": 1}]), "another version"),
-    "a newer schema": (json.dumps([{"what": "hologram"}]), "does not know"),
-    "a missing field": (json.dumps([{**product(), "what": "accuracy"}]), 'no "library"'),
-    "a wrong type": (json.dumps([product(m="many")]), 'as its "m"'),
-    "another machine": (json.dumps([product(gpu="NVIDIA Other")]), "another machine"),
+    "truncated": (WHOLE[:-40], "ends in the middle"), "not JSON": ('[{"what": nonsense}]', "is not JSON"),
+    "no list": ('{"a": 1}', "no list of records"), "empty": ("[]", "has no records"), "an older schema": (json.dumps(
+        [{"m": 1}]), "another version"), "a newer schema": (json.dumps([{"what": "hologram"}]), "does not know"),
+    "a missing field": (json.dumps([{**product(), "what": "accuracy"}]), 'no "library"'), "a wrong type": (json.dumps(
+                                         [product(m="many")]), 'as its "m"'), "another machine": (json.dumps(
+                                             [product(gpu="NVIDIA Other")]), "another machine")
 }
 
 
@@ -276,12 +240,8 @@ def test_bad_results_are_refused_in_a_sentence(kind, tmp_path):
     (tmp_path / "test.json").write_text(WHOLE)
     (tmp_path / "peers-test.json").write_text(text)
     ran = program("bench/report", "--results", tmp_path, "--docs", tmp_path / "docs")
-    assert (
-        ran.returncode == 1
-        and words in ran.stderr
-        and len(ran.stderr.splitlines()) == 1
-        and "peers-test.json" in ran.stderr
-    )
+    assert (ran.returncode == 1 and words in ran.stderr and len(ran.stderr.splitlines()) == 1 and
+            "peers-test.json" in ran.stderr)
     assert not (tmp_path / "docs").exists(), "nothing is written from results that are not whole"
 
 
@@ -306,9 +266,8 @@ def test_nothing_worse(tmp_path):
     assert ran.returncode == 0 and "2 measurements compared" in ran.stdout and "0 worse" in ran.stdout
 
 
-@pytest.mark.parametrize(
-    "change, words", [({"speedup": 3.7}, "slower: square 4096"), ({"error": 2.3e-7}, "less accurate: square 4096")]
-)
+@pytest.mark.parametrize("change, words", [({"speedup": 3.7}, "slower: square 4096"),
+                                           ({"error": 2.3e-7}, "less accurate: square 4096")])
 def test_what_became_worse_is_named(tmp_path, change, words):
     ran = compare(tmp_path, [product()], [product(**change)])
     assert ran.returncode == 1 and words in ran.stdout and "1 worse" in ran.stdout
@@ -323,40 +282,23 @@ def test_libraries_are_compared_by_the_peers_both_have(tmp_path):
 
 def test_layers_of_the_package_are_compared(tmp_path):
     layer = {
-        "what": "linear",
-        "batch": 64,
-        "in": 1024,
-        "out": 512,
-        "taken": True,
-        "torch_us": 30.0,
-        "drop_in_us": 20.0,
-        "always_us": 20.0,
-        "speedup": 1.5,
-        "always_speedup": 1.5,
-        **ABOUT,
+        "what": "linear", "batch": 64, "in": 1024, "out": 512, "taken": True, "torch_us": 30.0, "drop_in_us": 20.0,
+        "always_us": 20.0, "speedup": 1.5, "always_speedup": 1.5, **ABOUT
     }
     ran = compare(tmp_path, [layer], [{**layer, "speedup": 1.2}])
     assert ran.returncode == 1 and "slower: nn.Linear 64 x 1024 -> 512: 1.500 -> 1.200" in ran.stdout
 
 
-@pytest.mark.parametrize(
-    "new, words",
-    [([product(gpu="NVIDIA Other")], "only results of one machine"), ([product(m=7)], "no measurement in common")],
-)
+@pytest.mark.parametrize("new, words", [([product(gpu="NVIDIA Other")], "only results of one machine"),
+                                        ([product(m=7)], "no measurement in common")])
 def test_what_cannot_be_compared(tmp_path, new, words):
     ran = compare(tmp_path, [product()], new)
     assert ran.returncode == 2 and words in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ([""], "BASE= must name"),
-        (["no.json"], "there is no no.json"),
-        (["HEAD:no.json"], "git has no"),
-        (["bench/results/h200.json"], "both BASE and NEW"),
-    ],
-)
+@pytest.mark.parametrize("arguments, words", [([""], "BASE= must name"), (["no.json"], "there is no no.json"),
+                                              (["HEAD:no.json"], "git has no"),
+                                              (["bench/results/h200.json"], "both BASE and NEW")])
 def test_bases_that_are_none(arguments, words):
     ran = program("bench/regressions.py", *arguments)
     assert ran.returncode == 2 and words in ran.stderr
@@ -394,11 +336,8 @@ def test_a_long_run_is_shown(tmp_path):
     results.save(tmp_path / "sustained-test.json", [sustained_record(), slower])
     assert program("bench/report", "--results", tmp_path, "--docs", tmp_path).returncode == 0
     said = (tmp_path / "results.md").read_text()
-    for words in (
-        "### In a long run",
-        "| 4096 uniform | 2680 | 697 | 671 | 608 | 3.85 x | 0.87 | 1450 | 699 |",
-        "**3.7 to 3.8 x** as fast in a long run",
-    ):
+    for words in ("### In a long run", "| 4096 uniform | 2680 | 697 | 671 | 608 | 3.85 x | 0.87 | 1450 | 699 |",
+                  "**3.7 to 3.8 x** as fast in a long run"):
         assert words in said
 
 
@@ -408,10 +347,9 @@ def test_the_readme_says_what_a_long_run_gets(monkeypatch):
     import tables
 
     load = tables.load
-    for records, words in (
-        ([], "`make bench-sustained` measures by how much."),
-        ([sustained_record()], "**3.8 to 3.8 x**, at 1450 to 1450 MHz and 699 W"),
-    ):
+    for records, words in (([], "`make bench-sustained` measures by how much."), ([
+            sustained_record()
+    ], "**3.8 to 3.8 x**, at 1450 to 1450 MHz and 699 W")):
         monkeypatch.setattr(tables, "load", lambda name: records if name == "sustained-h200.json" else load(name))
         said = " ".join(tables.sustained().split())
         assert "A call among other work" in said and words in said
@@ -421,50 +359,36 @@ def test_products_of_the_same_rate(tmp_path):
     """The roofline has a mark for each, though nothing but their layouts tells them apart."""
     ceiling = {"what": "ceiling", "value": 4.0, "unit": "TB/s", "origin": "a copy", **ABOUT}
     (tmp_path / "results").mkdir()
-    results.save(
-        tmp_path / "results/test.json",
-        [
-            product(problem="transposed A", layout="tn"),
-            product(problem="transposed both", layout="tt"),
-            {**ceiling, "name": "copy"},
-            {**ceiling, "name": "fp16 tensor cores", "value": 800.0, "unit": "TFLOP/s"},
-        ],
-    )
+    results.save(tmp_path / "results/test.json", [
+        product(problem="transposed A", layout="tn"),
+        product(problem="transposed both", layout="tt"), {**ceiling, "name": "copy"},
+        {**ceiling, "name": "fp16 tensor cores", "value": 800.0, "unit": "TFLOP/s"}
+    ])
     command = ["bench/report", "--results", tmp_path / "results", "--docs", tmp_path, "--pages", tmp_path]
     assert program(*command).returncode == 0
-    (page,) = tmp_path.glob("*.html")
+    (page, ) = tmp_path.glob("*.html")
     assert all(f"4096 x 4096 x 4096 {layout}: 270.0 TFLOP/s at" in page.read_text() for layout in ("tn", "tt"))
 
 
 def test_losses_are_named(tmp_path):
     module = {
-        "what": "module",
-        "problem": 7,
-        "name": "small_k",
-        "precision": "fp32",
-        "ms": 5.0,
-        "torch_ms": 4.0,
-        "speedup": 0.8,
-        "error": 3e-7,
-        "torch_error": 2e-7,
-        **ABOUT,
+        "what": "module", "problem": 7, "name": "small_k", "precision": "fp32", "ms": 5.0, "torch_ms": 4.0,
+        "speedup": 0.8, "error": 3e-7, "torch_error": 2e-7, **ABOUT
     }
     (tmp_path / "results").mkdir()
     results.save(
         tmp_path / "results/test.json",
-        [product(m=512, n=512, k=512, tessera_ms=2.0, peer_ms=1.0, speedup=0.5, problem="squares"), product(), module],
-    )
+        [product(m=512, n=512, k=512, tessera_ms=2.0, peer_ms=1.0, speedup=0.5, problem="squares"),
+         product(), module])
     results.save(
-        tmp_path / "results/threads-test.json", [cpu_rate("tessera", 90.0, **ABOUT), cpu_rate("mkl", 100.0, **ABOUT)]
-    )
+        tmp_path / "results/threads-test.json",
+        [cpu_rate("tessera", 90.0, **ABOUT), cpu_rate("mkl", 100.0, **ABOUT)])
     assert program("bench/report", "--results", tmp_path / "results", "--docs", tmp_path).returncode == 0
     said = (tmp_path / "results.md").read_text()
-    for words in (
-        "| fp32 is slower than torch float32 | 512 (0.50 x)",
-        "| a module is slower than eager torch at fp32 | 7 small k (0.80 x)",
-        "| a module is less accurate than torch at fp32 | 7 small k",
-        "| the CPU engine is slower than the best other library | 1024 on 1 thread (0.90 x, MKL)",
-    ):
+    for words in ("| fp32 is slower than torch float32 | 512 (0.50 x)",
+                  "| a module is slower than eager torch at fp32 | 7 small k (0.80 x)",
+                  "| a module is less accurate than torch at fp32 | 7 small k",
+                  "| the CPU engine is slower than the best other library | 1024 on 1 thread (0.90 x, MKL)"):
         assert words in said
 
 
@@ -523,36 +447,27 @@ def faults(chromium, page, width, dark):
 @pytest.mark.parametrize("name", ["h200", "amd-epyc"])
 def test_a_browser_shows_every_chart(chromium, pages, name, width, dark):
     assert faults(chromium, pages[name], width, dark) == []
-    colours = chromium.evaluate(
-        "(({backgroundColor, color}) => [backgroundColor, color].map((c) => "
-        "c.match(/[0-9]+/g).map(Number)))(getComputedStyle(document.body))"
-    )
+    colours = chromium.evaluate("(({backgroundColor, color}) => [backgroundColor, color].map((c) => "
+                                "c.match(/[0-9]+/g).map(Number)))(getComputedStyle(document.body))")
     paper, ink = (sum(colour) for colour in colours)
     assert (paper < ink) == dark, "dark paper in the dark, and only there"
-    hover = (
-        "(() => "
-        "{ const mark = [...document.querySelectorAll('.mark')].find((m) => m.getBoundingClientRect().width > 0);"
-        "mark.dispatchEvent(new PointerEvent('pointerover', {bubbles: true})); const tip = "
-        "document.getElementById('tip');"
-        "return tip.hidden ? '' : tip.textContent; })()"
-    )
+    hover = ("(() => "
+             "{ const mark = [...document.querySelectorAll('.mark')].find((m) => m.getBoundingClientRect().width > 0);"
+             "mark.dispatchEvent(new PointerEvent('pointerover', {bubbles: true})); const tip = "
+             "document.getElementById('tip');"
+             "return tip.hidden ? '' : tip.textContent; })()")
     assert re.search(r"\d", chromium.evaluate(hover)), "numbers on hover"
 
 
 @pytest.mark.parametrize(
     "breaks, words",
-    [
-        (lambda text: text.replace("</script>", "\nnosuch.thing();</script>"), "nosuch"),
-        (lambda text: text.replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'), "network"),
-        (lambda text: re.sub(r'<g class="mark.*?</g>', "", text), "is empty"),
-        (
-            lambda text: re.sub(r'(<g class="mark[^>]*><circle class="reach" cx=")[\d.]+', r"\g<1>-400", text),
-            "a mark outside",
-        ),
-        (lambda text: text.replace(".wide { display: none }", ".wide { min-width: 900px }"), "wider than the window"),
-    ],
-    ids=["script error", "network", "no marks", "marks outside", "too wide"],
-)
+    [(lambda text: text.replace("</script>", "\nnosuch.thing();</script>"), "nosuch"),
+     (lambda text: text.replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'), "network"),
+     (lambda text: re.sub(r'<g class="mark.*?</g>', "", text), "is empty"),
+     (lambda text: re.sub(r'(<g class="mark[^>]*><circle class="reach" cx=")[\d.]+', r"\g<1>-400", text),
+      "a mark outside"),
+     (lambda text: text.replace(".wide { display: none }", ".wide { min-width: 900px }"), "wider than the window")],
+    ids=["script error", "network", "no marks", "marks outside", "too wide"])
 def test_the_browser_sees_what_is_broken(chromium, pages, tmp_path, breaks, words):
     page, text = tmp_path / "page.html", pages["h200"].read_text()
     page.write_text(breaks(text))

@@ -10,20 +10,8 @@ from layouts import LAYOUTS, assert_guards, column_major, filled, padded, row_ma
 from reference import assert_componentwise, assert_exact, integers
 
 # Beside vectors' lanes and the depth at which sums are cut; the last are shared by threads.
-SHAPES = [
-    (1, 3, 7),
-    (1, 40, 33),
-    (1, 9, 640),
-    (1, 1, 4099),
-    (1, 70, 8200),
-    (5, 1, 4095),
-    (41, 1, 31),
-    (1, 700, 1500),
-    (1500, 1, 700),
-    (1, 700, 600),
-    (700, 1, 600),
-    (1, 9000, 30),
-]
+SHAPES = [(1, 3, 7), (1, 40, 33), (1, 9, 640), (1, 1, 4099), (1, 70, 8200), (5, 1, 4095), (41, 1, 31), (1, 700, 1500),
+          (1500, 1, 700), (1, 700, 600), (700, 1, 600), (1, 9000, 30)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -57,7 +45,7 @@ def results(cpu, a, b):
     of_batch = [np.lib.stride_tricks.as_strided(x, (3, *x.shape), (0, *x.strides)) for x in (a, b)]
     for c in cpu.multiply(*of_batch, row_major(3, m, n)):
         yield "in a batch", c
-    for sides in [(LEFT,), (RIGHT,), (LEFT, RIGHT)]:
+    for sides in [(LEFT, ), (RIGHT, ), (LEFT, RIGHT)]:
         c = row_major(m, n)
         packed_a = Packed(cpu.context, LEFT, cpu.operand(a)) if LEFT in sides else None
         packed_b = Packed(cpu.context, RIGHT, cpu.operand(b)) if RIGHT in sides else None
@@ -73,10 +61,8 @@ def results(cpu, a, b):
 @pytest.mark.parametrize("layout", [row_major, column_major, padded, stepped], ids=lambda layout: layout.__name__)
 def test_same_bits_however_computed(cpu, rng, layout, shape):
     m, n, k = shape
-    a, b = (
-        filled(layout, rng.standard_normal((m, k), np.float32)),
-        filled(layout, rng.standard_normal((k, n), np.float32)),
-    )
+    a, b = (filled(layout, rng.standard_normal((m, k),
+                                               np.float32)), filled(layout, rng.standard_normal((k, n), np.float32)))
     first = cpu.product(a, b)
     for how, c in results(cpu, a, b):
         assert np.array_equal(c, first), how

@@ -38,12 +38,12 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
     record = {
         "what": "product", "problem": problem, "m": m, "n": n, "k": k, "layout": layout, "data": data,
         "precision": precision, "packed": packed, "peer": "torch-tf32" if precision == "tf32" else "torch-fp32",
-        "tessera_ms": round(1e3 * ours.median, 5), "peer_ms": round(1e3 * theirs.median, 5), "speedup": round(
-            theirs.median / ours.median, 3), "tflops": round(flops / ours.median / 1e12, 2), "peer_tflops": round(
-                flops / theirs.median / 1e12,
-                2), "error": float(f"{error:.3e}"), "peer_error": float(f"{peer_error:.3e}"), "worst_units": round(
-                    worst, 2), "peer_worst_units": round(peer_worst, 2), "kernel": tessera.kernel, "samples": len(
-                        ours.samples), "spread": round(ours.spread, 4), "peer_spread": round(theirs.spread, 4), **state
+        "tessera_ms": round(1e3 * ours.median, 5), "peer_ms": round(1e3 * theirs.median, 5),
+        "speedup": round(theirs.median / ours.median, 3), "tflops": round(flops / ours.median / 1e12, 2),
+        "peer_tflops": round(flops / theirs.median / 1e12, 2), "error": float(f"{error:.3e}"),
+        "peer_error": float(f"{peer_error:.3e}"), "worst_units": round(worst, 2),
+        "peer_worst_units": round(peer_worst, 2), "kernel": tessera.kernel, "samples": len(ours.samples),
+        "spread": round(ours.spread, 4), "peer_spread": round(theirs.spread, 4), **state
     }
     return [record], (
         f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout} {data:5s} {precision}{' packed' if packed else '':7s} "
@@ -59,11 +59,11 @@ def measure_packing(seconds, problem, m, n, k, layout, side):
     (packing, copying), state = interleaved([Packing(context("fp32"), side, tensor), lambda: target.copy_(source)],
                                             seconds, SHORT)
     record = {
-        "what": "packing", "problem": problem, "operand": "ab"[side],
-        "layout": layout[side], "rows": m if side == 0 else n, "k": k, "precision": "fp32", "pack_us": round(
-            1e6 * packing.median, 2), "copy_us": round(1e6 * copying.median, 2), "of_copy": round(
-                copying.median / packing.median, 3), "samples": len(packing.samples), "spread": round(
-                    packing.spread, 4), "copy_spread": round(copying.spread, 4), **state
+        "what": "packing", "problem": problem, "operand": "ab"[side], "layout": layout[side],
+        "rows": m if side == 0 else n, "k": k, "precision": "fp32", "pack_us": round(1e6 * packing.median, 2),
+        "copy_us": round(1e6 * copying.median, 2), "of_copy": round(copying.median / packing.median, 3),
+        "samples": len(packing.samples), "spread": round(packing.spread, 4), "copy_spread": round(copying.spread, 4),
+        **state
     }
     return [
         record
@@ -78,8 +78,8 @@ def measure_host_time(size, precision):
         torch_float32(a, b, torch.empty(size, size, device="cuda")))
     record = {
         "what": "host time", "problem": "host time per call", "m": size, "n": size, "k": size, "layout": "nn",
-        "data": "rand", "precision": precision, "packed": False, "peer": "torch-fp32", "tessera_host_us": round(
-            ours, 2), "peer_host_us": round(theirs, 2)
+        "data": "rand", "precision": precision, "packed": False, "peer": "torch-fp32",
+        "tessera_host_us": round(ours, 2), "peer_host_us": round(theirs, 2)
     }
     return [record], f"host time per call {size}^3 {precision}: {ours:.2f} us through ctypes, torch {theirs:.2f} us"
 

@@ -40,7 +40,6 @@ REFERENCE = (1, 2, 8, 16, 18)
 
 class Record:
     """What KernelBench needs of pydantic.BaseModel."""
-
     def __init__(self, **values):
         self.__dict__.update(values)
 
@@ -54,10 +53,8 @@ def load_kernelbench(folder):
     for name in ("dotenv", "tqdm", "openai", "litellm", "requests", "pydantic"):
         if importlib.util.find_spec(name) is None:
             sys.modules[name] = mock.MagicMock(BaseModel=Record)
-    return types.SimpleNamespace(
-        eval=importlib.import_module("kernelbench.eval"),
-        checker=importlib.import_module("kernelbench.kernel_static_checker"),
-    )
+    return types.SimpleNamespace(eval=importlib.import_module("kernelbench.eval"),
+                                 checker=importlib.import_module("kernelbench.kernel_static_checker"))
 
 
 def number_of(path):
@@ -67,18 +64,16 @@ def number_of(path):
 def build(path):
     """Compiles a module in a process of its own; returns the seconds it took."""
     begin = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv[1])['ModelNew']()", str(path)], check=True
-    )
+    subprocess.run([sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv[1])['ModelNew']()",
+                    str(path)], check=True)
     return time.monotonic() - begin
 
 
 def differences(model, reference, inputs):
     """Of both models on the same inputs: relative Frobenius error and largest error against float64, by blocks."""
-
     def blocks(A, B):  # of the product, and what they are computed from
         if A.dim() == 3 and B.dim() == 3:
-            return [(slice(i, i + 8), A[i : i + 8], B[i : i + 8]) for i in range(0, len(A), 8)]
+            return [(slice(i, i + 8), A[i:i + 8], B[i:i + 8]) for i in range(0, len(A), 8)]
         return [(slice(None), A, B)]
 
     with torch.no_grad():
@@ -92,21 +87,18 @@ def differences(model, reference, inputs):
                 largest[i] = max(largest[i], difference.max().item())
                 squares[i] += difference.square_().sum().item()
                 del difference
-    return [(squares[i] / norm) ** 0.5 for i in range(2)], largest
+    return [(squares[i] / norm)**0.5 for i in range(2)], largest
 
 
 FORMULAS = {
-    14: lambda A, B: torch.triu(torch.matmul(A, B)),
-    15: lambda A, B: torch.tril(torch.matmul(A, B)),
-    16: lambda A, B: torch.matmul(A.T, B),
-    17: lambda A, B: torch.matmul(A, B.T),
-    18: lambda A, B: torch.matmul(A.T, B.T),
+    14: lambda A, B: torch.triu(torch.matmul(A, B)), 15: lambda A, B: torch.tril(torch.matmul(A, B)),
+    16: lambda A, B: torch.matmul(A.T, B), 17: lambda A, B: torch.matmul(A, B.T),
+    18: lambda A, B: torch.matmul(A.T, B.T)
 }
 
 
 class Problem(torch.nn.Module):
     """A problem's own model, as KernelBench has it."""
-
     def __init__(self, number):
         super().__init__()
         self.forward = FORMULAS.get(number, torch.matmul)
@@ -152,20 +144,13 @@ def judge_alone(path, source, precision, trials):
 
 
 def judge_by_kernelbench(kernelbench, path, problem, source, trials):
-    valid, errors, warnings = kernelbench.checker.validate_kernel_static(
-        path.read_text(), backend="cuda", precision="fp32"
-    )
+    check = kernelbench.checker.validate_kernel_static
+    valid, errors, warnings = check(path.read_text(), backend="cuda", precision="fp32")
     talk = io.StringIO()
     with contextlib.redirect_stdout(talk):
-        result = kernelbench.eval.eval_kernel_against_ref(
-            problem.read_text(),
-            source,
-            num_correct_trials=5,
-            num_perf_trials=trials,
-            measure_performance=True,
-            device=torch.device("cuda:0"),
-            precision=torch.float32,
-        )
+        result = kernelbench.eval.eval_kernel_against_ref(problem.read_text(), source, num_correct_trials=5,
+                                                          num_perf_trials=trials, measure_performance=True,
+                                                          device=torch.device("cuda:0"), precision=torch.float32)
     if not result or not result.correctness:
         raise RuntimeError(f"{path.name}: KernelBench says {vars(result) if result else None}\n{talk.getvalue()}")
     context = {}
@@ -173,13 +158,9 @@ def judge_by_kernelbench(kernelbench, path, problem, source, trials):
     reference, inputs = context["Model"](), [x.cuda() for x in context["get_inputs"]()]
     exec(source, context)
     record = {
-        "ms": result.runtime,
-        "torch_ms": result.ref_runtime,
-        "ms_std": result.runtime_stats["std"],
-        "torch_ms_std": result.ref_runtime_stats["std"],
-        "correct": result.metadata["correctness_trials"],
-        "checker": "valid" if valid else "; ".join(errors),
-        "checker_warnings": warnings,
+        "ms": result.runtime, "torch_ms": result.ref_runtime, "ms_std": result.runtime_stats["std"],
+        "torch_ms_std": result.ref_runtime_stats["std"], "correct": result.metadata["correctness_trials"],
+        "checker": "valid" if valid else "; ".join(errors), "checker_warnings": warnings
     }
     return record, context["ModelNew"](), reference, inputs
 
@@ -196,17 +177,10 @@ def judge(kernelbench, path, problem, precision, trials):
     error, largest = differences(model, reference, inputs)
     torch.cuda.empty_cache()
     return {
-        "what": "module",
-        "problem": number_of(path),
-        "name": path.stem.split("_", 1)[1],
-        "precision": precision,
-        "speedup": round(record["torch_ms"] / record["ms"], 3),
-        "trials": trials,
-        **record,
-        "error": float(f"{error[0]:.3e}"),
-        "torch_error": float(f"{error[1]:.3e}"),
-        "largest_error": float(f"{largest[0]:.3e}"),
-        "torch_largest_error": float(f"{largest[1]:.3e}"),
+        "what": "module", "problem": number_of(path), "name": path.stem.split(
+            "_", 1)[1], "precision": precision, "speedup": round(record["torch_ms"] / record["ms"], 3),
+        "trials": trials, **record, "error": float(f"{error[0]:.3e}"), "torch_error": float(f"{error[1]:.3e}"),
+        "largest_error": float(f"{largest[0]:.3e}"), "torch_largest_error": float(f"{largest[1]:.3e}")
     }
 
 
@@ -240,21 +214,17 @@ def main():
             problem = kernelbench and next((options.kernelbench / "KernelBench/level1").glob(f"{job[0]}_*.py"))
             record = {
                 **judge(kernelbench, path, problem, precision, options.trials),
-                **({"build_s": round(seconds[path], 1)} if fresh else {}),
+                **({"build_s": round(seconds[path], 1)} if fresh else {})
             }
-            return [record], (
-                f"{job[0]:3d} {record['name']:18s} {precision}  {record['ms']:8.3f} ms  "
-                f"torch {record['torch_ms']:8.3f} ms  {record['speedup']:5.2f} x  "
-                f"error {record['error']:.2e} (torch {record['torch_error']:.2e})  {record['correct']}  "
-                f"{record['checker']} {record['checker_warnings'] or ''}  built in {seconds[path]:.0f} s  "
-                f"{record.get('method', '')}"
-            )
+            return [record
+                    ], (f"{job[0]:3d} {record['name']:18s} {precision}  {record['ms']:8.3f} ms  "
+                        f"torch {record['torch_ms']:8.3f} ms  {record['speedup']:5.2f} x  "
+                        f"error {record['error']:.2e} (torch {record['torch_error']:.2e})  {record['correct']}  "
+                        f"{record['checker']} {record['checker_warnings'] or ''}  built in {seconds[path]:.0f} s  "
+                        f"{record.get('method', '')}")
 
-        jobs = [
-            [number_of(path), precision]
-            for path in paths
-            for precision in (["fp32", "ieee"] if number_of(path) in REFERENCE else ["fp32"])
-        ]
+        jobs = [[number_of(path), precision] for path in paths
+                for precision in (["fp32", "ieee"] if number_of(path) in REFERENCE else ["fp32"])]
         run = results.Run(options.save, about, options.trials)
         run.finish(run.measure(jobs, lambda job: 1.0, measure))
 

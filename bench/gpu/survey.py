@@ -54,9 +54,9 @@ def rates(libraries, seconds):
         settle(functions)
         records = [{
             "what": "library", "library": name, "problem": problem, "m": m, "n": n, "k": k, "layout": layout,
-            "data": "rand", "gflops_best": round(flops / t.best / 1e9, 1), "gflops_median": round(
-                flops / t.median / 1e9, 1), "samples": len(t.samples), "spread": round(
-                    t.spread, 4), "error": float(f"{error:.3e}"), "worst_units": round(worst, 2), **state
+            "data": "rand", "gflops_best": round(flops / t.best / 1e9, 1),
+            "gflops_median": round(flops / t.median / 1e9, 1), "samples": len(t.samples), "spread": round(t.spread, 4),
+            "error": float(f"{error:.3e}"), "worst_units": round(worst, 2), **state
         } for name, t, (error, worst) in zip(chosen, timings, errors.measure(outs, a, b))]
         line = "  ".join(f"{r['library']} {r['gflops_median'] / 1e3:.1f}" for r in records)
         return records, f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout}  TF: {line}"
@@ -98,8 +98,8 @@ def overhead(libraries, _seconds):
         for name, function in zip(libraries, functions):
             function()
             records.append({
-                "what": "call", "library": name, "m": size, "n": size, "k": size, "host_us": round(
-                    host_microseconds(function), 2), "latency_us": round(latency_microseconds(function), 2)
+                "what": "call", "library": name, "m": size, "n": size, "k": size,
+                "host_us": round(host_microseconds(function), 2), "latency_us": round(latency_microseconds(function), 2)
             })
         return records, f"{size:5d}^3  host us: " + "  ".join(f"{r['library']} {r['host_us']:.1f}" for r in records)
 

@@ -29,10 +29,8 @@ FIELDS = {
     "n": (COUNT, "columns of B and C"),
     "k": (COUNT, "columns of A, rows of B"),
     "layout": (TEXT, "how A and B lie in memory: n as they are, t transposed"),
-    "data": (
-        TEXT,
-        "what is multiplied: rand, uniform in [0, 1), or randn, standard normal; or a family of bench/harness/data.py",
-    ),
+    "data": (TEXT, "what is multiplied: rand, uniform in [0, 1), or randn, standard normal; or a family of "
+             "bench/harness/data.py"),
     "problem": (TEXT, "one of the five reference problems, or the series the record belongs to"),
     "precision": (TEXT, "ieee, fp32 or tf32"),
     "packed": (TRUTH, "whether B was packed beforehand"),
@@ -98,116 +96,27 @@ FIELDS = {
 
 PRODUCT = ("m", "n", "k")
 KINDS = {
-    "product": (
-        *PRODUCT,
-        "problem",
-        "layout",
-        "data",
-        "precision",
-        "packed",
-        "peer",
-        "tessera_ms",
-        "peer_ms",
-        "speedup",
-        "tflops",
-        "error",
-        "peer_error",
-        "gpu",
-        "driver",
-        "torch",
-        "commit",
-        "date",
-    ),
-    "packing": (
-        "problem",
-        "operand",
-        "layout",
-        "rows",
-        "k",
-        "precision",
-        "pack_us",
-        "copy_us",
-        "of_copy",
-        "gpu",
-        "commit",
-        "date",
-    ),
-    "sustained": (
-        *PRODUCT,
-        "layout",
-        "data",
-        "torch_us",
-        "tessera_us",
-        "packed_us",
-        "fp16_third_us",
-        "clock_mhz",
-        "watts",
-        "gpu",
-        "driver",
-        "torch",
-        "commit",
-        "date",
-    ),
+    "product": (*PRODUCT, "problem", "layout", "data", "precision", "packed", "peer", "tessera_ms", "peer_ms",
+                "speedup", "tflops", "error", "peer_error", "gpu", "driver", "torch", "commit", "date"),
+    "packing": ("problem", "operand", "layout", "rows", "k", "precision", "pack_us", "copy_us", "of_copy", "gpu",
+                "commit", "date"),
+    "sustained": (*PRODUCT, "layout", "data", "torch_us", "tessera_us", "packed_us", "fp16_third_us", "clock_mhz",
+                  "watts", "gpu", "driver", "torch", "commit", "date"),
     "host time": (*PRODUCT, "precision", "peer", "tessera_host_us", "peer_host_us", "gpu", "commit", "date"),
-    "library": (*PRODUCT, "library", "layout", "gflops_best", "gflops_median", "samples", "commit", "date"),
-    "accuracy": (*PRODUCT, "library", "data", "error", "worst_units", "commit", "date"),
-    "call": (*PRODUCT, "library", "host_us", "commit", "date"),
-    "ceiling": ("name", "value", "unit", "origin"),
-    "absent": ("library", "why"),
-    "module": ("problem", "precision", "speedup", "error", "gpu", "commit", "date"),
-    "host": (*PRODUCT, "precision", "tessera_us", "torch_us", "gpu", "torch", "commit", "date"),
-    "reference": (
-        *PRODUCT,
-        "problem",
-        "layout",
-        "tessera_us",
-        "c_library_us",
-        "torch_us",
-        "of_c_library",
-        "gpu",
-        "torch",
-        "commit",
-        "date",
-    ),
-    "linear": (
-        "batch",
-        "in",
-        "out",
-        "taken",
-        "torch_us",
-        "drop_in_us",
-        "always_us",
-        "speedup",
-        "always_speedup",
-        "gpu",
-        "torch",
-        "commit",
-        "date",
-    ),
-    "offload": (
-        "n",
-        "gpu_ms_best",
-        "copies_alone_ms",
-        "ratio_to_copies",
-        "cpu_ms_best",
-        "speedup_over_cpu",
-        "samples",
-        "machine",
-        "commit",
-        "date",
-    ),
-    "cblas_sgemm": (
-        "library",
-        "n",
-        "layout",
-        "threads",
-        "nanoseconds_best",
-        "gflops_best",
-        "machine",
-        "commit",
-        "date",
-    ),
-    "program": ("program", "n", "seconds_own", "seconds_tessera", "own_blas", "machine", "commit", "date"),
+    "library": (*PRODUCT, "library", "layout", "gflops_best", "gflops_median", "samples", "commit",
+                "date"), "accuracy": (*PRODUCT, "library", "data", "error", "worst_units", "commit", "date"),
+    "call": (*PRODUCT, "library", "host_us", "commit", "date"), "ceiling": ("name", "value", "unit", "origin"),
+    "absent": ("library", "why"), "module": ("problem", "precision", "speedup", "error", "gpu", "commit", "date"),
+    "host": (*PRODUCT, "precision", "tessera_us", "torch_us", "gpu", "torch", "commit",
+             "date"), "reference": (*PRODUCT, "problem", "layout", "tessera_us", "c_library_us", "torch_us",
+                                    "of_c_library", "gpu", "torch", "commit", "date"),
+    "linear": ("batch", "in", "out", "taken", "torch_us", "drop_in_us", "always_us", "speedup", "always_speedup", "gpu",
+               "torch", "commit", "date"), "offload": ("n", "gpu_ms_best", "copies_alone_ms", "ratio_to_copies",
+                                                       "cpu_ms_best", "speedup_over_cpu", "samples", "machine",
+                                                       "commit", "date"),
+    "cblas_sgemm": ("library", "n", "layout", "threads", "nanoseconds_best", "gflops_best", "machine", "commit",
+                    "date"), "program": ("program", "n", "seconds_own", "seconds_tessera", "own_blas", "machine",
+                                         "commit", "date")
 }
 
 MEANINGS = {
@@ -216,17 +125,15 @@ MEANINGS = {
     "sustained": "each library alone on a GPU for a second and more (`bench/gpu/sustained.py`)",
     "host time": "host time of a call, Tessera beside one peer",
     "library": "one library's rate on one problem, measured in turns with the others",
-    "accuracy": "one library's error on one family of data",
-    "call": "one library's cost of a call on a small product",
-    "ceiling": "what the hardware can do at most, as measured",
-    "absent": "a peer that is not on this machine",
+    "accuracy": "one library's error on one family of data", "call": "one library's cost of a call on a small product",
+    "ceiling": "what the hardware can do at most, as measured", "absent": "a peer that is not on this machine",
     "module": "a module of `kernelbench/` by KernelBench's own measure",
     "host": "host time of `tessera.matmul` beside `torch.matmul` (`bench/pytorch/compare.py`)",
     "reference": "a reference problem through `tessera.matmul`, beside the C library and torch",
     "linear": "an `nn.Linear` with and without the drop-in",
     "offload": "`sgemm_` on matrices in host memory, by a GPU (`bench/blas/run`)",
     "cblas_sgemm": "`cblas_sgemm` beside `tsr_gemm` and OpenBLAS, on small products",
-    "program": "a program with its own BLAS and with Tessera's (`bench/blas/programs.py`)",
+    "program": "a program with its own BLAS and with Tessera's (`bench/blas/programs.py`)"
 }
 
 
@@ -255,13 +162,12 @@ def parse(text, name):
     try:
         records = json.loads(text)
     except json.JSONDecodeError as error:
-        if not text[error.pos :].strip() or not text.strip().endswith(("]", "}")):
+        if not text[error.pos:].strip() or not text.strip().endswith(("]", "}")):
             raise BadResults(
                 f"{name} ends in the middle (line {error.lineno}): it is not whole; measure again, or take it from git"
             ) from None
         raise BadResults(
-            f"{name} is not JSON (line {error.lineno}: {error.msg}): measure again, or take it from git"
-        ) from None
+            f"{name} is not JSON (line {error.lineno}: {error.msg}): measure again, or take it from git") from None
     if not isinstance(records, list):
         raise BadResults(f"{name} is no list of records: it was written by something else than Tessera's benchmarks")
     if not records:
@@ -317,7 +223,6 @@ class Run:
         records = run.measure(jobs, weight, measure)
 
     measure(job) returns a job's records, to which `about` is added, and the line to show for it."""
-
     def __init__(self, path, about, asked=""):
         self.path, self.about = pathlib.Path(path) if path else None, about
         self.identity = {"asked": str(asked), **{name: value for name, value in about.items() if name != "date"}}
@@ -371,14 +276,9 @@ class Run:
                 records += made
                 progress.step(weight(job), line)
         except KeyboardInterrupt:
-            sys.exit(
-                "\ninterrupted"
-                + (
-                    f": what was measured is kept in {self.journal}; the same command goes on from there"
-                    if self.journal
-                    else ""
-                )
-            )
+            sys.exit("\ninterrupted" +
+                     (f": what was measured is kept in {self.journal}; the same command goes on from there" if self.
+                      journal else ""))
         return records
 
     def finish(self, records):

@@ -11,20 +11,13 @@ import math
 # Of each series: its colour in light and in dark, and the shape of its marks, for eyes and printers that see no
 # colours.
 SERIES = {
-    "tessera": ("#5a43e0", "#a596ff", "disc"),
-    "tessera fp32": ("#5a43e0", "#a596ff", "disc"),
-    "tessera ieee": ("#0f74c4", "#5fb4f5", "disc"),
-    "tessera tf32": ("#0b8a72", "#3fcfae", "disc"),
-    "torch float32": ("#6d7280", "#a3a9b8", "square"),
-    "torch TF32": ("#b46a00", "#e8a33d", "square"),
-    "Triton ieee": ("#b8407f", "#f08cc0", "triangle"),
-    "Triton tf32x3": ("#c8402c", "#ff8a75", "triangle"),
-    "CuPy": ("#6b7a12", "#bccb4e", "diamond"),
-    "JAX highest": ("#8a5a36", "#d8a27b", "diamond"),
-    "openblas": ("#b46a00", "#e8a33d", "square"),
-    "blis": ("#b8407f", "#f08cc0", "triangle"),
-    "onednn": ("#6d7280", "#a3a9b8", "diamond"),
-    "mkl": ("#0b8a72", "#3fcfae", "square"),
+    "tessera": ("#5a43e0", "#a596ff", "disc"), "tessera fp32": ("#5a43e0", "#a596ff", "disc"),
+    "tessera ieee": ("#0f74c4", "#5fb4f5", "disc"), "tessera tf32": ("#0b8a72", "#3fcfae", "disc"),
+    "torch float32": ("#6d7280", "#a3a9b8", "square"), "torch TF32": ("#b46a00", "#e8a33d", "square"),
+    "Triton ieee": ("#b8407f", "#f08cc0", "triangle"), "Triton tf32x3": ("#c8402c", "#ff8a75", "triangle"),
+    "CuPy": ("#6b7a12", "#bccb4e", "diamond"), "JAX highest": ("#8a5a36", "#d8a27b", "diamond"),
+    "openblas": ("#b46a00", "#e8a33d", "square"), "blis": ("#b8407f", "#f08cc0", "triangle"),
+    "onednn": ("#6d7280", "#a3a9b8", "diamond"), "mkl": ("#0b8a72", "#3fcfae", "square")
 }
 OTHER = ("#6d7280", "#a3a9b8", "square")
 SHOWN = {"openblas": "OpenBLAS", "blis": "BLIS", "onednn": "oneDNN", "mkl": "MKL"}
@@ -44,13 +37,11 @@ def shown(series):
 
 def style_sheet():
     """The colours as variables, for light and for dark."""
-
     def variables(column):
         return "".join(f"--{class_of(name)}:{colours[column]};" for name, colours in SERIES.items())
 
     return f":root{{{variables(0)}}}@media(prefers-color-scheme:dark){{:root{{{variables(1)}}}}}" + "".join(
-        f".{class_of(name)}{{--colour:var(--{class_of(name)})}}" for name in SERIES
-    )
+        f".{class_of(name)}{{--colour:var(--{class_of(name)})}}" for name in SERIES)
 
 
 def number(x):
@@ -70,7 +61,6 @@ def short(value):
 
 class Axis:
     """From values to pixels, linear or logarithmic, with the places where it is marked."""
-
     def __init__(self, label, values, base=None, zero=False, ticks=None, text=short, room=1.0):
         """base: of the logarithm, or None; room: the most a logarithmic axis is stretched beyond the values."""
         self.label, self.base, self.text = label, base, text
@@ -82,7 +72,7 @@ class Axis:
             self.ticks = ticks or self.powers()
         else:
             self.low, self.high = (0.0 if zero else low), high * 1.06 or 1.0
-            step = 10 ** math.floor(math.log10((self.high - self.low) / 3))
+            step = 10**math.floor(math.log10((self.high - self.low) / 3))
             step *= next(factor for factor in (1, 2, 2.5, 5, 10) if (self.high - self.low) / (step * factor) <= 6)
             first = math.ceil(self.low / step - 1e-9)
             self.ticks = ticks or [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
@@ -94,9 +84,8 @@ class Axis:
         for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
             if self.base == 10 and len(found) < 3:
                 found = [
-                    m * 10**e
-                    for e in range(math.floor(low), math.floor(high) + 1)
-                    for m in mantissas
+                    m * 10**e for e in range(math.floor(low),
+                                             math.floor(high) + 1) for m in mantissas
                     if self.low <= m * 10**e <= self.high
                 ]
         return found
@@ -135,17 +124,13 @@ def mark(x, y, series, words, size=4.0):
     else:
         s = size + 0.5
         drawn = f'<path d="M{number(x)} {number(y - s)}l{s} {1.8 * s}h{-2 * s}z"/>'
-    return (
-        f'<g class="mark {class_of(series)}"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
-        f"<title>{html.escape(words)}</title></g>"
-    )
+    return (f'<g class="mark {class_of(series)}"><circle class="reach" cx="{x}" cy="{y}" r="9"/>{drawn}'
+            f"<title>{html.escape(words)}</title></g>")
 
 
 def svg(width, height, parts, label):
-    return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{html.escape(label)}">' + "".join(parts) + "</svg>"
-    )
+    return (f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+            f'aria-label="{html.escape(label)}">' + "".join(parts) + "</svg>")
 
 
 def legend(names):
@@ -155,8 +140,7 @@ def legend(names):
         keys.append(
             f'<span class="key {class_of(name)}"><svg width="22" height="12" aria-hidden="true"><path class="line" '
             f'd="M0 6h22"/>{swatch}</svg>'
-            f"{html.escape(shown(name))}</span>"
-        )
+            f"{html.escape(shown(name))}</span>")
     return '<div class="legend">' + "".join(keys) + "</div>"
 
 
@@ -176,7 +160,6 @@ def spread_apart(places, least, low, high):
 
 class Frame:
     """The part of a chart that holds the marks, with its axes."""
-
     def __init__(self, width, height, x, y, right=14):
         self.width, self.height, self.x, self.y = width, height, x, y
         self.left = 14 + CHARACTER * max(len(y.text(tick)) for tick in y.ticks)
@@ -222,11 +205,8 @@ def lines(series, x, y, width, height=None, named=None, rules=(), label="", join
     for s in drawn:
         places = [frame.at(px, py) for px, py, _ in s.points]
         if joined:
-            parts.append(
-                f'<path class="line {class_of(s.name)}" d="M'
-                + "L".join(f"{number(px)} {number(py)}" for px, py in places)
-                + '"/>'
-            )
+            path = "L".join(f"{number(px)} {number(py)}" for px, py in places)
+            parts.append(f'<path class="line {class_of(s.name)}" d="M{path}"/>')
         parts += [mark(px, py, s.name, said) for (px, py), (_, _, said) in zip(places, s.points)]
     if named:
         ends = [frame.at(*s.points[-1][:2]) for s in drawn]
@@ -258,13 +238,11 @@ def bars(groups, width, unit, label="", baseline=None, high=None):
             length = max(2.0, (right - begin) * value / high)
             parts.append(
                 f'<g class="mark bar {class_of(series)}"><rect x="{number(begin)}" y="{y}" width="{number(length)}" '
-                f'height="{bar}" rx="2"/><title>{html.escape(said)}</title></g>'
-            )
+                f'height="{bar}" rx="2"/><title>{html.escape(said)}</title></g>')
             if inner:
                 parts.append(text(begin - 8, y + 14, shown(series), "name", "end"))
             parts.append(
-                text(begin + length + 7, y + 14, words, "value" + (" ours" if series.startswith("tessera") else ""))
-            )
+                text(begin + length + 7, y + 14, words, "value" + (" ours" if series.startswith("tessera") else "")))
             y += bar + gap
         y += between
     height = y - between + 20
@@ -307,12 +285,8 @@ def names_beside(marks, width, top, bottom):
     for series, x, y in marks:
         long = len(shown(series)) * CHARACTER
         places = [(x + 11, y + 4), (x - 11 - long, y + 4)]
-        places += [
-            (left, y + 4 + step * sign)
-            for step in (15, 24, 36, 48, 60)
-            for sign in (-1, 1)
-            for left in (x - long / 2, x + 11, x - 11 - long)
-        ]
+        places += [(left, y + 4 + step * sign) for step in (15, 24, 36, 48, 60) for sign in (-1, 1)
+                   for left in (x - long / 2, x + 11, x - 11 - long)]
         for left, base in places:
             box = (left, base - 10, left + long, base + 3)
             free = not any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in taken)
@@ -323,10 +297,8 @@ def names_beside(marks, width, top, bottom):
             box = (left, base - 10, left + long, base + 3)
         taken.append(box)
         if abs(base - y - 4) > 15:  # too far off to be seen as belonging together
-            parts.append(
-                f'<path class="leader" d="M{number(x)} {number(y)}L{number(min(max(x, left), left + long))} '
-                f'{number(base - 10 if base > y else base + 2)}"/>'
-            )
+            parts.append(f'<path class="leader" d="M{number(x)} {number(y)}L{number(min(max(x, left), left + long))} '
+                         f'{number(base - 10 if base > y else base + 2)}"/>')
         parts.append(text(left, base, shown(series), f"name {class_of(series)}"))
     return parts
 
@@ -338,17 +310,14 @@ def scatter(points, x, y, width, frontier=(), label=""):
     parts = frame.axes()
     if frontier:
         places = [frame.at(px, py) for px, py in frontier]
-        parts.append(
-            '<path class="frontier" d="M' + "L".join(f"{number(px)} {number(py)}" for px, py in places) + '"/>'
-        )
+        parts.append('<path class="frontier" d="M' + "L".join(f"{number(px)} {number(py)}"
+                                                              for px, py in places) + '"/>')
     taken = []
     for series, px, py, said, is_named in points:
         across, up = frame.at(px, py)
         parts.append(
             mark(across, up, series, said, 6.0 if is_named else 3.0).replace(
-                'class="mark', 'class="mark faint' if not is_named else 'class="mark'
-            )
-        )
+                'class="mark', 'class="mark faint' if not is_named else 'class="mark'))
         if is_named:
             taken.append((series, across, up))
     parts += names_beside(taken, width, frame.top, frame.bottom)

@@ -4,37 +4,19 @@ import math
 
 import charts
 from charts import Axis, Series, shown
-from figures import (
-    REFERENCE,
-    Figure,
-    accuracy_figures,
-    counted,
-    frontier_of,
-    frontier_sentence,
-    intensity,
-    mean,
-    of,
-    ordered,
-    overhead_figure,
-    ratio,
-    shape,
-    size,
-    threads_figure,
-)
+from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, frontier_sentence, intensity, mean, of,
+                     ordered, overhead_figure, ratio, shape, size, threads_figure)
 
 LOSSES = "Everything in these results in which another library is ahead by more than 5 %."
-METHOD = (
-    "each library has a process of its own, stopped while others run, and goes round matrices that together are "
-    "twice the last cache; "
-    "rates are those of the best sample."
-)
+METHOD = ("each library has a process of its own, stopped while others run, and goes round matrices that together are "
+          "twice the last cache; "
+          "rates are those of the best sample.")
 
 
 def squares(records):
     """Of single products that come from memory."""
     return [
-        r
-        for r in of(records, "library", layout="nn")
+        r for r in of(records, "library", layout="nn")
         if r["m"] == r["n"] == r["k"] and r.get("problem") not in ("batches", "squares in the caches")
     ]
 
@@ -49,55 +31,28 @@ def size_figure(records):
 
     def panel(count):
         series = [
-            Series(
-                name,
-                [
-                    (
-                        m,
-                        by[count, name, m],
-                        f"{shown(name)}, {m} x {m} x {m}, {counted(count)}: {by[count, name, m]:.1f} GFLOP/s",
-                    )
-                    for m in sizes
-                    if (count, name, m) in by
-                ],
-            )
-            for name in names
+            Series(name,
+                   [(m, by[count, name,
+                           m], f"{shown(name)}, {m} x {m} x {m}, {counted(count)}: {by[count, name, m]:.1f} GFLOP/s")
+                    for m in sizes if (count, name, m) in by]) for name in names
         ]
         values = [value for (t, _, _), value in by.items() if t == count]
 
         def draw(width):
-            return charts.lines(
-                series,
-                Axis("M = N = K", sizes, base=2, text=size),
-                Axis("GFLOP/s", values, zero=True),
-                width,
-                300,
-                named=False,
-                label=f"rate by size, {counted(count)}",
-            )
+            return charts.lines(series, Axis("M = N = K", sizes, base=2, text=size), Axis("GFLOP/s", values, zero=True),
+                                width, 300, named=False, label=f"rate by size, {counted(count)}")
 
         return draw
 
-    table = [
-        [str(count), str(m), *(f"{by[count, name, m]:.1f}" if (count, name, m) in by else "" for name in names)]
-        for count in threads
-        for m in sizes
-        if any((count, name, m) in by for name in names)
-    ]
+    table = [[str(count),
+              str(m), *(f"{by[count, name, m]:.1f}" if (count, name, m) in by else "" for name in names)]
+             for count in threads for m in sizes if any((count, name, m) in by for name in names)]
     most = {count: by.get((count, "tessera", sizes[-1])) for count in threads}
-    says = (
-        ", ".join(f"{value:.0f} GFLOP/s with {counted(count)}" for count, value in most.items() if value)
-        + f" at {sizes[-1]}."
-    )
-    return Figure(
-        "sizes",
-        "Speed by size",
-        says,
-        [(counted(count), panel(count)) for count in threads],
-        (["threads", "M = N = K", *(f"{shown(name)}, GFLOP/s" for name in names)], table),
-        "Square matrices from memory, not from the caches; best of several interleaved samples.",
-        names,
-    )
+    says = (", ".join(f"{value:.0f} GFLOP/s with {counted(count)}"
+                      for count, value in most.items() if value) + f" at {sizes[-1]}.")
+    return Figure("sizes", "Speed by size", says, [(counted(count), panel(count)) for count in threads],
+                  (["threads", "M = N = K", *(f"{shown(name)}, GFLOP/s" for name in names)], table),
+                  "Square matrices from memory, not from the caches; best of several interleaved samples.", names)
 
 
 def reference_figure(records):
@@ -110,61 +65,37 @@ def reference_figure(records):
         rows = {r["library"]: r for r in rates if r["problem"] == problem}
         if rows:
             best = {name: r["gflops_best"] for name, r in rows.items()}
-            groups.append(
-                (
-                    problem,
-                    [
-                        (name, best[name], f"{best[name]:.0f}", f"{problem}, {shown(name)}: {best[name]:.1f} GFLOP/s")
-                        for name in names
-                        if name in best
-                    ],
-                )
-            )
+            groups.append((problem, [(name, best[name], f"{best[name]:.0f}",
+                                      f"{problem}, {shown(name)}: {best[name]:.1f} GFLOP/s") for name in names
+                                     if name in best]))
             r = rows["tessera"]
-            table.append(
-                [
-                    problem,
-                    shape(r),
-                    *(f"{best[name]:.1f}" if name in best else "" for name in names),
-                    ratio(r["ratio_to_best_peer"]) if "ratio_to_best_peer" in r else "",
-                ]
-            )
+            table.append([
+                problem,
+                shape(r), *(f"{best[name]:.1f}" if name in best else "" for name in names),
+                ratio(r["ratio_to_best_peer"]) if "ratio_to_best_peer" in r else ""
+            ])
     ratios = [r["ratio_to_best_peer"] for r in rates if "ratio_to_best_peer" in r]
-    return Figure(
-        "reference",
-        "Five reference problems",
-        f"{min(ratios):.2f} to {max(ratios):.2f} of the best library's speed." if ratios else "",
-        [("", lambda width: charts.bars(groups, width, "GFLOP/s", "rates on the reference problems"))],
-        (["problem", "M x N x K", *(f"{shown(name)}, GFLOP/s" for name in names), "of the best other"], table),
-        f"{rates[0]['threads']} threads.",
-    )
+    return Figure("reference", "Five reference problems",
+                  f"{min(ratios):.2f} to {max(ratios):.2f} of the best library's speed." if ratios else "",
+                  [("", lambda width: charts.bars(groups, width, "GFLOP/s", "rates on the reference problems"))],
+                  (["problem", "M x N x K", *(f"{shown(name)}, GFLOP/s"
+                                              for name in names), "of the best other"], table),
+                  f"{rates[0]['threads']} threads.")
 
 
 def layout_figure(records):
     rates = [r for r in of(records, "library", library="tessera") if "ratio_to_best_peer" in r and r["m"] >= 512]
-    sizes = list(
-        dict.fromkeys((r["m"], r["n"], r["k"]) for r in rates if r["layout"] == "tt")
-    )  # those measured in all layouts
+    sizes = list(dict.fromkeys(
+        (r["m"], r["n"], r["k"]) for r in rates if r["layout"] == "tt"))  # those measured in all layouts
     threads = sorted({r["threads"] for r in rates if r["layout"] == "tt"})
     rows, found = [], []
     for count in threads:
         for m, n, k in sizes:
             chosen = of(rates, "library", m=m, n=n, k=k, threads=count)
-            rows.append(
-                (
-                    f"{m} x {n} x {k}, {counted(count)}",
-                    [
-                        (
-                            "tessera",
-                            r["ratio_to_best_peer"],
-                            r["layout"],
-                            f"{shape(r)}, {counted(count)}: {r['gflops_best']:.1f} GFLOP/s, "
-                            f"{r['ratio_to_best_peer']:.3f} of the best other",
-                        )
-                        for r in chosen
-                    ],
-                )
-            )
+            rows.append((f"{m} x {n} x {k}, {counted(count)}",
+                         [("tessera", r["ratio_to_best_peer"], r["layout"],
+                           f"{shape(r)}, {counted(count)}: {r['gflops_best']:.1f} GFLOP/s, "
+                           f"{r['ratio_to_best_peer']:.3f} of the best other") for r in chosen]))
             found += chosen
     rows = [row for row in rows if row[1]]
     if not rows:
@@ -174,24 +105,18 @@ def layout_figure(records):
     def draw(width):
         low, high = min(0.9, *ratios), max(1.1, *ratios)
         step = 0.05 if high - low < 0.5 else 0.25
-        x = Axis(
-            "of the best other library's rate",
-            [low, high],
-            ticks=[round(i * step, 2) for i in range(math.ceil(low / step), math.floor(high / step) + 1)],
-        )
+        x = Axis("of the best other library's rate", [low, high],
+                 ticks=[round(i * step, 2) for i in range(math.ceil(low / step),
+                                                          math.floor(high / step) + 1)])
         return charts.dots(rows, x, width, "ratio to the best")
 
     return Figure(
-        "layouts",
-        "Transposes and odd sizes",
+        "layouts", "Transposes and odd sizes",
         f"Between {min(ratios):.2f} and {max(ratios):.2f} of the best other library's speed, over all layouts.",
         [("", draw)],
-        (
-            ["M x N x K, layout", "threads", "GFLOP/s", "of the best other"],
-            [[shape(r), str(r["threads"]), f"{r['gflops_best']:.1f}", f"{r['ratio_to_best_peer']:.3f}"] for r in found],
-        ),
-        "nn: A and B as they are; t: transposed.",
-    )
+        (["M x N x K, layout", "threads", "GFLOP/s", "of the best other"
+          ], [[shape(r), str(r["threads"]), f"{r['gflops_best']:.1f}", f"{r['ratio_to_best_peer']:.3f}"]
+              for r in found]), "nn: A and B as they are; t: transposed.")
 
 
 def rates_and_errors(records):
@@ -203,17 +128,8 @@ def rates_and_errors(records):
     most = max(r["threads"] for r in rates)
     edge = max(r["m"] for r in rates if r["threads"] == most)
     nearest = min({r["k"] for r in accuracy}, key=lambda k: abs(k - edge))
-    return (
-        [
-            (r["library"], r["gflops_best"], e["error"])
-            for r in rates
-            if r["m"] == edge and r["threads"] == most
-            for e in accuracy
-            if e["library"] == r["library"] and e["k"] == nearest
-        ],
-        edge,
-        nearest,
-    )
+    return ([(r["library"], r["gflops_best"], e["error"]) for r in rates if r["m"] == edge and r["threads"] == most
+             for e in accuracy if e["library"] == r["library"] and e["k"] == nearest], edge, nearest)
 
 
 def frontier_figure(records):
@@ -226,27 +142,17 @@ def frontier_figure(records):
     def draw(width):
         x = Axis("relative error, smaller to the left", [p[2] for p in points], base=10, room=1.5)
         y = Axis("GFLOP/s", [p[1] for p in points], zero=True)
-        marks = [
-            (name, error, speed, f"{shown(name)}: {speed:.1f} GFLOP/s, error {error:.2e}", True)
-            for name, speed, error in points
-        ]
-        return charts.scatter(
-            marks, x, y, width, [(error, speed) for error, speed, _ in best], label="speed against accuracy"
-        )
+        marks = [(name, error, speed, f"{shown(name)}: {speed:.1f} GFLOP/s, error {error:.2e}", True)
+                 for name, speed, error in points]
+        return charts.scatter(marks, x, y, width, [(error, speed) for error, speed, _ in best],
+                              label="speed against accuracy")
 
     return Figure(
-        "frontier",
-        "Speed against accuracy",
-        frontier_sentence([name for _, _, name in best]),
-        [("", draw)],
-        (
-            ["library", "GFLOP/s", "relative error"],
-            [[shown(name), f"{speed:.1f}", f"{error:.2e}"] for name, (speed, error) in means.items()],
-        ),
+        "frontier", "Speed against accuracy", frontier_sentence([name for _, _, name in best]), [("", draw)],
+        (["library", "GFLOP/s", "relative error"], [[shown(name), f"{speed:.1f}", f"{error:.2e}"]
+                                                    for name, (speed, error) in means.items()]),
         f"Speed at M = N = K = {edge} with all threads; error on uniform data at K = {nearest}. All of them are "
-        "float32-accurate.",
-        reading="Up and to the left is better; the line joins the best.",
-    )
+        "float32-accurate.", reading="Up and to the left is better; the line joins the best.")
 
 
 def roofline_figure(records):
@@ -257,14 +163,8 @@ def roofline_figure(records):
         return None
     top, memory = ceilings["multiply-adds"], ceilings["reading"]
 
-    points = sorted(
-        (
-            intensity(r),
-            r["gflops_best"],
-            f"{shape(r)}: {r['gflops_best']:.1f} GFLOP/s at {intensity(r):.0f} flop a byte",
-        )
-        for r in rates
-    )
+    points = sorted((intensity(r), r["gflops_best"],
+                     f"{shape(r)}: {r['gflops_best']:.1f} GFLOP/s at {intensity(r):.0f} flop a byte") for r in rates)
 
     def draw(width):
         x = Axis("flop for each byte of A, B and C", [points[0][0] / 3, points[-1][0] * 1.5], base=10)
@@ -275,35 +175,22 @@ def roofline_figure(records):
         return charts.lines([Series("tessera", points)], x, y, width, label="roofline", rules=rules, joined=False)
 
     best = max(p[1] for p in points)
-    return Figure(
-        "roofline",
-        "Roofline",
-        f"At best {100 * best / top:.0f} % of the multiply-adds that the cores can do.",
-        [("", draw)],
-        (
-            ["ceiling", "height", "how it was measured"],
-            [
-                [f"{r['name']}, {r['threads']} threads", f"{r['value']:g} {r['unit']}", r["origin"]]
-                for r in of(records, "ceiling")
-            ],
-        ),
-        f"{most} threads.",
-        reading=f"The slope is memory, {memory:g} GB/s.",
-    )
+    return Figure("roofline", "Roofline",
+                  f"At best {100 * best / top:.0f} % of the multiply-adds that the cores can do.", [("", draw)],
+                  (["ceiling", "height", "how it was measured"
+                    ], [[f"{r['name']}, {r['threads']} threads", f"{r['value']:g} {r['unit']}", r["origin"]]
+                        for r in of(records, "ceiling")]), f"{most} threads.",
+                  reading=f"The slope is memory, {memory:g} GB/s.")
 
 
 def overhead_sentence(by, names, sizes):
     peers = [name for name in names if name != "tessera"]
     best = [
-        m
-        for m in sizes
+        m for m in sizes
         if all(by["tessera", m]["host_us"] <= by[name, m]["host_us"] for name in peers if (name, m) in by)
     ]
-    return (
-        (f"Quickest of all at {', '.join(map(str, best))}." if best else "Quickest at no size.")
-        if peers
-        else "Small products."
-    )
+    return ((f"Quickest of all at {', '.join(map(str, best))}." if best else "Quickest at no size.")
+            if peers else "Small products.")
 
 
 def losses(records):
@@ -311,52 +198,38 @@ def losses(records):
     said = {}
     for r in of(records, "library", library="tessera"):
         if r.get("ratio_to_best_peer", 1) < 0.95:
-            peers = of(
-                records,
-                "library",
-                m=r["m"],
-                n=r["n"],
-                k=r["k"],
-                layout=r["layout"],
-                threads=r["threads"],
-                problem=r["problem"],
-            )
+            peers = of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"],
+                       problem=r["problem"])
             best = max((o for o in peers if o["library"] != "tessera"), key=lambda o: o["gflops_best"])
-            said.setdefault(f"slower than {shown(best['library'])}", []).append(
-                f"{shape(r)}, {counted(r['threads'])} ({r['ratio_to_best_peer']:.2f})"
-            )
+            said.setdefault(f"slower than {shown(best['library'])}",
+                            []).append(f"{shape(r)}, {counted(r['threads'])} ({r['ratio_to_best_peer']:.2f})")
     for r in of(records, "accuracy", library="tessera"):
         peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if o["library"] != "tessera"]
         best = min(peers, key=lambda o: o["error"], default=None)
         if best and r["error"] > 1.05 * best["error"]:
-            said.setdefault(f"less accurate than {shown(best['library'])}", []).append(
-                f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['error']:.1e})"
-            )
+            said.setdefault(f"less accurate than {shown(best['library'])}",
+                            []).append(f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['error']:.1e})")
     return said
 
 
 def figures(records):
     note = "Microseconds of one product, one thread, matrices in the caches."
     return [
-        figure
-        for figure in [
+        figure for figure in [
             size_figure(records),
             reference_figure(records),
             layout_figure(records),
-            frontier_figure(records),
-            *accuracy_figures(records, " of products of 128 x K and K x 128 matrices"),
+            frontier_figure(records), *accuracy_figures(records, " of products of 128 x K and K x 128 matrices"),
             roofline_figure(records),
             overhead_figure(records, note, overhead_sentence),
-            threads_figure(records),
-        ]
-        if figure
+            threads_figure(records)
+        ] if figure
     ]
 
 
 def ratios_to_the_best(records):
     return [
-        r["ratio_to_best_peer"]
-        for r in of(records, "library", library="tessera")
+        r["ratio_to_best_peer"] for r in of(records, "library", library="tessera")
         if "ratio_to_best_peer" in r and r["m"] >= 512
     ]
 
@@ -365,14 +238,9 @@ def headlines(records, _training):
     tiles, ratios = [], ratios_to_the_best(records)
     if ratios:
         tiles.append(
-            (f"{mean(ratios):.2f}", "of the best library's speed, mean over all products with M of 512 or more")
-        )
-        tiles.append(
-            (
-                f"{min(ratios):.2f} to {max(ratios):.2f}",
-                "of the best library's speed, from the worst of these products to the best",
-            )
-        )
+            (f"{mean(ratios):.2f}", "of the best library's speed, mean over all products with M of 512 or more"))
+        tiles.append((f"{min(ratios):.2f} to {max(ratios):.2f}",
+                      "of the best library's speed, from the worst of these products to the best"))
     best = max((r["gflops_best"] for r in of(records, "library", library="tessera")), default=0)
     if best:
         tiles.append((f"{best:.0f}", "GFLOP/s at best"))
@@ -389,20 +257,15 @@ def verdict(records):
     peers = ordered(r["library"] for r in of(records, "library") if r["library"] != "tessera")
     if not peers:
         return "No other library was found on this machine to compare with."
-    said = (
-        f"Tessera's CPU engine beside {', '.join(map(shown, peers))}, measured in turns on the same matrices. All "
-        "compute "
-        "in float32 and keep its error bound."
-    )
+    said = (f"Tessera's CPU engine beside {', '.join(map(shown, peers))}, measured in turns on the same matrices. All "
+            "compute "
+            "in float32 and keep its error bound.")
     means = {}
     for peer in peers:
         ratios = [
             ours["gflops_best"] / theirs["gflops_best"]
-            for ours in of(records, "library", library="tessera")
-            if ours["m"] >= 512
-            for theirs in of(
-                records, "library", library=peer, **{name: ours[name] for name in ("m", "n", "k", "layout", "threads")}
-            )
+            for ours in of(records, "library", library="tessera") if ours["m"] >= 512 for theirs in of(
+                records, "library", library=peer, **{name: ours[name] for name in ("m", "n", "k", "layout", "threads")})
         ]
         if ratios:
             means[peer] = mean(ratios)

@@ -67,11 +67,8 @@ def intensity(r):
 
 def frontier_of(means):
     """Those that nobody beats in both speed and error, the most accurate first."""
-    best = [
-        (error, speed, name)
-        for name, (speed, error) in means.items()
-        if not any(s >= speed and e <= error and (s, e) != (speed, error) for s, e in means.values())
-    ]
+    best = [(error, speed, name) for name, (speed, error) in means.items()
+            if not any(s >= speed and e <= error and (s, e) != (speed, error) for s, e in means.values())]
     return sorted(best)
 
 
@@ -86,19 +83,9 @@ def accuracy_figures(records, edge_note):
     def panel(family, field, label, bound):
         values = [r[field] for r in found if r["data"] == family and r[field] > 0]
         series = [
-            Series(
-                name,
-                [
-                    (
-                        k,
-                        by[name, family, k][field] or None,
-                        f"{shown(name)}, {family}, K = {k}: {describe(by[name, family, k])}",
-                    )
-                    for k in depths
-                    if (name, family, k) in by
-                ],
-            )
-            for name in names
+            Series(name, [(k, by[name, family, k][field] or
+                           None, f"{shown(name)}, {family}, K = {k}: {describe(by[name, family, k])}")
+                          for k in depths if (name, family, k) in by]) for name in names
         ]
 
         def draw(width):
@@ -113,40 +100,21 @@ def accuracy_figures(records, edge_note):
         return f"relative error {r['error']:.2e}, worst element {r['worst_units']:.3g} of {r['k'] + 2} units"
 
     def table(field, form):
-        return (
-            ["data", "K", *map(shown, names)],
-            [
-                [
-                    family,
-                    str(k),
-                    *(form(by[name, family, k][field]) if (name, family, k) in by else "" for name in names),
-                ]
-                for family in families
-                for k in depths
-            ],
-        )
+        return (["data", "K", *map(shown, names)], [[
+            family,
+            str(k), *(form(by[name, family, k][field]) if (name, family, k) in by else "" for name in names)
+        ] for family in families for k in depths])
 
     return [
+        Figure("accuracy", "Accuracy against K", accuracy_sentence(by, families, depths, names),
+               [(CAPTIONS[family], panel(family, "error", "relative error", False)) for family in families],
+               table("error", lambda v: f"{v:.2e}"), f"Relative Frobenius error against float64{edge_note}.", names),
         Figure(
-            "accuracy",
-            "Accuracy against K",
-            accuracy_sentence(by, families, depths, names),
-            [(CAPTIONS[family], panel(family, "error", "relative error", False)) for family in families],
-            table("error", lambda v: f"{v:.2e}"),
-            f"Relative Frobenius error against float64{edge_note}.",
-            names,
-        ),
-        Figure(
-            "worst",
-            "The worst element",
-            bound_sentence(found),
+            "worst", "The worst element", bound_sentence(found),
             [(CAPTIONS[family], panel(family, "worst_units", "units of 2^-24 |A||B|", True)) for family in families],
             table("worst_units", lambda v: f"{v:.3g}"),
             "abs(C - AB) of the worst element, in units of 2^-24 (abs(A) abs(B)). The contract of ieee and fp32 allows "
-            "K + 2 of them.",
-            names,
-            reading="The line is float32's bound.",
-        ),
+            "K + 2 of them.", names, reading="The line is float32's bound.")
     ]
 
 
@@ -159,15 +127,12 @@ def accuracy_sentence(by, families, depths, names):
     parts = []
     for family in families:
         ratios = [
-            by[peer, family, k]["error"] / by[ours, family, k]["error"]
-            for k in depths
+            by[peer, family, k]["error"] / by[ours, family, k]["error"] for k in depths
             if (ours, family, k) in by and (peer, family, k) in by
         ]
         if ratios:
-            parts.append(
-                f"{min(ratios):.1f} to {max(ratios):.1f} times on "
-                f"{'wide exponents' if family == 'wide' else family + ' data'}"
-            )
+            parts.append(f"{min(ratios):.1f} to {max(ratios):.1f} times on "
+                         f"{'wide exponents' if family == 'wide' else family + ' data'}")
     return f"{shown(peer)}'s error beside {shown(ours)}'s: {', '.join(parts)}."
 
 
@@ -175,11 +140,9 @@ def bound_sentence(found):
     broken = sorted({r["library"] for r in found if r["worst_units"] > r["k"] + 2})
     kept = [name for name in ordered(r["library"] for r in found) if name not in broken]
     promised = [name for name in broken if "tf32" not in name.lower() or "x3" in name]
-    return (
-        f"Float32's bound is kept by {', '.join(map(shown, kept))}"
-        + (f"; broken by {', '.join(map(shown, broken))}" if broken else "")
-        + (", which do not promise it." if broken and not promised else ".")
-    )
+    return (f"Float32's bound is kept by {', '.join(map(shown, kept))}" +
+            (f"; broken by {', '.join(map(shown, broken))}" if broken else "") +
+            (", which do not promise it." if broken and not promised else "."))
 
 
 def overhead_figure(records, unit_note, says):
@@ -189,37 +152,21 @@ def overhead_figure(records, unit_note, says):
     names, sizes = ordered(r["library"] for r in calls), sorted({r["m"] for r in calls})
     by = {(r["library"], r["m"]): r for r in calls}
     series = [
-        Series(
-            name,
-            [
-                (m, by[name, m]["host_us"], f"{shown(name)}, {m} x {m} x {m}: {by[name, m]['host_us']:.3g} us")
-                for m in sizes
-                if (name, m) in by
-            ],
-        )
-        for name in names
+        Series(name, [(m, by[name, m]["host_us"], f"{shown(name)}, {m} x {m} x {m}: {by[name, m]['host_us']:.3g} us")
+                      for m in sizes if (name, m) in by]) for name in names
     ]
 
     def draw(width):
         x, values = Axis("M = N = K", sizes, base=2, text=size, ticks=sizes), [r["host_us"] for r in calls]
         if max(values) / min(values) > 20:
-            return charts.lines(
-                series, x, Axis("microseconds, logarithmic", values, base=10, room=1.3), width, label="cost of a call"
-            )
+            return charts.lines(series, x, Axis("microseconds, logarithmic", values, base=10, room=1.3), width,
+                                label="cost of a call")
         return charts.lines(series, x, Axis("microseconds", values, zero=True), width, label="cost of a call")
 
-    return Figure(
-        "overhead",
-        "The cost of a call",
-        says(by, names, sizes),
-        [("", draw)],
-        (
-            ["M = N = K", *(f"{shown(name)}, us" for name in names)],
-            [[str(m), *(f"{by[name, m]['host_us']:.3g}" if (name, m) in by else "" for name in names)] for m in sizes],
-        ),
-        unit_note,
-        names,
-    )
+    return Figure("overhead", "The cost of a call", says(by, names, sizes), [("", draw)],
+                  (["M = N = K", *(f"{shown(name)}, us" for name in names)
+                    ], [[str(m), *(f"{by[name, m]['host_us']:.3g}" if (name, m) in by else "" for name in names)]
+                        for m in sizes]), unit_note, names)
 
 
 def threads_figure(records):
@@ -237,39 +184,24 @@ def threads_figure(records):
         return None
     by = {(r["library"], r["threads"]): r["gflops_best"] for r in rates}
     series = [
-        Series(
-            name,
-            [
-                (t, by[name, t], f"{shown(name)}, {counted(t)}: {by[name, t]:.0f} GFLOP/s")
-                for t in threads
-                if (name, t) in by
-            ],
-        )
-        for name in names
+        Series(name, [(t, by[name, t], f"{shown(name)}, {counted(t)}: {by[name, t]:.0f} GFLOP/s")
+                      for t in threads if (name, t) in by]) for name in names
     ]
     ceiling = {r["threads"]: r["value"] for r in of(records, "ceiling", name="multiply-adds") if "threads" in r}
 
     def draw(width):
         x = Axis("threads", threads, base=2, text=size, ticks=threads)
-        y = Axis(
-            "GFLOP/s, logarithmic", [*by.values(), *(ceiling[t] for t in threads if t in ceiling)], base=10, room=1.2
-        )
-        rules = (
-            [("multiply-adds at most", [(t, ceiling[t]) for t in threads if t in ceiling])] if len(ceiling) > 1 else []
-        )
+        y = Axis("GFLOP/s, logarithmic", [*by.values(), *(ceiling[t] for t in threads if t in ceiling)], base=10,
+                 room=1.2)
+        rules = ([("multiply-adds at most", [(t, ceiling[t]) for t in threads
+                                             if t in ceiling])] if len(ceiling) > 1 else [])
         return charts.lines(series, x, y, width, label="scaling with threads", rules=rules)
 
     first, last = by["tessera", threads[0]], by["tessera", threads[-1]]
     return Figure(
-        "threads",
-        "Threads of the CPU engine",
-        f"{last / first:.1f} times as fast with {threads[-1]} threads as with {threads[0]}.",
-        [("", draw)],
-        (
-            ["threads", *(f"{shown(name)}, GFLOP/s" for name in names)],
-            [[str(t), *(f"{by[name, t]:.0f}" if (name, t) in by else "" for name in names)] for t in threads],
-        ),
+        "threads", "Threads of the CPU engine",
+        f"{last / first:.1f} times as fast with {threads[-1]} threads as with {threads[0]}.", [("", draw)],
+        (["threads", *(f"{shown(name)}, GFLOP/s" for name in names)
+          ], [[str(t), *(f"{by[name, t]:.0f}" if (name, t) in by else "" for name in names)] for t in threads]),
         f"M = N = K = {edge}, best of several interleaved samples. {rates[0].get('machine', '')}, "
-        f"{rates[0].get('cores', '')} cores.",
-        names,
-    )
+        f"{rates[0].get('cores', '')} cores.", names)

@@ -2,23 +2,8 @@
 
 import charts
 from charts import Axis, Series, shown
-from figures import (
-    REFERENCE,
-    Figure,
-    accuracy_figures,
-    counted,
-    frontier_of,
-    frontier_sentence,
-    intensity,
-    mean,
-    of,
-    ordered,
-    overhead_figure,
-    ratio,
-    shape,
-    size,
-    threads_figure,
-)
+from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, frontier_sentence, intensity, mean, of,
+                     ordered, overhead_figure, ratio, shape, size, threads_figure)
 
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
@@ -30,89 +15,52 @@ METHOD = "times are medians of CUDA events, inputs lie on the GPU, and nothing i
 
 def reference_products(records, precision, packed=False, data="rand"):
     found = {
-        r["problem"]: r
-        for r in of(records, "product", precision=precision, packed=packed, data=data)
+        r["problem"]: r for r in of(records, "product", precision=precision, packed=packed, data=data)
         if r["problem"] in REFERENCE
     }
     return [found[problem] for problem in REFERENCE if problem in found]
 
 
 def reference_figure(records):
-    rows = {
-        (precision, packed): {r["problem"]: r for r in reference_products(records, precision, packed)}
-        for precision, packed in (("fp32", False), ("fp32", True), ("ieee", False), ("tf32", False))
-    }
+    rows = {(precision, packed): {r["problem"]: r for r in reference_products(records, precision, packed)}
+            for precision, packed in (("fp32", False), ("fp32", True), ("ieee", False), ("tf32", False))}
     fp32 = rows["fp32", False]
     if not fp32:
         return None
     groups, table = [], []
     for problem, r in fp32.items():
-        bars, ieee, tf32, packed = (
-            [],
-            rows["ieee", False].get(problem),
-            rows["tf32", False].get(problem),
-            rows["fp32", True].get(problem),
-        )
+        bars, packed = [], rows["fp32", True].get(problem)
+        ieee, tf32 = (rows[precision, False].get(problem) for precision in ("ieee", "tf32"))
         for name, record in (("tessera fp32", r), ("tessera ieee", ieee), ("tessera tf32", tf32)):
             if record:
                 peer = PEER_NAMES.get(record["peer"], record["peer"])
                 said = (
                     f"{problem}, {shown(name)}: {record['tessera_ms']:.3f} ms, {record['tflops']:.0f} TFLOP/s, "
                     f"{ratio(record['speedup'])} {peer} "
-                    f"({record['peer_ms']:.3f} ms); error {record['error']:.1e}, {peer}'s {record['peer_error']:.1e}"
-                )
+                    f"({record['peer_ms']:.3f} ms); error {record['error']:.1e}, {peer}'s {record['peer_error']:.1e}")
                 bars.append((name, record["speedup"], ratio(record["speedup"]), said))
         groups.append((problem, bars))
-        table.append(
-            [
-                problem,
-                shape(r),
-                f"{r['peer_ms']:.3f}",
-                f"{r['tessera_ms']:.3f}",
-                ratio(r["speedup"]),
-                ratio(packed["speedup"]) if packed else "",
-                ratio(ieee["speedup"]) if ieee else "",
-                ratio(tf32["speedup"]) if tf32 else "",
-                f"{r['peer_error']:.1e}",
-                f"{r['error']:.1e}",
-            ]
-        )
+        table.append([
+            problem,
+            shape(r), f"{r['peer_ms']:.3f}", f"{r['tessera_ms']:.3f}",
+            ratio(r["speedup"]),
+            ratio(packed["speedup"]) if packed else "",
+            ratio(ieee["speedup"]) if ieee else "",
+            ratio(tf32["speedup"]) if tf32 else "", f"{r['peer_error']:.1e}", f"{r['error']:.1e}"
+        ])
     least, most = min(r["speedup"] for r in fp32.values()), max(r["speedup"] for r in fp32.values())
     return Figure(
-        "reference",
-        "Five reference problems",
+        "reference", "Five reference problems",
         f"At float32 accuracy {least:.1f} to {most:.1f} times as fast as torch.matmul's float32.",
-        [
-            (
-                "",
-                lambda width: charts.bars(
-                    groups,
-                    width,
-                    "times as fast as torch, which is the line",
-                    "speed-up on the reference problems",
-                    baseline=1.0,
-                ),
-            )
-        ],
-        (
-            [
-                "problem",
-                "M x N x K",
-                "torch float32, ms",
-                "fp32, ms",
-                "fp32",
-                "fp32, B packed beforehand",
-                "ieee",
-                "tf32 beside TF32",
-                "torch's error",
-                "fp32's error",
-            ],
-            table,
-        ),
+        [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line",
+                                        "speed-up on the reference problems", baseline=1.0))],
+        ([
+            "problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee",
+            "tf32 beside TF32", "torch's error", "fp32's error"
+        ], table),
         "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 "
         "and ieee beside torch's float32, "
-        "tf32 beside its TF32.",
-    )
+        "tf32 beside its TF32.")
 
 
 def sustained_speedups(records):
@@ -137,29 +85,17 @@ def sustained_figure(records):
         table.append([name, *times, ratio(speedup), share, str(r["clock_mhz"]), str(r["watts"])])
     speedups = sustained_speedups(records)
     return Figure(
-        "sustained",
-        "In a long run",
+        "sustained", "In a long run",
         f"Each library alone for seconds, fp32 is {min(speedups):.1f} to {max(speedups):.1f} times as fast as "
-        "torch's float32.",
-        [
-            (
-                "",
-                lambda width: charts.bars(
-                    groups, width, "times as fast as torch, which is the line", "a long run", baseline=1.0
-                ),
-            )
-        ],
-        (
-            ["product", "torch, us", "fp32, us", "B packed, us", "three fp16 products, us", "fp32 / torch"]
-            + ["of three fp16 products", "MHz", "W"],
-            table,
-        ),
+        "torch's float32.", [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line",
+                                                            "a long run", baseline=1.0))],
+        (["product", "torch, us", "fp32, us", "B packed, us", "three fp16 products, us", "fp32 / torch"] +
+         ["of three fp16 products", "MHz", "W"], table),
         "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw "
         "less. Three "
         "fp16 products: three times cuBLAS's fp16 product of the size, rounded up to multiples of 8, which is what "
         "the power "
-        "limit allows. Clock and power are those of fp32.",
-    )
+        "limit allows. Clock and power are those of fp32.")
 
 
 def packing_figure(records):
@@ -174,37 +110,17 @@ def packing_figure(records):
         said = f"{name}: packing {r['pack_us']:.1f} us, a copy {r['copy_us']:.1f} us"
         groups.append((name, [("tessera fp32", r["of_copy"], f"{r['of_copy']:.2f}", said)]))
         table.append(
-            [name, f"{r['rows']} x {r['k']}", along, f"{r['pack_us']:.1f}", rates[0], f"{r['copy_us']:.1f}", rates[1]]
-        )
+            [name, f"{r['rows']} x {r['k']}", along, f"{r['pack_us']:.1f}", rates[0], f"{r['copy_us']:.1f}", rates[1]])
         table[-1].append(f"{r['of_copy']:.2f}")
     shares = [r["of_copy"] for r in packed]
     return Figure(
-        "packing",
-        "Packing an operand",
+        "packing", "Packing an operand",
         f"{min(shares):.2f} to {max(shares):.2f} of the speed of a copy, which reads and writes as many bytes.",
-        [
-            (
-                "",
-                lambda width: charts.bars(
-                    groups, width, "of a copy's speed, which is the line", "packing", baseline=1.0
-                ),
-            )
-        ],
-        (
-            [
-                "operand",
-                "rows x k",
-                "contiguous along",
-                "packing, us",
-                "TB/s",
-                "a copy, us",
-                "TB/s",
-                "of the copy's speed",
-            ],
-            table,
-        ),
-        "By itself, in turns with a copy of a matrix of the same size.",
-    )
+        [("", lambda width: charts.bars(groups, width, "of a copy's speed, which is the line", "packing", baseline=1.0))
+         ], ([
+             "operand", "rows x k", "contiguous along", "packing, us", "TB/s", "a copy, us", "TB/s",
+             "of the copy's speed"
+         ], table), "By itself, in turns with a copy of a matrix of the same size.")
 
 
 def size_figure(records):
@@ -215,7 +131,7 @@ def size_figure(records):
         # torch is measured beside each precision: beside fp32 where there is a choice.
         theirs = rates.setdefault(PEER_NAMES.get(r["peer"], r["peer"]), {})
         if r["precision"] != "ieee" or r["m"] not in theirs:
-            theirs[r["m"]] = 2e-9 * r["m"] ** 3 / r["peer_ms"]
+            theirs[r["m"]] = 2e-9 * r["m"]**3 / r["peer_ms"]
     for r in of(records, "library", problem="squares"):
         if r["library"].startswith("Triton") or r["library"] in ("CuPy", "JAX highest"):
             rates.setdefault(r["library"], {})[r["m"]] = r["gflops_median"] / 1e3
@@ -223,14 +139,8 @@ def size_figure(records):
         return None
     names, sizes = ordered(rates), sorted({m for values in rates.values() for m in values})
     series = [
-        Series(
-            name,
-            [
-                (m, tflops, f"{shown(name)}, {m} x {m} x {m}: {tflops:.1f} TFLOP/s")
-                for m, tflops in sorted(rates[name].items())
-            ],
-        )
-        for name in names
+        Series(name, [(m, tflops, f"{shown(name)}, {m} x {m} x {m}: {tflops:.1f} TFLOP/s")
+                      for m, tflops in sorted(rates[name].items())]) for name in names
     ]
 
     def draw(width):
@@ -241,24 +151,14 @@ def size_figure(records):
     crossing = [
         r["m"] for r in sorted(products, key=lambda r: r["m"]) if r["precision"] == "fp32" and r["speedup"] >= 1
     ]
-    says = (
-        f"fp32 is ahead of torch's float32 from {crossing[0]} on."
-        if crossing
-        else "fp32 is behind torch's float32 at all sizes."
-    )
+    says = (f"fp32 is ahead of torch's float32 from {crossing[0]} on."
+            if crossing else "fp32 is behind torch's float32 at all sizes.")
     return Figure(
-        "sizes",
-        "Speed by size",
-        says,
-        [("", draw)],
-        (
-            ["M = N = K", *(f"{shown(name)}, TFLOP/s" for name in names)],
-            [[str(m), *(f"{rates[name][m]:.1f}" if m in rates[name] else "" for name in names)] for m in sizes],
-        ),
+        "sizes", "Speed by size", says, [("", draw)],
+        (["M = N = K", *(f"{shown(name)}, TFLOP/s" for name in names)
+          ], [[str(m), *(f"{rates[name][m]:.1f}" if m in rates[name] else "" for name in names)] for m in sizes]),
         "Square matrices, uniform data. Products under about 10 GFLOP are timed from a CUDA graph, so that the GPU "
-        "and not the host is seen.",
-        names,
-    )
+        "and not the host is seen.", names)
 
 
 def library_points(records):
@@ -270,10 +170,8 @@ def library_points(records):
     for precision in PRECISIONS:
         for r in reference_products(records, precision):
             points["tessera " + precision, r["problem"]] = (r["tflops"], r["error"])
-            points[PEER_NAMES.get(r["peer"], r["peer"]), r["problem"]] = (
-                2e-9 * r["m"] * r["n"] * r["k"] / r["peer_ms"],
-                r["peer_error"],
-            )
+            points[PEER_NAMES.get(r["peer"], r["peer"]),
+                   r["problem"]] = (2e-9 * r["m"] * r["n"] * r["k"] / r["peer_ms"], r["peer_error"])
     return [(library, problem, *values) for (library, problem), values in points.items()]
 
 
@@ -295,40 +193,23 @@ def frontier_figure(records):
     def draw(width):
         x = Axis("relative error, smaller to the left", [p[3] for p in points], base=10, room=1.6)
         y = Axis("TFLOP/s, logarithmic", [p[2] for p in points], base=10, room=1.25)
-        marks = [
-            (name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} TFLOP/s, error {error:.1e}", False)
-            for name, problem, speed, error in points
-        ]
-        marks += [
-            (name, error, speed, f"{shown(name)}, mean of the five: {speed:.1f} TFLOP/s, error {error:.1e}", True)
-            for name, (speed, error) in means.items()
-        ]
-        return charts.scatter(
-            marks, x, y, width, [(error, speed) for error, speed, _ in best], label="speed against accuracy"
-        )
+        marks = [(name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} TFLOP/s, error {error:.1e}", False)
+                 for name, problem, speed, error in points]
+        marks += [(name, error, speed, f"{shown(name)}, mean of the five: {speed:.1f} TFLOP/s, error {error:.1e}", True)
+                  for name, (speed, error) in means.items()]
+        return charts.scatter(marks, x, y, width, [(error, speed) for error, speed, _ in best],
+                              label="speed against accuracy")
 
     names = [name for _, _, name in best]
     return Figure(
-        "frontier",
-        "Speed against accuracy",
-        frontier_sentence(names),
-        [("", draw)],
-        (
-            ["library", "TFLOP/s", "relative error", "nobody better in both"],
-            [
-                [shown(name), f"{speed:.1f}", f"{error:.1e}", "yes" if name in names else ""]
-                for name, (speed, error) in means.items()
-            ],
-        ),
-        "Geometric means over the five reference problems."
-        + (
-            " Triton: the kernel of its tutorial with the best of a few tiles; an expert's would be faster."
-            if "Triton tf32x3" in means
-            else ""
-        ),
+        "frontier", "Speed against accuracy", frontier_sentence(names), [("", draw)],
+        (["library", "TFLOP/s", "relative error", "nobody better in both"
+          ], [[shown(name), f"{speed:.1f}", f"{error:.1e}", "yes" if name in names else ""]
+              for name, (speed, error) in means.items()]), "Geometric means over the five reference problems." +
+        (" Triton: the kernel of its tutorial with the best of a few tiles; an expert's would be faster."
+         if "Triton tf32x3" in means else ""),
         reading="Up and to the left is better. Large marks are the means, small ones the problems; the line joins the "
-        "best.",
-    )
+        "best.")
 
 
 def roofline_figure(records):
@@ -351,28 +232,16 @@ def roofline_figure(records):
     def draw(width):
         every = [i for points in series.values() for i, _, _ in points]
         x = Axis("flop for each byte of A, B and C", [min(every) / 2, max(every) * 1.5], base=10)
-        y = Axis(
-            "TFLOP/s, logarithmic",
-            [min(t for points in series.values() for _, t, _ in points), fp16],
-            base=10,
-            room=1.3,
-        )
+        y = Axis("TFLOP/s, logarithmic", [min(t for points in series.values() for _, t, _ in points), fp16], base=10,
+                 room=1.3)
         begin = max(x.low, y.low / copy)
         rules = [("", [(begin, begin * copy), (fp16 / copy, fp16)] if fp16 / copy > begin else [])]
         rules = [rule for rule in rules if rule[1]]
-        rules += [
-            (f"{name} {value:.0f}", [(max(x.low, value / copy), value), (x.high, value)])
-            for name, value in flat.items()
-        ]
+        rules += [(f"{name} {value:.0f}", [(max(x.low, value / copy), value), (x.high, value)])
+                  for name, value in flat.items()]
         marks = [
-            Series(
-                name,
-                [
-                    (i, t, f"{shown(name)}, {shape_of}: {t:.1f} TFLOP/s at {i:.0f} flop a byte")
-                    for i, t, shape_of in points
-                ],
-            )
-            for name, points in series.items()
+            Series(name, [(i, t, f"{shown(name)}, {shape_of}: {t:.1f} TFLOP/s at {i:.0f} flop a byte")
+                          for i, t, shape_of in points]) for name, points in series.items()
         ]
         return charts.lines(marks, x, y, width, label="roofline", rules=rules, joined=False)
 
@@ -382,40 +251,27 @@ def roofline_figure(records):
     if "tessera fp32" in best:
         parts.append(
             f"fp32 reaches {100 * best['tessera fp32'] / flat['three fp16 products']:.0f} % of what three fp16 "
-            "products allow"
-        )
+            "products allow")
     if "tessera ieee" in best and "float32 units" in flat:
         parts.append(f"ieee {100 * best['tessera ieee'] / flat['float32 units']:.0f} % of the float32 units")
     if "tessera tf32" in best:
         parts.append(f"tf32 {100 * best['tessera tf32'] / fp16:.0f} % of one fp16 product")
     return Figure(
-        "roofline",
-        "Roofline",
-        "At best " + ", ".join(parts) + ", packing included.",
-        [("", draw)],
-        (["ceiling", "height", "how it was measured"], table),
-        "fp32 does three fp16 products for each float32 one."
-        + (
-            " ieee runs on the float64 tensor cores here, by NVIDIA's figures as fast as the float32 units."
-            if by_float64
-            else ""
-        ),
-        names,
-        reading=f"The slope is memory, {copy:g} TB/s.",
-    )
+        "roofline", "Roofline", "At best " + ", ".join(parts) + ", packing included.", [("", draw)],
+        (["ceiling", "height", "how it was measured"], table), "fp32 does three fp16 products for each float32 one." +
+        (" ieee runs on the float64 tensor cores here, by NVIDIA's figures as fast as the float32 units."
+         if by_float64 else ""), names, reading=f"The slope is memory, {copy:g} TB/s.")
 
 
 def overhead_sentence(by, names, sizes):
     if ("torch float32", sizes[0]) not in by or ("tessera fp32", sizes[-1]) not in by:
         return "Small products."
-    (small, torch_small), (large, torch_large) = (
-        [by[name, m]["host_us"] for name in ("tessera fp32", "torch float32")] for m in (sizes[0], sizes[-1])
-    )
-    return (
-        f"At {sizes[0]} Tessera's fp32 takes {small:.0f} us of host time, torch {torch_small:.0f}; at {sizes[-1]}, "
-        "where fp32 is several launches, "
-        f"{large:.0f} and {torch_large:.0f}."
-    )
+    (small, torch_small), (large, torch_large) = ([
+        by[name, m]["host_us"] for name in ("tessera fp32", "torch float32")
+    ] for m in (sizes[0], sizes[-1]))
+    return (f"At {sizes[0]} Tessera's fp32 takes {small:.0f} us of host time, torch {torch_small:.0f}; at {sizes[-1]}, "
+            "where fp32 is several launches, "
+            f"{large:.0f} and {torch_large:.0f}.")
 
 
 def modules_figure(records):
@@ -424,57 +280,24 @@ def modules_figure(records):
         return None
     by = {(r["problem"], r["precision"]): r for r in modules}
     numbers = list(dict.fromkeys(r["problem"] for r in modules))
-    groups = [
-        (
-            f"{number} {by[number, 'fp32']['name'].replace('_', ' ')}",
-            [
-                (
-                    "tessera " + precision,
-                    by[number, precision]["speedup"],
-                    ratio(by[number, precision]["speedup"]),
-                    f"module {number}, {precision}: {by[number, precision]['ms']:.3g} ms, torch "
-                    f"{by[number, precision]['torch_ms']:.3g} ms",
-                )
-                for precision in ("fp32", "ieee")
-                if (number, precision) in by
-            ],
-        )
-        for number in numbers
-        if (number, "fp32") in by
-    ]
+    groups = [(f"{number} {by[number, 'fp32']['name'].replace('_', ' ')}", [
+        ("tessera " + precision, by[number, precision]["speedup"], ratio(
+            by[number,
+               precision]["speedup"]), f"module {number}, {precision}: {by[number, precision]['ms']:.3g} ms, torch "
+         f"{by[number, precision]['torch_ms']:.3g} ms") for precision in ("fp32", "ieee") if (number, precision) in by
+    ]) for number in numbers if (number, "fp32") in by]
     five = [by[number, "fp32"]["speedup"] for number in (1, 2, 8, 16, 18) if (number, "fp32") in by]
     return Figure(
-        "modules",
-        "The modules, as KernelBench measures them",
+        "modules", "The modules, as KernelBench measures them",
         f"{mean(five):.2f} times eager torch on problems 1, 2, 8, 16 and 18."
-        if len(five) == 5
-        else "Beside eager torch.",
-        [
-            (
-                "",
-                lambda width: charts.bars(
-                    groups, width, "times as fast as eager torch, which is the line", "modules", baseline=1.0
-                ),
-            )
-        ],
-        (
-            ["problem", "precision", "ms", "torch, ms", "times as fast", "error", "torch's error"],
-            [
-                [
-                    f"{r['problem']} {r['name']}",
-                    r["precision"],
-                    f"{r['ms']:.3g}",
-                    f"{r['torch_ms']:.3g}",
-                    ratio(r["speedup"]),
-                    f"{r['error']:.1e}",
-                    f"{r['torch_error']:.1e}",
-                ]
-                for r in modules
-            ],
-        ),
+        if len(five) == 5 else "Beside eager torch.", [("", lambda width: charts.bars(
+            groups, width, "times as fast as eager torch, which is the line", "modules", baseline=1.0))],
+        (["problem", "precision", "ms", "torch, ms", "times as fast", "error", "torch's error"], [[
+            f"{r['problem']} {r['name']}", r["precision"], f"{r['ms']:.3g}", f"{r['torch_ms']:.3g}",
+            ratio(r["speedup"]), f"{r['error']:.1e}", f"{r['torch_error']:.1e}"
+        ] for r in modules]),
         f"KernelBench at {modules[0].get('kernelbench_commit', 'unknown')}: its own timing, the L2 cache flushed "
-        "before each call, through Python.",
-    )
+        "before each call, through Python.")
 
 
 def briefly(r):
@@ -496,44 +319,29 @@ def losses(records):
         if r["speedup"] < 1:
             lose(f"{ours} is slower than {peer}", f"{where} ({ratio(r['speedup'])})")
         if r["error"] > r["peer_error"]:
-            lose(
-                f"{ours} is less accurate than {peer}",
-                f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})",
-            )
+            lose(f"{ours} is less accurate than {peer}",
+                 f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})")
     for r in of(records, "call"):
         peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
-            lose(
-                f"{r['library'].split()[1]} takes more host time than torch float32",
-                f"{r['m']} ({r['host_us']:.1f} us, {peers[0]['host_us']:.1f})",
-            )
+            lose(f"{r['library'].split()[1]} takes more host time than torch float32",
+                 f"{r['m']} ({r['host_us']:.1f} us, {peers[0]['host_us']:.1f})")
     for r in of(records, "library", library="tessera fp32"):
         for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
-            if (
-                not other["library"].startswith(("tessera", "torch"))
-                and other["error"] < FLOAT32_ACCURATE
-                and other["gflops_median"] > r["gflops_median"]
-            ):
-                lose(
-                    f"fp32 is slower than {other['library']}",
-                    f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})",
-                )
-    for ours, theirs in (
-        ("tessera fp32", "torch float32"),
-        ("tessera ieee", "torch float32"),
-        ("tessera tf32", "torch TF32"),
-    ):
+            if (not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and
+                    other["gflops_median"] > r["gflops_median"]):
+                lose(f"fp32 is slower than {other['library']}",
+                     f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+    for precision, theirs in (("fp32", "torch float32"), ("ieee", "torch float32"), ("tf32", "torch TF32")):
+        ours = f"tessera {precision}"
         for r in of(records, "library", library=ours):
             for other in of(records, "library", library=theirs, m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
                 if other["gflops_median"] > r["gflops_median"]:
-                    lose(
-                        f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
-                        f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})",
-                    )
+                    lose(f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
+                         f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
     for r in of(records, "library", library="tessera"):  # the CPU engine
         others = [
-            o
-            for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"])
+            o for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"])
             if o["library"] != "tessera"
         ]
         best = max(others, key=lambda o: o["gflops_best"], default=r)
@@ -541,46 +349,36 @@ def losses(records):
             lose(
                 "the CPU engine is slower than the best other library",
                 f"{briefly(r)} on {counted(r['threads'])} ({ratio(r['gflops_best'] / best['gflops_best'])}, "
-                f"{shown(best['library'])})",
-            )
+                f"{shown(best['library'])})")
     for r in of(records, "module"):
         if r["speedup"] < 1:
-            lose(
-                f"a module is slower than eager torch at {r['precision']}",
-                f"{r['problem']} {r['name'].replace('_', ' ')} ({ratio(r['speedup'])})",
-            )
+            lose(f"a module is slower than eager torch at {r['precision']}",
+                 f"{r['problem']} {r['name'].replace('_', ' ')} ({ratio(r['speedup'])})")
         if r["error"] > r["torch_error"]:
-            lose(
-                f"a module is less accurate than torch at {r['precision']}",
-                f"{r['problem']} {r['name'].replace('_', ' ')} ({r['error']:.2e}, {r['torch_error']:.2e})",
-            )
+            lose(f"a module is less accurate than torch at {r['precision']}",
+                 f"{r['problem']} {r['name'].replace('_', ' ')} ({r['error']:.2e}, {r['torch_error']:.2e})")
     for r in of(records, "accuracy"):
         peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if not o["library"].startswith("tessera")]
         best = min(peers, key=lambda o: o["error"], default=None)
         if r["library"] in ("tessera fp32", "tessera ieee") and best and r["error"] > 1.05 * best["error"]:
-            lose(
-                f"{r['library'].split()[1]} is less accurate than the most accurate peer by more than 5 %",
-                f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['library']} {best['error']:.1e})",
-            )
+            lose(f"{r['library'].split()[1]} is less accurate than the most accurate peer by more than 5 %",
+                 f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['library']} {best['error']:.1e})")
     return said
 
 
 def figures(records):
     return [
-        figure
-        for figure in [
+        figure for figure in [
             frontier_figure(records),
             reference_figure(records),
             sustained_figure(records),
-            size_figure(records),
-            *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
+            size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
             roofline_figure(records),
             packing_figure(records),
             overhead_figure(records, "Host time to queue one product, through ctypes for Tessera.", overhead_sentence),
             modules_figure(records),
-            threads_figure(records),
-        ]
-        if figure
+            threads_figure(records)
+        ] if figure
     ]
 
 
@@ -588,52 +386,29 @@ def headlines(records, training):
     """(figure, what it is)."""
     tiles, (fp32, ieee, tf32) = [], (reference_products(records, precision) for precision in PRECISIONS)
     if fp32:
-        tiles.append(
-            (
-                f"{mean([r['speedup'] for r in fp32]):.2f} x",
-                "as fast as torch.matmul in float32, in turns of one product",
-            )
-        )
+        tiles.append((f"{mean([r['speedup'] for r in fp32]):.2f} x",
+                      "as fast as torch.matmul in float32, in turns of one product"))
         less = mean([r["peer_error"] / r["error"] for r in fp32])
-        tiles.append(
-            (f"{less:.1f} x", "smaller error than torch's float32, against float64")
-            if less >= 1
-            else (f"{1 / less:.1f} x", "torch's float32 error, against float64")
-        )
+        tiles.append((f"{less:.1f} x", "smaller error than torch's float32, against float64") if less >= 1 else (
+            f"{1 / less:.1f} x", "torch's float32 error, against float64"))
     long = sustained_speedups(records)
     if long:
         tiles.append((f"{min(long):.1f} to {max(long):.1f} x", "as fast in a long run, at the GPU's power limit"))
     if ieee:
         less = mean([r["peer_error"] / r["error"] for r in ieee])
-        tiles.append(
-            (
-                f"{mean([r['speedup'] for r in ieee]):.2f} x",
-                "as fast as torch's float32 with ieee"
-                + (f", whose error is {less:.1f} times smaller" if less > 1 else ""),
-            )
-        )
+        tiles.append((f"{mean([r['speedup'] for r in ieee]):.2f} x", "as fast as torch's float32 with ieee" +
+                      (f", whose error is {less:.1f} times smaller" if less > 1 else "")))
     means = library_means(library_points(records))
     if {"Triton tf32x3", "tessera fp32"} <= set(means):
-        tiles.append(
-            (
-                f"{means['tessera fp32'][0] / means['Triton tf32x3'][0]:.1f} x",
-                "as fast as the kernel of Triton's tutorial at float32 accuracy (tf32x3)",
-            )
-        )
+        tiles.append((f"{means['tessera fp32'][0] / means['Triton tf32x3'][0]:.1f} x",
+                      "as fast as the kernel of Triton's tutorial at float32 accuracy (tf32x3)"))
     if tf32:
         tiles.append((f"{mean([r['speedup'] for r in tf32]):.2f} x", "as fast as torch's TF32, where TF32 is enough"))
     if training:
-        older = (
-            ""
-            if any(r.get("commit", "").startswith(training["commit"]) for r in records)
-            else f" (commit {training['commit']})"
-        )
-        tiles.append(
-            (
-                f"{training['runs'][-1]['speedup']:.2f} x",
-                f"as fast training a GPT-2 in float32, with one line of Python{older}",
-            )
-        )
+        older = ("" if any(
+            r.get("commit", "").startswith(training["commit"]) for r in records) else f" (commit {training['commit']})")
+        tiles.append((f"{training['runs'][-1]['speedup']:.2f} x",
+                      f"as fast training a GPT-2 in float32, with one line of Python{older}"))
     return tiles
 
 
@@ -644,10 +419,7 @@ def verdict(records):
     speed, error = mean([r["speedup"] for r in fp32]), mean([r["error"] / r["peer_error"] for r in fp32])
     squares = of(records, "product", precision="fp32", packed=False, data="rand", problem="squares")
     behind = max((r["m"] for r in squares if r["speedup"] < 1), default=0)
-    return (
-        f"In turns of one product Tessera multiplies large float32 matrices {speed:.1f} times as fast as "
-        "torch.matmul on this GPU"
-        + (", and its results are nearer to the exact ones" if error < 1 else "")
-        + ". It uses the tensor cores without giving up float32's error bound."
-        + (f" On squares up to {behind} torch is faster." if behind else "")
-    )
+    return (f"In turns of one product Tessera multiplies large float32 matrices {speed:.1f} times as fast as "
+            "torch.matmul on this GPU" + (", and its results are nearer to the exact ones" if error < 1 else "") +
+            ". It uses the tensor cores without giving up float32's error bound." +
+            (f" On squares up to {behind} torch is faster." if behind else ""))

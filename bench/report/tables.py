@@ -43,13 +43,9 @@ def measured(about, *also):
 
 def reference_products(precision, packed=False, data="rand"):
     """The record of each reference problem."""
-    return {
-        r["problem"]: r
-        for r in load("h200.json")
-        if r["what"] == "product"
-        and r["problem"] in REFERENCE
-        and (r["precision"], r["packed"], r["data"]) == (precision, packed, data)
-    }
+    products = [r for r in load("h200.json") if r["what"] == "product" and r["problem"] in REFERENCE]
+    wanted = (precision, packed, data)
+    return {r["problem"]: r for r in products if (r["precision"], r["packed"], r["data"]) == wanted}
 
 
 def mean_speedup(products):
@@ -57,40 +53,29 @@ def mean_speedup(products):
 
 
 def gpu():
-    fp32, packed, ieee, tf32 = (reference_products(*kind) for kind in (("fp32",), ("fp32", True), ("ieee",), ("tf32",)))
+    fp32, packed, ieee, tf32 = (reference_products(*kind)
+                                for kind in (("fp32", ), ("fp32", True), ("ieee", ), ("tf32", )))
     if not fp32:
         return "No GPU results yet: `make bench-gpu`."
-    rows = [
-        [
-            f"{problem} ({r['m']}, {r['n']}, {r['k']} {r['layout']})",
-            f"{r['peer_ms']:.2f} ms",
-            f"**{r['tessera_ms']:.3f} ms, {ratio(r['speedup'])}**",
-            f"{r['peer_error']:.1e} / {r['error']:.1e}",
-            ratio(ieee[problem]["speedup"]),
-            ratio(tf32[problem]["speedup"]),
-        ]
-        for problem, r in fp32.items()
-    ]
+    rows = [[
+        f"{problem} ({r['m']}, {r['n']}, {r['k']} {r['layout']})", f"{r['peer_ms']:.2f} ms",
+        f"**{r['tessera_ms']:.3f} ms, {ratio(r['speedup'])}**", f"{r['peer_error']:.1e} / {r['error']:.1e}",
+        ratio(ieee[problem]["speedup"]),
+        ratio(tf32[problem]["speedup"])
+    ] for problem, r in fp32.items()]
     fp32_mean = f"**{ratio(mean_speedup(fp32))}** ({ratio(mean_speedup(packed))} with B packed beforehand)"
     rows.append(["geometric mean", "", fp32_mean, "", ratio(mean_speedup(ieee)), ratio(mean_speedup(tf32))])
     about, plain = fp32["square"], ieee["square"]["commit"]
     also = f" (`ieee`: {plain})" if plain != about["commit"] else ""
-    return "\n\n".join(
-        [
-            "![Speed and error of each library on an H200](docs/results/results-h200.svg)",
-            markdown_table(
-                ["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`"]
-                + ["`tf32` beside torch's TF32"],
-                rows,
-            ),
-            prose(
-                f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
-                f"{about['commit']}{also}. Uniform [0, 1) data, packing included; the two libraries alternate, one "
-                "product each.",
-                "Errors are relative Frobenius errors against float64. n: as it is, t: transposed.",
-            ),
-        ]
-    )
+    return "\n\n".join([
+        "![Speed and error of each library on an H200](docs/results/results-h200.svg)",
+        markdown_table(["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`"] +
+                       ["`tf32` beside torch's TF32"], rows),
+        prose(
+            f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+            f"{about['commit']}{also}. Uniform [0, 1) data, packing included; the two libraries alternate, one "
+            "product each.", "Errors are relative Frobenius errors against float64. n: as it is, t: transposed.")
+    ])
 
 
 def sustained():
@@ -98,10 +83,8 @@ def sustained():
     fp32, records = reference_products("fp32"), load("sustained-h200.json")
     if not fp32:
         return "No GPU results yet: `make bench-gpu`."
-    call = (
-        f"**A call among other work** gets the {ratio(mean_speedup(fp32))} of this table. **A long run** of large "
-        "products gets less: it draws all the power that the GPU is allowed, and the clock falls."
-    )
+    call = (f"**A call among other work** gets the {ratio(mean_speedup(fp32))} of this table. **A long run** of large "
+            "products gets less: it draws all the power that the GPU is allowed, and the clock falls.")
     if not records:
         return prose(call, "`make bench-sustained` measures by how much.")
     speedups = [r["torch_us"] / r["tessera_us"] for r in records]
@@ -111,8 +94,7 @@ def sustained():
         call,
         f"With each library alone for seconds, the speedup is **{min(speedups):.1f} to {max(speedups):.1f} x**, at "
         f"{min(clocks)} to {max(clocks)} MHz and {max(r['watts'] for r in records)} W",
-        f"([all rows](docs/results/results.md#in-a-long-run); {about['date']}, commit {about['commit']}).",
-    )
+        f"([all rows](docs/results/results.md#in-a-long-run); {about['date']}, commit {about['commit']}).")
 
 
 def loss_difference(result, run, steps):
@@ -133,8 +115,7 @@ def gpt2():
         f"**{ours['ms_per_step']:.0f} ms with Tessera, {ratio(ours['speedup'])}**. Over the first {half} steps the "
         "losses "
         f"agree to {loss_difference(result, ours, half):.1e}",
-        f"({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).",
-    )
+        f"({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).")
 
 
 # ---- docs/guide/modules.md ------------------------------------------------------------------------------------------
@@ -159,18 +140,14 @@ def modules():
     about = records[0]
     method = about.get("method", f"KernelBench at {about['kernelbench_commit']}")
     checked = " and the checker" if all(r["checker"] == "valid" for r in records) else ""
-    return "\n\n".join(
-        [
-            markdown_table(["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows),
-            prose(
-                f"{method}; {about['gpu']}, driver {about['driver']}, torch "
-                f"{about['torch']}, {about['date']}, commit {latest}{also}. Each module passes 5 of 5 correctness "
-                f"trials{checked}. A module and torch are timed one after the other, for each precision anew. Errors "
-                "are "
-                "relative Frobenius errors against float64."
-            ),
-        ]
-    )
+    return "\n\n".join([
+        markdown_table(["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows),
+        prose(f"{method}; {about['gpu']}, driver {about['driver']}, torch "
+              f"{about['torch']}, {about['date']}, commit {latest}{also}. Each module passes 5 of 5 correctness "
+              f"trials{checked}. A module and torch are timed one after the other, for each precision anew. Errors "
+              "are "
+              "relative Frobenius errors against float64.")
+    ])
 
 
 # ---- docs/results/cpu.md --------------------------------------------------------------------------------------------
@@ -178,7 +155,6 @@ def modules():
 
 def cpu():
     """The shapes measured in all four layouts."""
-
     def shape(r):
         return r["m"], r["n"], r["k"], r["threads"]
 
@@ -199,17 +175,12 @@ def cpu():
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         rows.append([f"{m}, {n}, {k}", str(threads), f"**{best[0]}**", *best[1:], spread])
     heads = ["M, N, K (mean of four layouts)", "threads", "Tessera", *map(shown, libraries), "of the best"]
-    return "\n\n".join(
-        [
-            markdown_table(heads, rows),
-            prose(
-                "GFLOP/s, best of many interleaved samples. Last column: the least and the largest of the four "
-                "layouts'",
-                "ratios to the best other library.",
-                measured(records[0]),
-            ),
-        ]
-    )
+    return "\n\n".join([
+        markdown_table(heads, rows),
+        prose(
+            "GFLOP/s, best of many interleaved samples. Last column: the least and the largest of the four "
+            "layouts'", "ratios to the best other library.", measured(records[0]))
+    ])
 
 
 def amx():
@@ -237,23 +208,14 @@ def offload():
     records = [r for r in load("blas-h200.json") if r["what"] == "offload"]
     if not records:
         return "No results yet: `bench/blas/run build --offload 8192`."
-    rows = [
-        [
-            str(r["n"]),
-            f"**{r['gpu_ms_best']:.2f} ms**",
-            f"{r['copies_alone_ms']:.2f} ms",
-            ratio(r["ratio_to_copies"]),
-            f"{r['cpu_ms_best']:.1f} ms",
-            f"{r['speedup_over_cpu']:.1f} x",
-        ]
-        for r in records
-    ]
+    rows = [[
+        str(r["n"]), f"**{r['gpu_ms_best']:.2f} ms**", f"{r['copies_alone_ms']:.2f} ms",
+        ratio(r["ratio_to_copies"]), f"{r['cpu_ms_best']:.1f} ms", f"{r['speedup_over_cpu']:.1f} x"
+    ] for r in records]
     heads = ["M = N = K", "`sgemm_` on the GPU", "copies alone", "time / copies", "the CPU engine", "speedup"]
-    note = (
-        f"From pageable memory to pageable memory, best of {records[0]['samples']}. Copies alone: the same bytes "
-        "from and to "
-        "pinned memory, both directions at once."
-    )
+    note = (f"From pageable memory to pageable memory, best of {records[0]['samples']}. Copies alone: the same bytes "
+            "from and to "
+            "pinned memory, both directions at once.")
     return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
 
 
@@ -272,8 +234,7 @@ def blas():
     heads = ["M = N = K", "layout", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
     note = (
         f"{records[0]['threads']} thread, matrices in the caches, best of many interleaved samples; OpenBLAS with its "
-        "SkylakeX kernels."
-    )
+        "SkylakeX kernels.")
     return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
 
 
@@ -282,16 +243,12 @@ def programs():
     if not records:
         return "No results yet: `python3 bench/blas/programs.py build`."
     names = {"octave": "Octave", "numpy": "NumPy", "r": "R, through `.Fortran`"}
-    rows = [
-        [names[r["program"]], f"{1e3 * r['seconds_own']:.1f} ms", f"{1e3 * r['seconds_tessera']:.1f} ms"]
-        for r in records
-    ]
+    rows = [[names[r["program"]], f"{1e3 * r['seconds_own']:.1f} ms", f"{1e3 * r['seconds_tessera']:.1f} ms"]
+            for r in records]
     about = records[0]
-    note = (
-        f"{about['n']} x {about['n']} matrices, best of many. Their own BLAS is "
-        f"{pathlib.Path(about['own_blas']).parent.name} "
-        "with SkylakeX kernels. R converts singles to doubles and back around each call."
-    )
+    note = (f"{about['n']} x {about['n']} matrices, best of many. Their own BLAS is "
+            f"{pathlib.Path(about['own_blas']).parent.name} "
+            "with SkylakeX kernels. R converts singles to doubles and back around each call.")
     return "\n\n".join([markdown_table(["program", "its own BLAS", "Tessera"], rows), prose(note, measured(about))])
 
 
@@ -303,24 +260,16 @@ def training():
     if not result:
         return "No results yet: `make bench-pytorch`."
     steps = len(result["runs"][0]["loss"])
-    rows = [
-        [
-            run["name"],
-            f"{run['ms_per_step']:.1f}",
-            f"{run['tokens_per_second']:,}",
-            ratio(run["speedup"]),
-            f"{loss_difference(result, run, steps // 2):.1e}",
-            f"{loss_difference(result, run, steps):.1e}",
-        ]
-        for run in result["runs"]
-    ]
+    rows = [[
+        run["name"], f"{run['ms_per_step']:.1f}", f"{run['tokens_per_second']:,}",
+        ratio(run["speedup"]), f"{loss_difference(result, run, steps // 2):.1e}",
+        f"{loss_difference(result, run, steps):.1e}"
+    ] for run in result["runs"]]
     heads = ["", "ms a step", "tokens/s", "speedup", f"loss difference in {steps // 2} steps", f"in all {steps}"]
-    note = (
-        f"{result['parameters'] / 1e6:.0f}M parameters, {result['batch'] * result['context']} tokens a step. Loss "
-        "difference: the "
-        f"largest relative difference from torch float32's loss. {result['gpu']}, torch {result['torch']}, "
-        f"{result['date']}, commit {result['commit']}."
-    )
+    note = (f"{result['parameters'] / 1e6:.0f}M parameters, {result['batch'] * result['context']} tokens a step. Loss "
+            "difference: the "
+            f"largest relative difference from torch float32's loss. {result['gpu']}, torch {result['torch']}, "
+            f"{result['date']}, commit {result['commit']}.")
     return "\n\n".join([markdown_table(heads, rows), prose(note)])
 
 
@@ -328,13 +277,12 @@ def host():
     records = load("torch-h200.json")
     if not records:
         return "No results yet: `make bench-pytorch`."
-    (small,) = (r for r in records if r["what"] == "host" and (r["m"], r["precision"]) == (64, "fp32"))
+    (small, ) = (r for r in records if r["what"] == "host" and (r["m"], r["precision"]) == (64, "fp32"))
     kept = [100 * r["of_c_library"] for r in records if r["what"] == "reference"]
     return prose(
         f"Host time of one call on a 64 x 64 product: `tessera.matmul` {small['tessera_us']:.1f} us, `torch.matmul`",
         f"{small['torch_us']:.1f} us. The five reference problems through `tessera.matmul` keep {min(kept):.1f} % to "
-        f"{max(kept):.1f} % of the C library's speed.",
-    )
+        f"{max(kept):.1f} % of the C library's speed.")
 
 
 def linear():
@@ -343,24 +291,19 @@ def linear():
         return "No results yet: `make bench-pytorch`."
     square = {(r["batch"], r["in"]): r["speedup"] for r in layers if r["in"] == r["out"]}
     features = sorted({f for _, f in square})
-    rows = [
-        [str(batch), *(ratio(square[batch, f]) for f in features)] for batch in sorted({batch for batch, _ in square})
-    ]
+    rows = [[str(batch), *(ratio(square[batch, f]) for f in features)]
+            for batch in sorted({batch for batch, _ in square})]
     beside = [r["torch_beside_itself"] for r in layers if "torch_beside_itself" in r]
     noise = f" (torch measured beside itself: {min(beside):.2f} to {max(beside):.2f} x)" if beside else ""
     slow = ", ".join(
         f"{r['batch']} x {r['in']} -> {r['out']} ({ratio(r['speedup'])}, {'taken' if r['taken'] else 'left to torch'})"
-        for r in sorted(layers, key=lambda r: r["speedup"])
-        if r["speedup"] < 0.95
-    )
+        for r in sorted(layers, key=lambda r: r["speedup"]) if r["speedup"] < 0.95)
     about, taken = layers[0], [r["speedup"] for r in layers if r["taken"]]
-    note = (
-        f"As many inputs as outputs. Of all {len(layers)} layers measured, rectangular and odd sizes among them, "
-        "Tessera took "
-        f"{len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to torch{noise}. "
-        f"Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
-        f"{about['date']}, commit {about['commit']}."
-    )
+    note = (f"As many inputs as outputs. Of all {len(layers)} layers measured, rectangular and odd sizes among them, "
+            "Tessera took "
+            f"{len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to torch{noise}. "
+            f"Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
+            f"{about['date']}, commit {about['commit']}.")
     return "\n\n".join([markdown_table(["batch", *(f"{f} features" for f in features)], rows), prose(note)])
 
 
@@ -386,12 +329,11 @@ def certificates():
 # ---- Writing --------------------------------------------------------------------------------------------------------
 
 PLACES = {
-    "README.md": {"gpu": gpu, "sustained": sustained, "gpt2": gpt2},
-    "docs/guide/modules.md": {"modules": modules},
-    "docs/results/cpu.md": {"cpu": cpu, "amx": amx},
-    "docs/results/blas.md": {"offload": offload, "blas": blas, "programs": programs},
-    "docs/results/pytorch.md": {"training": training, "host": host, "linear": linear},
-    "docs/results/certificates.md": {"certificates": certificates},
+    "README.md": {"gpu": gpu, "sustained": sustained, "gpt2": gpt2}, "docs/guide/modules.md": {"modules": modules},
+    "docs/results/cpu.md": {"cpu": cpu, "amx": amx}, "docs/results/blas.md": {
+        "offload": offload, "blas": blas, "programs": programs
+    }, "docs/results/pytorch.md": {"training": training, "host": host,
+                                   "linear": linear}, "docs/results/certificates.md": {"certificates": certificates}
 }
 
 
@@ -404,8 +346,7 @@ def documents(root):
             place = re.compile(rf"(<!-- results: {marker} -->\n).*?(<!-- end -->)", re.S)
             if not place.search(text):
                 raise results.BadResults(
-                    f"{name} has no place for its table: <!-- results: {marker} --> and <!-- end -->"
-                )
+                    f"{name} has no place for its table: <!-- results: {marker} --> and <!-- end -->")
             text = place.sub(lambda found: found[1] + table() + "\n" + found[2], text)
         made[root / name] = text
     return made

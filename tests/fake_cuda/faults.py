@@ -34,21 +34,12 @@ def pack(context, operand):
 
 
 def multiply(context, problem, operand_b=None):
-    return lib.tsr_gemm_batch(
-        context,
-        1,
-        1.0,
-        byref(problem.operand_a),
-        byref(operand_b or problem.operand_b),
-        0.0,
-        byref(problem.result_c),
-        None,
-    )
+    return lib.tsr_gemm_batch(context, 1, 1.0, byref(problem.operand_a), byref(operand_b or problem.operand_b), 0.0,
+                              byref(problem.result_c), None)
 
 
 class HostProblem:
     """A product in host memory, for tsr_gemm_host."""
-
     def __init__(self, m=90, n=80, k=70):
         rng = np.random.default_rng(m)
         self.a, self.b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((m, k), (k, n)))
@@ -59,9 +50,8 @@ class HostProblem:
         share = binding.c_double(-1)
         a, b = (binding.matrix(Operand, x) for x in (self.a, self.b))
         self.c[...] = -1234
-        status = lib.tsr_gemm_host(
-            context, 1, 1.0, byref(a), byref(b), 0.0, byref(binding.matrix(Result, self.c)), byref(share)
-        )
+        status = lib.tsr_gemm_host(context, 1, 1.0, byref(a), byref(b), 0.0, byref(binding.matrix(Result, self.c)),
+                                   byref(share))
         assert (self.c == -1234).all() if status else np.array_equal(self.c, self.a @ self.b)
         return status, share.value
 
@@ -151,16 +141,9 @@ def reset_gpu_1():
 
 
 @pytest.mark.parametrize("error", LOST)
-@pytest.mark.parametrize(
-    "at, calls_before",
-    [
-        ("cuLaunchKernelEx", 0),
-        ("cuLaunchKernelEx", 2),
-        ("cuMemAllocFromPoolAsync", 0),
-        ("cuMemFreeAsync", 0),
-        ("cuCtxSynchronize", 0),
-    ],
-)
+@pytest.mark.parametrize("at, calls_before", [("cuLaunchKernelEx", 0), ("cuLaunchKernelEx", 2),
+                                              ("cuMemAllocFromPoolAsync", 0), ("cuMemFreeAsync", 0),
+                                              ("cuCtxSynchronize", 0)])
 @pytest.mark.parametrize("destroyed", ["before the reset", "after it"])
 def test_a_device_that_is_lost(error, at, calls_before, destroyed):
     """Every later call that needs the device returns DEVICE_ERROR with the driver's words and writes nothing; plans
@@ -169,12 +152,8 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
         problem, host = Problem(140, 100, 130), HostProblem()
         _, context = create(FP32, b"split_fp32_sm90")
         plan = c_void_p()
-        assert (
-            lib.tsr_plan_create(
-                byref(plan), context, 1, byref(problem.operand_a), byref(problem.operand_b), byref(problem.result_c)
-            )
-            == 0
-        )
+        assert (lib.tsr_plan_create(byref(plan), context, 1, byref(problem.operand_a), byref(problem.operand_b),
+                                    byref(problem.result_c)) == 0)
         _, packed = pack(context, problem.operand_b)
         assert multiply(context, problem) == 0
 
@@ -189,22 +168,15 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
         words = (binding.DEVICE_ERROR, f"CUDA_ERROR_{error}")
         refused(multiply(context, problem), *words)
         refused(
-            lib.tsr_plan_execute(
-                plan, 1.0, problem.operand_a.data, problem.operand_b.data, 0.0, problem.result_c.data, None
-            ),
-            *words,
-        )
+            lib.tsr_plan_execute(plan, 1.0, problem.operand_a.data, problem.operand_b.data, 0.0, problem.result_c.data,
+                                 None), *words)
         status, none = pack(context, problem.operand_a)
         refused(status, *words)
         refused(lib.tsr_stats_read(context, byref(binding.Stats())), *words)
         refused(create()[0], *words)
         again = c_void_p()
-        assert (
-            lib.tsr_plan_create(
-                byref(again), context, 1, byref(problem.operand_a), byref(problem.operand_b), byref(problem.result_c)
-            )
-            == 0
-        )
+        assert (lib.tsr_plan_create(byref(again), context, 1, byref(problem.operand_a), byref(problem.operand_b),
+                                    byref(problem.result_c)) == 0)
         lib.tsr_plan_destroy(again)
         status, share = host.run(context)
         refused(status, *words)
@@ -265,7 +237,7 @@ def test_64_threads_on_16_streams_with_graphs():
             failures.append(f"thread {index}: {error!r}")
             barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(64)]
+    threads = [threading.Thread(target=work, args=(index, ), daemon=True) for index in range(64)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -294,7 +266,7 @@ def test_threads_whose_device_is_lost():
             statuses.extend(multiply(context, problem) for _ in range(20))
 
         fake.fake_break_later(b"cuLaunchKernelEx", ILLEGAL_ADDRESS, 200, 1)
-        threads = [threading.Thread(target=work, args=(problem,), daemon=True) for problem in problems]
+        threads = [threading.Thread(target=work, args=(problem, ), daemon=True) for problem in problems]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -10,15 +10,14 @@ from harness import results  # noqa: E402
 
 
 def run(*words):
-    ran = subprocess.run(
-        [sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", *map(str, words)], capture_output=True, text=True
-    )
+    ran = subprocess.run([sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", *map(str, words)],
+                         capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def load(folder, topic):
-    (path,) = folder.glob(f"{topic}-*.json")
+    (path, ) = folder.glob(f"{topic}-*.json")
     return results.load(path)
 
 
@@ -29,35 +28,21 @@ def test_beside_torch(tmp_path):
     products = [r for r in records if r["what"] == "product"]
     packing = [r for r in records if r["what"] == "packing"]
     assert len(products) == 41 and len(packing) == 10 and len(records) == 55, (
-        "35 of the reference problems, 6 squares, 4 host times"
-    )
+        "35 of the reference problems, 6 squares, 4 host times")
     assert {(r["operand"], r["layout"]) for r in packing} == {("a", "n"), ("a", "t"), ("b", "n"), ("b", "t")}
     assert {r["layout"] for r in products} == {"nn", "tn", "tt"}
-    assert all(0 < r["error"] < 1e-6 and r["worst_units"] < r["k"] + 2 for r in products if r["m"] > 48), (
-        "all of it was multiplied, and rightly"
-    )
+    assert all(0 < r["error"] < 1e-6 and r["worst_units"] < r["k"] + 2 for r in products
+               if r["m"] > 48), ("all of it was multiplied, and rightly")
 
 
 def test_beside_every_library(tmp_path):
-    said = run(
-        "survey",
-        "--seconds",
-        "0.001",
-        "--folder",
-        tmp_path,
-        "--topic",
-        "peers",
-        "--topic",
-        "accuracy",
-        "--topic",
-        "overhead",
-    )
+    said = run("survey", "--seconds", "0.001", "--folder", tmp_path, "--topic", "peers", "--topic", "accuracy",
+               "--topic", "overhead")
     absent = {r["library"] for r in load(tmp_path, "peers") if r["what"] == "absent"}
     assert "torch float32" not in absent and all(f"{name} is not here" in said for name in absent)
     accuracy = [r for r in load(tmp_path, "accuracy") if r["what"] == "accuracy"]
-    assert {r["data"] for r in accuracy} == {"uniform", "normal", "wide"} and all(
-        r["worst_units"] < r["k"] + 2 for r in accuracy
-    )
+    assert {r["data"] for r in accuracy} == {"uniform", "normal", "wide"}
+    assert all(r["worst_units"] < r["k"] + 2 for r in accuracy)
     assert {"tessera fp32", "torch TF32"} <= {r["library"] for r in load(tmp_path, "overhead")}
 
 
@@ -75,25 +60,14 @@ def test_through_the_package(tmp_path):
     records = results.load(tmp_path / "r.json")
     layers = [r for r in records if r["what"] == "linear"]
     assert len(layers) == 2 and len(records) == 9 and "left]" in said, (
-        "2 host times, 5 of the reference problems, 2 layers"
-    )
+        "2 host times, 5 of the reference problems, 2 layers")
     assert {r["batch"]: r["taken"] for r in layers} == {1: False, 64: True} and all(
-        ("torch_beside_itself" in r) != r["taken"] for r in layers
-    )
+                ("torch_beside_itself" in r) != r["taken"] for r in layers)
 
 
 def test_an_unknown_library_is_refused(tmp_path):
-    ran = subprocess.run(
-        [
-            sys.executable,
-            ROOT / "tests/pytorch/bench_without_gpu.py",
-            "survey",
-            "--peer",
-            "nosuch",
-            "--folder",
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-    )
+    ran = subprocess.run([
+        sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", "survey", "--peer", "nosuch", "--folder",
+        str(tmp_path)
+    ], capture_output=True, text=True)
     assert ran.returncode == 1 and "no library called 'nosuch' here; those known are: tessera fp32" in ran.stderr

@@ -17,7 +17,6 @@ def path():
 
 class Browser:
     """One browser with one tab. `said` has what pages wrote to their console, and their errors."""
-
     def __init__(self, program):
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         requests, self.requests = os.pipe()
@@ -28,27 +27,12 @@ class Browser:
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
-        self.process = subprocess.Popen(
-            [
-                program,
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--hide-scrollbars",
-                "--remote-debugging-pipe",
-                "--no-first-run",
-                "--disable-extensions",
-                "--disable-background-networking",
-                f"--user-data-dir={self.profile.name}",
-                "about:blank",
-            ],
-            preexec_fn=connect,
-            close_fds=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self.process = subprocess.Popen([
+            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+            "--remote-debugging-pipe", "--no-first-run", "--disable-extensions", "--disable-background-networking",
+            f"--user-data-dir={self.profile.name}", "about:blank"
+        ], preexec_fn=connect, close_fds=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL)
         os.close(requests)
         os.close(replies)
         self.numbers, self.unread, self.events, self.said, self.session = itertools.count(1), b"", [], [], None
@@ -71,10 +55,8 @@ class Browser:
     def ask(self, method, **parameters):
         number = next(self.numbers)
         request = {
-            "id": number,
-            "method": method,
-            "params": parameters,
-            **({"sessionId": self.session} if self.session else {}),
+            "id": number, "method": method, "params": parameters,
+            **({"sessionId": self.session} if self.session else {})
         }
         os.write(self.requests, json.dumps(request).encode() + b"\0")
         while True:
@@ -101,10 +83,8 @@ class Browser:
         """Loads a file at a window's width, in light or dark, and waits until it is there."""
         self.said, self.events = [], []
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
-        self.ask(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
+        self.ask("Emulation.setEmulatedMedia",
+                 features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.ask("Page.navigate", url=file.resolve().as_uri())
         while "Page.loadEventFired" not in self.events:
             self.note(self.message())
