@@ -1,5 +1,6 @@
-/* amx_tiles.c: a thread's AMX tiles are after a product what they were before, in use or not; products in a signal's handler
- * and in a forked child disturb none. For machines with AMX: elsewhere it says that there is none, and exits with 77. */
+/* amx_tiles.c: a thread's AMX tiles are after a product what they were before, in use or not; products in a signal's
+ * handler and in a forked child disturb none. For machines with AMX: elsewhere it says that there is none, and exits
+ * with 77. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

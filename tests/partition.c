@@ -1,9 +1,9 @@
 /* partition.c: how threads share a product, simulated for 1 to 64 of them on any machine.
  *
- * The engine's files are linked with a pool and a kernel of this file's. The team's members are coroutines with clocks of
- * their own, and the one whose clock is behind runs next; the kernel computes nothing, but counts what it was called for and
- * how long that takes. So the calls that threads would make tell, the same every time, whether each element of C gets each of
- * its terms once, and how much of the time the members had something to do.
+ * The engine's files are linked with a pool and a kernel of this file's. The team's members are coroutines with clocks
+ * of their own, and the one whose clock is behind runs next; the kernel computes nothing, but counts what it was called
+ * for and how long that takes. So the calls that threads would make tell, the same every time, whether each element of
+ * C gets each of its terms once, and how much of the time the members had something to do.
  */
 #include <stdio.h>
 #include <stdlib.h>

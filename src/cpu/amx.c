@@ -1,25 +1,25 @@
 /* amx.c: float32 products from bf16 tiles.
  *
- * An operand is three bf16 components, h + m + l (amx.h), and six of the nine products of components make a product that is as
- * accurate as float32; the three left out are below its last bit. A tile of C is 32 x 32: four sums in tiles of their own,
- * two tiles of A, two of B.
+ * An operand is three bf16 components, h + m + l (amx.h), and six of the nine products of components make a product
+ * that is as accurate as float32; the three left out are below its last bit. A tile of C is 32 x 32: four sums in tiles
+ * of their own, two tiles of A, two of B.
  *
  *              b 0..15   b 16..31
  *     a 0..15   sum 0     sum 1        tiles 4, 5: a component of A
  *     a 16..31  sum 2     sum 3        tiles 6, 7: a component of B
  *
- * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. They come from the second-level cache
- * in time; what would not is the next panel of B and the tile of C, which are further away. So these are asked for between
- * products, a line now and then: a core waits for sixteen lines at most, and the tiles' are among them. The sums of a tile
- * are put to C between the products of the next, when its lines are there.
+ * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. They come from the second-level
+ * cache in time; what would not is the next panel of B and the tile of C, which are further away. So these are asked
+ * for between products, a line now and then: a core waits for sixteen lines at most, and the tiles' are among them. The
+ * sums of a tile are put to C between the products of the next, when its lines are there.
  *
- * The sums start from zero for each block of kc and are then added to C, or to the addend, by ordinary float32 operations.
- * (With hh in a loop of its own, after the small products of all steps, the sums would be rounded at their full size once a
- * step and not six times: half the error, for 7 % of the time.)
+ * The sums start from zero for each block of kc and are then added to C, or to the addend, by ordinary float32
+ * operations. (With hh in a loop of its own, after the small products of all steps, the sums would be rounded at their
+ * full size once a step and not six times: half the error, for 7 % of the time.)
  *
  * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound, and
- * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this tile's
- * sums for this block of k. docs/internals/numerics.md has the bounds.
+ * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this
+ * tile's sums for this block of k. docs/internals/numerics.md has the bounds.
  *
  * tf32 does without l and what is made of it: three products, hm, mh and hh.
  */
@@ -189,8 +189,8 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* sums += the component of A in tiles 4 and 5, times that of B in 6 and 7. A tile is loaded with what is multiplied next, a component
- * of A, of B or of both, as soon as it has been read for the last time. */
+/* sums += the component of A in tiles 4 and 5, times that of B in 6 and 7. A tile is loaded with what is multiplied
+ * next, a component of A, of B or of both, as soon as it has been read for the last time. */
 #define MULTIPLY_THEN_LOAD_A(a)         \
     do {                                \
         tile_dot(0, 4, 6);              \
@@ -223,8 +223,8 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
         tile_load(7, (b) + TILE_BYTES); \
     } while (0)
 
-/* What will be wanted after the products of this tile, asked for between them: the tile of C, by rows (or columns, where
- * these are contiguous), and a part of the panel of B that comes next. */
+/* What will be wanted after the products of this tile, asked for between them: the tile of C, by rows (or columns,
+ * where these are contiguous), and a part of the panel of B that comes next. */
 struct wanted {
     const char *c, *b;
     int64_t c_stride;
@@ -297,13 +297,14 @@ static inline __attribute__((always_inline)) void multiply_panels(float *sums, c
 
 /* ---- What AMX cannot carry --------------------------------------------------------------------------------------- */
 
-/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC of them, whose components' products
- * come to at most 1 + 2^-6 times as much, stay below 2^127. */
+/* Larger elements are not split, and sums of larger products might not be finite: AMX_KC of them, whose components'
+ * products come to at most 1 + 2^-6 times as much, stay below 2^127. */
 static const float most_element = 0x1p126f, most_product = 0x1p117f;
 
 static_assert(AMX_KC <= 512, "most_product counts on it");
 
-/* From here on elements have normal numbers for components, and what is flushed is far below the last bit of a product. */
+/* From here on elements have normal numbers for components, and what is flushed is far below the last bit of a product.
+ * */
 static const float least_element = 0x1p-103f, least_product = 0x1p-95f;
 
 bool amx_is_marked(const struct amx_marks *marks) { return !(marks->largest <= most_element); }
@@ -328,8 +329,8 @@ static bool are_large(const float *sums, const struct amx_marks *a, const struct
 /* Terms of k for which floats are copied at a time. */
 enum { COPIED = 128 };
 
-/* The floats of some lanes, from term p on; strides[] are those from lane to lane and from term to term. They are copied,
- * terms `width` apart, where the kernel cannot read them in place. */
+/* The floats of some lanes, from term p on; strides[] are those from lane to lane and from term to term. They are
+ * copied, terms `width` apart, where the kernel cannot read them in place. */
 static const float *floats_of(const struct amx_source *source, int64_t lane, int lanes, int64_t p, int64_t depth,
                               bool side_by_side, float *copy, int width, int64_t strides[2]) {
     strides[0] = 1;
@@ -383,8 +384,8 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
 
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
 
-/* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets the
- * tiles of this column ask for all of it. */
+/* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets
+ * the tiles of this column ask for all of it. */
 static struct wanted wanted_with(const struct amx_block *block, int64_t row, int64_t column, int64_t steps) {
     const int64_t panels = (block->rows + MR - 1) / MR, calls = steps * (block->components == 3 ? 6 : 3);
     const int64_t panel_lines = steps * block->components * AMX_STEP_BYTES / 64;

@@ -1,5 +1,5 @@
-/* amx.h: float32 products from bf16 tiles. amx_plan.c has the plan, amx_loops.c the loops, amx_pack.c the packing, amx.c the
- * tiles and amx_packed.c operands packed by the caller.
+/* amx.h: float32 products from bf16 tiles. amx_plan.c has the plan, amx_loops.c the loops, amx_pack.c the packing,
+ * amx.c the tiles and amx_packed.c operands packed by the caller.
  *
  * Each float x becomes three bf16 components, x = h + m + l exactly (docs/internals/numerics.md says when not quite):
  *
@@ -12,9 +12,9 @@
  *     m: the same
  *     l: the same; tf32 does without
  *
- * A tile of A has a lane in each of its 16 rows, a tile of B has one in each of its 16 columns of pairs. Places 2i and 2i+1,
- * which an instruction multiplies one after the other, hold the terms i and 16+i of the step: so two vectors of 16 floats make
- * one row of a tile without a shuffle, in A and in B. Missing lanes and terms are zeros.
+ * A tile of A has a lane in each of its 16 rows, a tile of B has one in each of its 16 columns of pairs. Places 2i and
+ * 2i+1, which an instruction multiplies one after the other, hold the terms i and 16+i of the step: so two vectors of
+ * 16 floats make one row of a tile without a shuffle, in A and in B. Missing lanes and terms are zeros.
  */
 #ifndef TESSERA_CPU_AMX_H
 #define TESSERA_CPU_AMX_H
@@ -64,8 +64,8 @@ void amx_transpose(float *block, const float *from, int64_t stride);
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* The floats that panels were made of: element (lane, p) is data[lane*lane_stride + p*depth_stride]. Where the matrix is
- * gone (tsr_pack_at) they are taken from `packed`, counted from its lane and depth. */
+/* The floats that panels were made of: element (lane, p) is data[lane*lane_stride + p*depth_stride]. Where the matrix
+ * is gone (tsr_pack_at) they are taken from `packed`, counted from its lane and depth. */
 struct amx_source {
     const float *data;
     int64_t lane_stride, depth_stride;
@@ -89,8 +89,8 @@ struct amx_block {
     int64_t recomputed;            /* tiles that were recomputed for that reason: amx_multiply adds to it */
 };
 
-/* Calls work(argument), within which amx_multiply may be called, and restores the thread's tiles afterwards. A thread that
- * sleeps meanwhile keeps its tiles: the system saves them. */
+/* Calls work(argument), within which amx_multiply may be called, and restores the thread's tiles afterwards. A thread
+ * that sleeps meanwhile keeps its tiles: the system saves them. */
 void amx_with_tiles(void (*work)(void *argument), void *argument);
 
 void amx_multiply(struct amx_block *block);
@@ -102,7 +102,8 @@ bool amx_is_marked(const struct amx_marks *marks);
 
 #ifdef CPU_HAS_AMX
 
-/* Whether AMX is estimated to be quicker (cost.h): by shape and precision alone, so that bits depend on nothing else. */
+/* Whether AMX is estimated to be quicker (cost.h): by shape and precision alone, so that bits depend on nothing else.
+ * */
 bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k);
 
 static inline bool amx_takes(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
@@ -123,8 +124,8 @@ void amx_execute(const cpu_plan *plan, const tsr_problem *problem, float *worksp
 /* The estimated speed relative to the ieee kernels; 0 where the context does not use AMX. */
 double amx_gain(const tsr_context *context, const tsr_problem *problem);
 
-/* The components of a packed operand, behind its floats: how many floats they take (0: its context, or its shape, has no
- * use for them; -1: too many), making them, and where they are for a product that can use them, else NULL. */
+/* The components of a packed operand, behind its floats: how many floats they take (0: its context, or its shape, has
+ * no use for them; -1: too many), making them, and where they are for a product that can use them, else NULL. */
 int64_t amx_packed_floats(const tsr_context *context, int64_t lanes, int64_t k);
 void amx_pack(float *panels, const tsr_packed *packed);
 const float *amx_packed_form(const tsr_operand *operand, int64_t batch);

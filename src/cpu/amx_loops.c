@@ -5,9 +5,9 @@
  *         for each mc rows of C and A           one member packs a block of A (mc x kc), for its second-level cache
  *           for each 32 columns, 32 rows        amx.c
  *
- * This is a stage for each block of B: members pack it, wait at a barrier, and multiply. They take blocks of A from a counter;
- * one that finds none left helps another with its block, some columns at a time. Blocks of B are double-buffered: early
- * members pack the next one while late ones still use the current.
+ * This is a stage for each block of B: members pack it, wait at a barrier, and multiply. They take blocks of A from a
+ * counter; one that finds none left helps another with its block, some columns at a time. Blocks of B are
+ * double-buffered: early members pack the next one while late ones still use the current.
  *
  * Sums are added up in C as in loops.c.
  */
@@ -26,8 +26,8 @@ static_assert(PART_COLUMNS % AMX_LANES == 0, "parts are whole panels");
 
 /* ---- One product ------------------------------------------------------------------------------------------------- */
 
-/* A member's place in its block of rows: block * ONE_BLOCK + the next PART_COLUMNS. In one word, so that others can help
- * with the block: whoever adds one has taken the part that was there. */
+/* A member's place in its block of rows: block * ONE_BLOCK + the next PART_COLUMNS. In one word, so that others can
+ * help with the block: whoever adds one has taken the part that was there. */
 enum { ONE_BLOCK = 1 << 20, NO_PART = ONE_BLOCK / 2 };
 
 /* What the members of a team take their work from. */

@@ -1,8 +1,8 @@
 /* amx_pack.c: operands into the panels of amx.h, for any strides.
  *
- * A step of 16 lanes makes one tile of each component. Where memory runs along the tile's rows (along k in A, across lanes in
- * B), floats are split as they are read. Where it runs the other way, they are transposed first, sixteen by sixteen.
- * Anything else, edges too, is gathered one by one.
+ * A step of 16 lanes makes one tile of each component. Where memory runs along the tile's rows (along k in A, across
+ * lanes in B), floats are split as they are read. Where it runs the other way, they are transposed first, sixteen by
+ * sixteen. Anything else, edges too, is gathered one by one.
  */
 #include "amx.h"
 
@@ -37,8 +37,8 @@ ALWAYS_INLINE void lower(bits *to, const bits *by) {
 #endif
 }
 
-/* Of a panel while it is packed: the largest magnitude's bits, and the least of all bits less one, so that zeros count as
- * the largest there. */
+/* Of a panel while it is packed: the largest magnitude's bits, and the least of all bits less one, so that zeros count
+ * as the largest there. */
 struct range {
     bits largest, least_less_one;
 };

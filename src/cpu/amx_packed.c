@@ -7,7 +7,7 @@ const float *amx_packed_form(const tsr_operand *o, int64_t batch) {
     return floats ? floats + cpu_packed_floats(o->packed) : NULL;
 }
 
-/* An operand of so many lanes may meet one of any number. */
+/* Whether AMX may be chosen for a product of an operand of so many lanes with one of any number. */
 static bool may_be_chosen(const tsr_context *context, int64_t lanes, int64_t k) {
     return amx_takes(context, lanes, INT64_C(1) << 40, k);
 }
@@ -25,8 +25,8 @@ int64_t amx_packed_floats(const tsr_context *context, int64_t lanes, int64_t k) 
     return floats;
 }
 
-/* One k block after the other, each as the panels of a stage. They are made of the packed floats, which have been scaled,
- * some terms at a time. */
+/* One k block after the other, each as the panels of a stage. They are made of the packed floats, which have been
+ * scaled, some terms at a time. */
 void amx_pack(float *panels, const tsr_packed *packed) {
     const tsr_operand *o = &packed->source;
     const bool left = packed->side == TSR_LEFT;

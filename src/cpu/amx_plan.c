@@ -1,8 +1,9 @@
 /* amx_plan.c: how a product is computed on AMX.
  *
- * Where k is cut follows from k alone, and the product is never transposed (C^T = B^T A^T), because components are multiplied
- * in an order of their own: so neither threads, strides nor packing change a bit. A limit of workspace below that of the
- * smallest blocks does: the ieee kernels compute the product then, for other k blocks would change bits, too.
+ * Where k is cut follows from k alone, and the product is never transposed (C^T = B^T A^T), because components are
+ * multiplied in an order of their own: so neither threads, strides nor packing change a bit. A limit of workspace below
+ * that of the smallest blocks does: the ieee kernels compute the product then, for other k blocks would change bits,
+ * too.
  */
 #include <assert.h>
 
@@ -36,8 +37,8 @@ bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k)
 
 /* ---- Plan -------------------------------------------------------------------------------------------------------- */
 
-/* Each member has a block of A. Where members share panels of B there are two copies, used in turn; otherwise each has its
- * own. */
+/* Each member has a block of A. Where members share panels of B there are two copies, used in turn; otherwise each has
+ * its own. */
 static void lay_out(cpu_plan *plan) {
     const int64_t floats = amx_panel_floats(plan->kc, plan->components);
     plan->a_floats = plan->packs_a ? plan->mc / AMX_LANES * floats : 0;

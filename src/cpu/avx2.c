@@ -40,8 +40,8 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
 
     /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
     const float *group[2] = {t->a, t->a + 3 * a_row}, *b = t->b;
-    /* What is needed later is asked for now, a row of C and a line of each of the next rows of A at a time, some steps of
-     * K apart, so that loads in between do not have to wait. */
+    /* What is needed later is asked for now, a row of C and a line of each of the next rows of A at a time, some steps
+     * of K apart, so that loads in between do not have to wait. */
     const float *next_a = t->next_a;
     int c_asked = 0;
     for (int64_t left = t->k; left > 0;) {

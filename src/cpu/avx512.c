@@ -11,8 +11,8 @@
  *     a[5]    sum[5][0]   sum[5][1]   sum[5][2]   sum[5][3]
  *
  * Edges: one body per number of rows, compiled for four vectors, for four and for three with the last one masked. Tiles
- * of at most 32 columns may have 12 rows, with bodies for two vectors, for two and for one with the last one masked, and
- * for half of one.
+ * of at most 32 columns may have 12 rows, with bodies for two vectors, for two and for one with the last one masked,
+ * and for half of one.
  *
  * Small products, read where they lie, have tiles of 4 x 64 where C is as wide: rows of C are written whole then, and
  * few at a time, which keeps the writing out of the way of the next tile's multiply-adds.
@@ -48,8 +48,8 @@ static inline __attribute__((always_inline)) void store_masked(float *to, const 
         _mm512_mask_storeu_ps(to, mask, x);
 }
 
-/* In what follows rows and vectors are constants wherever it is inlined, so that the loops over them unroll and the sums
- * are registers. `last` masks the last vector. */
+/* In what follows rows and vectors are constants wherever it is inlined, so that the loops over them unroll and the
+ * sums are registers. `last` masks the last vector. */
 static inline __attribute__((always_inline)) void load_row(__m512 row[VECTORS], const float *b, const int vectors,
                                                            const __mmask16 last) {
     CPU_UNROLL
@@ -71,8 +71,8 @@ static inline __attribute__((always_inline)) void add_step(__m512 sum[TALL_MR][V
     }
 }
 
-/* Where sum_tile begins: no sums yet; rows 3g, 3g+1 and 3g+2 of A at group[g], + a_row, + 2*a_row, offsets which the load
- * instruction scales by itself. */
+/* Where sum_tile begins: no sums yet; rows 3g, 3g+1 and 3g+2 of A at group[g], + a_row, + 2*a_row, offsets which the
+ * load instruction scales by itself. */
 static inline __attribute__((always_inline)) void start_tile(__m512 sum[TALL_MR][VECTORS],
                                                              const float *group[TALL_MR / 3], const struct cpu_tile *t,
                                                              const int rows, const int vectors) {
@@ -100,8 +100,8 @@ static inline __attribute__((always_inline)) void sum_tile(__m512 sum[TALL_MR][V
 }
 
 /* The same for large products: what is needed later is asked for now, a row of C and a line of each of the next rows of
- * A at a time, some steps of K apart, so that loads in between do not have to wait. The panels, where there are any, get
- * the tile's part of A and of B, packed. */
+ * A at a time, some steps of K apart, so that loads in between do not have to wait. The panels, where there are any,
+ * get the tile's part of A and of B, packed. */
 static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[TALL_MR][VECTORS],
                                                                      const struct cpu_tile *t, const int rows,
                                                                      const int vectors, const __mmask16 last,
@@ -351,7 +351,8 @@ static inline float sum_lanes(vector x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* Pairs of lanes, then pairs of those, and so on: lanes of 4 x 4 elements first, in each quarter of a vector, then quarters. */
+/* Pairs of lanes, then pairs of those, and so on: lanes of 4 x 4 elements first, in each quarter of a vector, then
+ * quarters. */
 static inline __attribute__((always_inline)) void transpose_square(vector x[LANES]) {
     vector y[LANES];
     CPU_UNROLL
@@ -412,8 +413,8 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
     }
 }
 
-/* A strip of C, m rows of more than half of NR and at most NR columns. With each tile it asks for the next rows of A, until
- * there are none, and for a part of B's next strip, where t says that these are wanted. */
+/* A strip of C, m rows of more than half of NR and at most NR columns. With each tile it asks for the next rows of A,
+ * until there are none, and for a part of B's next strip, where t says that these are wanted. */
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
                                                                       const __mmask16 last) {
     enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
@@ -505,8 +506,8 @@ static __attribute__((noinline)) void multiply_first_tile(const struct cpu_tile 
         multiply_and_transpose(t, copy, b_col, 3, last_mask(t->n));
 }
 
-/* How many of the columns left the next strip has: a few beyond whole vectors are left to a strip of half a vector, which
- * takes half the time. */
+/* How many of the columns left the next strip has: a few beyond whole vectors are left to a strip of half a vector,
+ * which takes half the time. */
 static inline int strip_width(int left) {
     const int over = left % LANES;
     if (left >= NR) return NR;

@@ -1,12 +1,12 @@
 /* chunks.c: C = alpha*A*B + beta*C where alpha must not be applied before all of k is summed.
  *
- * C holds the addend until the end, so that the sums need other memory. A chunk of C is computed there as a product of its
- * own, whose addend is that chunk, and is then copied to C. The memory is half of the plan's workspace, with the plan's
- * blocks made smaller; where these do not fit, it is a buffer on the stack, as large as a tile. So no more workspace is
- * taken than the plan says, which does not know alpha.
+ * C holds the addend until the end, so that the sums need other memory. A chunk of C is computed there as a product of
+ * its own, whose addend is that chunk, and is then copied to C. The memory is half of the plan's workspace, with the
+ * plan's blocks made smaller; where these do not fit, it is a buffer on the stack, as large as a tile. So no more
+ * workspace is taken than the plan says, which does not know alpha.
  *
- * A chunk is cut from rows and columns, never from k, and its sums have the order of the whole: the bits are the same for
- * every size of the workspace.
+ * A chunk is cut from rows and columns, never from k, and its sums have the order of the whole: the bits are the same
+ * for every size of the workspace.
  */
 #include "chunks.h"
 
@@ -21,8 +21,8 @@ bool cpu_needs_chunks(const cpu_plan *plan, const tsr_problem *p) {
     return cpu_scales_last(plan, p) && !is_zero(p->beta) && p->addend.data == p->c.data;
 }
 
-/* Rows and columns of a chunk of at most so many elements, whole tiles unless C ends. All rows, if that leaves a few panels
- * of columns: B is packed once then. */
+/* Rows and columns of a chunk of at most so many elements, whole tiles unless C ends. All rows, if that leaves a few
+ * panels of columns: B is packed once then. */
 static void size_chunk(const cpu_plan *plan, const tsr_problem *p, int64_t floats, int64_t *rows, int64_t *columns) {
     enum { PANELS = 4 };
     const int64_t mr = plan->components ? AMX_LANES : plan->by_row ? p->m : plan->kernel->mr;
@@ -49,8 +49,8 @@ static void multiply_chunk(const cpu_plan *whole, const cpu_plan *plan, const ts
             chunk.c.data[i * chunk.c.row_stride + j * chunk.c.col_stride] = sums[i * chunk.n + j];
 }
 
-/* Each chunk of each product in turn, with a plan for its size: those at the end of a row or a column are smaller, which the
- * plan's blocks allow for. */
+/* Each chunk of each product in turn, with a plan for its size: those at the end of a row or a column are smaller,
+ * which the plan's blocks allow for. */
 static void multiply_chunks(const cpu_plan *whole, const cpu_plan *plan, const tsr_problem *p, int64_t rows,
                             int64_t columns, float *sums, float *workspace) {
     for (int64_t item = 0; item < p->batch; item++) {

@@ -4,7 +4,8 @@
 
 #include "plan.h"
 
-/* Whether alpha has to wait for all of k (cpu_scales_last), and the addend is in C, where the sums would be added up. */
+/* Whether alpha has to wait for all of k (cpu_scales_last), and the addend is in C, where the sums would be added up.
+ * */
 bool cpu_needs_chunks(const cpu_plan *plan, const tsr_problem *p);
 
 /* Computes such a product, oriented as the plan says, in the plan's workspace and a little of the stack. */

@@ -33,8 +33,8 @@ static const double call_seconds = 1e-7, team_seconds = 1e-6, barrier_seconds = 
 /* Multiply-adds that take as long as packing one element. */
 static const double pack_cost = 25;
 
-/* On AMX, in multiply-adds of the AVX-512 kernel: one multiply-add with so many components, splitting one element, and one
- * element of C for each block of k, beyond what that kernel needs. */
+/* On AMX, in multiply-adds of the AVX-512 kernel: one multiply-add with so many components, splitting one element, and
+ * one element of C for each block of k, beyond what that kernel needs. */
 static const double amx_multiply_cost[] = {[2] = 0.27, [3] = 0.47}, amx_split_cost = 28, amx_sum_cost = 20;
 
 /* ---- Estimates --------------------------------------------------------------------------------------------------- */

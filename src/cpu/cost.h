@@ -1,5 +1,5 @@
-/* cost.h: the cost model of the CPU engine. The estimate that a plan exports and the choice of AMX both come from here, and
- * all of their constants from one table in cost.c. */
+/* cost.h: the cost model of the CPU engine. The estimate that a plan exports and the choice of AMX both come from here,
+ * and all of their constants from one table in cost.c. */
 #ifndef TESSERA_CPU_COST_H
 #define TESSERA_CPU_COST_H
 

@@ -1,7 +1,7 @@
 /* cpu.h: the CPU engine as api.c and plan.c see it.
  *
- * A call needs at most 32 KiB of the caller's stack, for the sums of rows and transposed small operands; with the avx512
- * kernel and on AMX 48 KiB. Less would cost speed. tests/surroundings.c runs products with no more. */
+ * A call needs at most 32 KiB of the caller's stack, for the sums of rows and transposed small operands; with the
+ * avx512 kernel and on AMX 48 KiB. Less would cost speed. tests/surroundings.c runs products with no more. */
 #ifndef TESSERA_CPU_H
 #define TESSERA_CPU_H
 
@@ -42,7 +42,8 @@ typedef struct cpu_plan {
     struct tsr_context *context; /* whose counters are raised */
 } cpu_plan;
 
-/* What threads = 0 means: the cores that this process may run on, or fewer where its container's share of time is less. */
+/* What threads = 0 means: the cores that this process may run on, or fewer where its container's share of time is less.
+ * */
 int cpu_default_threads(void);
 
 tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem);
@@ -63,7 +64,8 @@ bool cpu_execute_small(const tsr_context *context, const tsr_problem *problem, f
                        const float *b, float beta, float *c);
 
 /* Sets the context's cpu_kernel and cpu_amx by options->kernel or, where that names none, TESSERA_CPU_KERNEL in the
- * environment; else the best that this machine can run, and AMX where it is quicker and options->precision allows it. */
+ * environment; else the best that this machine can run, and AMX where it is quicker and options->precision allows it.
+ * */
 tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options);
 void cpu_info_print(tsr_text *text);
 

@@ -1,9 +1,9 @@
-/* few_rows.h: two to CPU_FEW_ROWS rows of C, multiply_few of kernel.h, with the vectors that row.h has been given. Tiles of so
- * few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
+/* few_rows.h: two to CPU_FEW_ROWS rows of C, multiply_few of kernel.h, with the vectors that row.h has been given.
+ * Tiles of so few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
  *
- * Sums have the order of tiles, one chain for each kc of k. Where B's rows are contiguous, eight of them are read side by
- * side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and squares
- * of LANES x LANES elements are transposed in registers.
+ * Sums have the order of tiles, one chain for each kc of k. Where B's rows are contiguous, eight of them are read side
+ * by side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and
+ * squares of LANES x LANES elements are transposed in registers.
  *
  * The kernel's file defines, besides what row.h wants: transpose_square(x), LANES vectors.
  */
@@ -25,8 +25,8 @@ static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_
     store_sums(&row, j, adds_to_c, sums, columns);
 }
 
-/* Adds the products of some rows of B to the sums of some vectors of columns, `part` floats for each row of C. How many of all
- * these there are is a constant wherever this is inlined; `last` columns are in the last vector. */
+/* Adds the products of some rows of B to the sums of some vectors of columns, `part` floats for each row of C. How many
+ * of all these there are is a constant wherever this is inlined; `last` columns are in the last vector. */
 static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, int part,
                                                                   vector x[ROWS_AT_ONCE][CPU_FEW_ROWS], const float *b,
                                                                   int64_t b_step, int last, const int vectors,

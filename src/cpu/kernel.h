@@ -8,11 +8,11 @@
  * bits of C depend on where k is cut (kc) and on nothing else: not on the tile, the packing, nor the threads. A single
  * row, multiply_row, has an order of its own.
  *
- * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing is
- * read in place. B is read along unit stride: a packed panel has b_step = nr.
+ * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing
+ * is read in place. B is read along unit stride: a packed panel has b_step = nr.
  *
- * Kernels run between cpu_rounding_begin and cpu_rounding_end (rounding.h), where comparing alpha or beta with 0 is safe:
- * subnormals are not taken for zeros.
+ * Kernels run between cpu_rounding_begin and cpu_rounding_end (rounding.h), where comparing alpha or beta with 0 is
+ * safe: subnormals are not taken for zeros.
  */
 #ifndef TESSERA_CPU_KERNEL_H
 #define TESSERA_CPU_KERNEL_H
@@ -34,9 +34,9 @@ struct cpu_tile {
     int64_t c_row;
     float alpha, beta; /* beta = 0: s is not read */
 
-    /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for each
-     * row of the tile, next_a_row apart, and next_a_step behind those before; of B CPU_FETCH_ROWS rows of nr columns.
-     * NULL: nothing. */
+    /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for
+     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B CPU_FETCH_ROWS rows of nr
+     * columns. NULL: nothing. */
     const float *next_a, *next_b;
     int64_t next_a_row, next_a_step, next_b_step;
 };
@@ -46,8 +46,8 @@ enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
 /* The most elements that a tile may have. */
 enum { CPU_TILE_FLOATS = 512 };
 
-/* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed, to the stack: the most
- * columns of one, and the floats that k rows of them are, their length a multiple of 8. */
+/* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed, to the stack: the
+ * most columns of one, and the floats that k rows of them are, their length a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
 /* The most rows of C that multiply_few computes, and how large B must be for that to be better than tiles. */
@@ -70,19 +70,20 @@ struct cpu_kernel {
     /* The same for a whole tile of mr x nr, which also packs its rows of A, its columns of B, or both, into the panels
      * given: memory is read while multiply-adds go on. NULL: operands are packed beforehand. */
     void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel_a, float *panel_b);
-    /* One row of C of any length n over all of k: a tile with B's elements b_col apart along a row. Either b_col or b_step
-     * is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are tiles. */
+    /* One row of C of any length n over all of k: a tile with B's elements b_col apart along a row. Either b_col or
+     * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are tiles.
+     * */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
-    /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along a
-     * row. Either b_col or b_step is 1, and unless b_col is, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
+    /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along
+     * a row. Either b_col or b_step is 1, and unless b_col is, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
      * calls multiply for each tile. */
     void (*multiply_whole)(struct cpu_tile *product, int64_t b_col);
 };
 
-/* Whether C is a row that the kernel's multiply_row computes, B's elements being so far apart. The planned path and that of
- * small products must agree, or bits would depend on the path. */
+/* Whether C is a row that the kernel's multiply_row computes, B's elements being so far apart. The planned path and
+ * that of small products must agree, or bits would depend on the path. */
 static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t b_row,
                               int64_t b_col) {
     return m == 1 && kernel->multiply_row && (b_row == 1 || b_col == 1 || k == 1 || n == 1);
@@ -100,10 +101,10 @@ extern const struct cpu_kernel cpu_kernel_amx;
 #define CPU_UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* What every kernel's numbers must satisfy, for a static assert beside them. A block of B (kc x nc) and the panel of A in
- * use (mr x kc) live in the second-level cache, so together they stay under 768 KiB. A block of A (mc x kc) and a block of
- * B stay under the 16 MiB that a thread may take (threads that share a product share its two blocks of A). Blocks are
- * whole tiles so that only the last panel of a matrix is padded. */
+/* What every kernel's numbers must satisfy, for a static assert beside them. A block of B (kc x nc) and the panel of A
+ * in use (mr x kc) live in the second-level cache, so together they stay under 768 KiB. A block of A (mc x kc) and a
+ * block of B stay under the 16 MiB that a thread may take (threads that share a product share its two blocks of A).
+ * Blocks are whole tiles so that only the last panel of a matrix is padded. */
 #define CPU_BLOCKS_ARE_WHOLE_TILES(mr, nr, mc, nc) ((mc) % (mr) == 0 && (nc) % (nr) == 0)
 #define CPU_BLOCKS_FIT_CACHES(mr, mc, nc, kc) \
     (4LL * (kc) * ((nc) + (mr)) <= 768 * 1024 && 4LL * (kc) * ((nc) + (mc)) <= 16 * 1024 * 1024)

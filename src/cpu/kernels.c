@@ -47,8 +47,8 @@ static void ask_for_amx(void) {
     amx_allowed = !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 
-/* Linux lets a process use tiles once it has asked. From then on its signals need larger stacks, so only contexts that will
- * use tiles ask. */
+/* Linux lets a process use tiles once it has asked. From then on its signals need larger stacks, so only contexts that
+ * will use tiles ask. */
 static bool may_use_amx(void) {
     static pthread_once_t asked = PTHREAD_ONCE_INIT;
     pthread_once(&asked, ask_for_amx);

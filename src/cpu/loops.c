@@ -8,21 +8,22 @@
  *           for each mr rows                    mr x kc of A are read into the first, and stay for all of B's block
  *             for each nr columns               the microkernel, from left to right in the rows of C
  *
- * Tiles pack as they multiply, where the kernel can: the first rows of a macro block pack B, its first columns pack A. An A
- * whose rows are contiguous is not packed unless it is large: mr rows are few enough to be read side by side in place.
+ * Tiles pack as they multiply, where the kernel can: the first rows of a macro block pack B, its first columns pack A.
+ * An A whose rows are contiguous is not packed unless it is large: mr rows are few enough to be read side by side in
+ * place.
  *
- * A stage is one k block of mc rows and as many columns as the members' blocks of B have together. Members pack, wait at
- * the barrier, and multiply; one that is done with its own block helps with the others', some rows at a time. Packed blocks
- * are double-buffered: early members pack the next ones while late ones still use the current.
+ * A stage is one k block of mc rows and as many columns as the members' blocks of B have together. Members pack, wait
+ * at the barrier, and multiply; one that is done with its own block helps with the others', some rows at a time. Packed
+ * blocks are double-buffered: early members pack the next ones while late ones still use the current.
  *
- * Every element of C is summed in an order that k and the kernel fix: kc does not depend on threads, strides, packing or
- * the limit of workspace, so none of those changes a bit of the result. The exception is a single row or column of C,
- * computed by the kernel's multiply_row, whose order depends on B's strides.
+ * Every element of C is summed in an order that k and the kernel fix: kc does not depend on threads, strides, packing
+ * or the limit of workspace, so none of those changes a bit of the result. The exception is a single row or column of
+ * C, computed by the kernel's multiply_row, whose order depends on B's strides.
  *
  * The sums of the k blocks are added up in C. Where |alpha| <= 1, alpha scales each as it is added (one fma, as many
  * roundings as without alpha), and the first adds beta times the addend. For any other alpha the sums are added up
- * unscaled, and after the last k block C = alpha*C + beta*S, with one rounding (cpu_scales_last says why). S cannot be C
- * then: chunks.c provides other memory.
+ * unscaled, and after the last k block C = alpha*C + beta*S, with one rounding (cpu_scales_last says why). S cannot be
+ * C then: chunks.c provides other memory.
  */
 #include "loops.h"
 
@@ -174,8 +175,8 @@ static void read_in_place(const struct stage *s, struct cpu_tile *tile, int64_t 
 
 /* ---- Prefetching ------------------------------------------------------------------------------------------------- */
 
-/* What of A is read after the tile's rows from i. Where a cache line holds elements of several rows, it is the next line of
- * each column, some of the columns with each tile. After the last rows come the first of the next k block. */
+/* What of A is read after the tile's rows from i. Where a cache line holds elements of several rows, it is the next
+ * line of each column, some of the columns with each tile. After the last rows come the first of the next k block. */
 static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t i) {
     const int mr = s->plan->kernel->mr;
     const bool packed = tile->a_row == 1 && tile->a_step == mr, transposed = !packed && tile->a_row == 1;
@@ -243,8 +244,8 @@ static void pack_shared_rows(const struct stage *s, float *block, struct cpu_loo
             pack_rows(s, block, i, min64(rows, s->rows - i));
 }
 
-/* Where the first tile of a panel packs its rows, from i. NULL: they are packed, which is done here for tiles that are not
- * whole, because kernels only pack whole ones. */
+/* Where the first tile of a panel packs its rows, from i. NULL: they are packed, which is done here for tiles that are
+ * not whole, because kernels only pack whole ones. */
 static float *panel_to_pack(const struct stage *s, const struct cpu_tile *tile, int64_t i) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     if (!s->unpacked_a) return NULL;
@@ -253,8 +254,8 @@ static float *panel_to_pack(const struct stage *s, const struct cpu_tile *tile, 
     return NULL;
 }
 
-/* Packs the panel of B from column j, and multiplies the stage's first rows by it if rows_done says so. A is read in place
- * then, because its block may not be ready. */
+/* Packs the panel of B from column j, and multiplies the stage's first rows by it if rows_done says so. A is read in
+ * place then, because its block may not be ready. */
 static void pack_panel(const struct stage *s, float *panel, int64_t j, int columns) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     const tsr_operand *b = &s->p->b;

@@ -1,8 +1,8 @@
 /* neon.c: the microkernel of 64-bit ARM, whose processors all have it.
  *
- * Tile 6 x 16: 6 rows of A against four vectors of 4 columns of B. Of the 32 vector registers 24 hold sums, four the row
- * of B and one the element of A, which the multiply-add takes from a lane. A step of K is 24 multiply-adds on at most 10
- * loads: where two to four are done a cycle, with latencies of up to four, 24 chains keep them busy.
+ * Tile 6 x 16: 6 rows of A against four vectors of 4 columns of B. Of the 32 vector registers 24 hold sums, four the
+ * row of B and one the element of A, which the multiply-add takes from a lane. A step of K is 24 multiply-adds on at
+ * most 10 loads: where two to four are done a cycle, with latencies of up to four, 24 chains keep them busy.
  *
  * Edges: one body per number of rows; a tile of fewer than 16 columns reads and writes the last of them one by one.
  */
@@ -38,8 +38,8 @@ static inline void store_first(float *to, float32x4_t x, int count) {
     if (count > 2) vst1q_lane_f32(to + 2, x, 2);
 }
 
-/* rows is a constant wherever this is inlined, and columns too where the tile is whole, so that the loops unroll and the
- * sums are registers. */
+/* rows is a constant wherever this is inlined, and columns too where the tile is whole, so that the loops unroll and
+ * the sums are registers. */
 static inline __attribute__((always_inline)) void multiply_tile(const struct cpu_tile *t, const int rows,
                                                                 const int columns) {
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;

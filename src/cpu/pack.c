@@ -24,8 +24,7 @@ static void gather(float *panel, const float *source, int lanes, int64_t depth, 
             panel[p * width + lane] = source[lane * lane_stride + p * depth_stride];
 }
 
-/* Rows that are asked for before they are copied: memory is far, and rows of a matrix are too far apart for the
- * processor to guess the next. */
+/* How many rows ahead are prefetched: rows of a matrix are too far apart for the processor to predict the next. */
 enum { ROWS_AHEAD = 16 };
 
 /* Lanes that are copied side by side from rows in memory, into several panels: longer reads, yet few enough writes to

@@ -1,7 +1,7 @@
 /* packed.c: operands packed by the caller, once for many products.
  *
- * One k block after the other, each as the panels that the loops read; behind the floats, where the context uses AMX, their
- * bf16 components (amx_pack).
+ * One k block after the other, each as the panels that the loops read; behind the floats, where the context uses AMX,
+ * their bf16 components (amx_pack).
  */
 #include <string.h>
 

@@ -9,12 +9,12 @@
 /* B is packed where this many tiles reuse what one packing read, and it has so many elements: fewer stay in cache. */
 enum { REUSE_WORTH_PACKING = 2, FLOATS_WORTH_PACKING = 1 << 16 };
 
-/* Parts that the rows of a macro block are cut into, so that members finish nearly together; and the most rows of one, in
- * panels. */
+/* Parts that the rows of a macro block are cut into, so that members finish nearly together; and the most rows of one,
+ * in panels. */
 enum { PARTS_OF_ROWS = 32, PANELS_AT_ONCE = 8 };
 
-/* Parts that a single row of C is cut into for each thread where it is summed column by column. Where it is summed row by
- * row of B, longer parts are better, one for each. */
+/* Parts that a single row of C is cut into for each thread where it is summed column by column. Where it is summed row
+ * by row of B, longer parts are better, one for each. */
 enum { PARTS_OF_A_ROW = 4 };
 
 /* ---- Orientation ------------------------------------------------------------------------------------------------- */
@@ -74,7 +74,8 @@ static void cut_row(cpu_plan *plan, const tsr_problem *p, int64_t shared) {
     plan->nc = round_up(max64(1, ceil_div(p->n, plan->blocks)), CPU_LINE);
 }
 
-/* Members that share a product have a block of columns each, as long as there are columns, and then parts of its rows. */
+/* Members that share a product have a block of columns each, as long as there are columns, and then parts of its rows.
+ * */
 static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const struct cpu_kernel *kernel = plan->kernel;
     const int64_t shared = plan->sharing == CPU_BY_BLOCKS ? plan->threads : 1;
@@ -94,9 +95,9 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
                                      : kernel->mr * max64(1, min64(PANELS_AT_ONCE, tiles / (PARTS_OF_ROWS * shared)));
 }
 
-/* A is packed where many columns use what one packing read, and its rows are not contiguous, or so large that each block of
- * B would read them from memory again; the latter only where a tile packs them as it multiplies. Few rows over several
- * k blocks are read in place, so that members can take columns. */
+/* A is packed where many columns use what one packing read, and its rows are not contiguous, or so large that each
+ * block of B would read them from memory again; the latter only where a tile packs them as it multiplies. Few rows over
+ * several k blocks are read in place, so that members can take columns. */
 static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
     enum { FLOATS_BEYOND_CACHE = 1 << 20 };
     if (!p->k || operand_panels(&p->a, p->batch) || p->n <= 8 * kernel->nr) return false;
@@ -112,10 +113,10 @@ static bool packs_right(const struct cpu_kernel *kernel, const tsr_problem *p) {
 
 /* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
-/* Whether members take rows or columns of a product as products of their own. Columns, where A has so few rows that barriers
- * would take a good part of the time (each member packs A once, which must be one block). Rows, where there are enough of
- * them for each member to pack all of B: then only one member reads a row of A, and all that it reads of B is in its own
- * cache. */
+/* Whether members take rows or columns of a product as products of their own. Columns, where A has so few rows that
+ * barriers would take a good part of the time (each member packs A once, which must be one block). Rows, where there
+ * are enough of them for each member to pack all of B: then only one member reads a row of A, and all that it reads of
+ * B is in its own cache. */
 static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem *p, int64_t *share) {
     enum { ROWS_WORTH_PACKING_B = 128, ROWS_WORTH_TRANSPOSING_B = 256 };
     const struct cpu_kernel *kernel = plan->kernel;
@@ -151,8 +152,8 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
 
 /* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
-/* Where members share blocks there are two copies, used in turn: early members pack the next ones while late ones still use
- * the current. Otherwise each member has its own. */
+/* Where members share blocks there are two copies, used in turn: early members pack the next ones while late ones still
+ * use the current. Otherwise each member has its own. */
 static void lay_out(cpu_plan *plan, const tsr_problem *p) {
     plan->a_floats = 0;
     if (plan->packs_a) /* otherwise mc may be all of m, and the product overflow */

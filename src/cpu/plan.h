@@ -1,5 +1,5 @@
-/* plan.h: what the files of the CPU engine share of a plan: orientation, blocking, and where things lie in the workspace.
- * The calls that make and print plans are in cpu.h. */
+/* plan.h: what the files of the CPU engine share of a plan: orientation, blocking, and where things lie in the
+ * workspace. The calls that make and print plans are in cpu.h. */
 #ifndef TESSERA_CPU_PLAN_H
 #define TESSERA_CPU_PLAN_H
 
@@ -9,8 +9,8 @@
 /* Floats of a cache line. */
 enum { CPU_LINE = 16 };
 
-/* Parts that each member's share of the items of a batch, or of a product's columns, is cut into, so that members finish
- * nearly together. */
+/* Parts that each member's share of the items of a batch, or of a product's columns, is cut into, so that members
+ * finish nearly together. */
 enum { CPU_PARTS_PER_THREAD = 8 };
 
 /* The most blocks of B that are packed at once: their counters, 64 bytes each, are on the caller's stack. */
@@ -25,8 +25,8 @@ static inline int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
 /* The product as it is computed. Strides over a single row or column, which may be any number, become 1. */
 tsr_problem cpu_orient(const tsr_problem *problem, bool transposed);
 
-/* Whether so few rows use a block of B that reading it from memory takes a good part of the time: blocks are narrow then,
- * and the next one is prefetched. */
+/* Whether so few rows use a block of B that reading it from memory takes a good part of the time: blocks are narrow
+ * then, and the next one is prefetched. */
 bool cpu_has_narrow_blocks(const struct cpu_kernel *kernel, const tsr_problem *p);
 
 /* Sets plan->workspace from the numbers of the layout. */
@@ -43,8 +43,8 @@ static inline float *cpu_workspace_b(const cpu_plan *plan, float *workspace, int
     return workspace + plan->a_copies * plan->a_floats + copy * plan->b_floats;
 }
 
-/* The plan for some rows and columns of a product, all of k, in at most `limit` bytes: the bits are those of the whole. False
- * where there is no room. */
+/* The plan for some rows and columns of a product, all of k, in at most `limit` bytes: the bits are those of the whole.
+ * False where there is no room. */
 bool cpu_plan_part(cpu_plan *part, const cpu_plan *whole, const tsr_problem *p, size_t limit);
 
 /* The lines of a plan's text that the ieee kernels and AMX share: macro block, what is packed, and the estimate. */

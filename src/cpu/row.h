@@ -1,10 +1,10 @@
-/* row.h: one row of C, multiply_row of kernel.h, for a kernel that has said what its vectors are. Memory is the limit of
- * these products, so the loops keep as many cache lines in flight as possible.
+/* row.h: one row of C, multiply_row of kernel.h, for a kernel that has said what its vectors are. Memory is the limit
+ * of these products, so the loops keep as many cache lines in flight as possible.
  *
- * Where a column of B is contiguous, its sum has 2 * LANES chains of multiply-adds: chain i has the terms i, i + 2 * LANES
- * and so on. The two vectors of chains are added, then the lanes of the sum as sum_lanes says. Columns are read eight side
- * by side, ROW_DEPTH at a time, so that A's part stays in the first-level cache; sums of one depth are added to those
- * before.
+ * Where a column of B is contiguous, its sum has 2 * LANES chains of multiply-adds: chain i has the terms i, i + 2 *
+ * LANES and so on. The two vectors of chains are added, then the lanes of the sum as sum_lanes says. Columns are read
+ * eight side by side, ROW_DEPTH at a time, so that A's part stays in the first-level cache; sums of one depth are added
+ * to those before.
  *
  * Where B's rows are contiguous instead, a sum is one chain for each kc of k, as in a tile: eight rows are read side by
  * side, from end to end, and the sums stay in the first-level cache.
@@ -132,7 +132,8 @@ static inline __attribute__((always_inline)) void add_rows(float *sums, const fl
     store(sums, sum);
 }
 
-/* Writes the sums of one k block to C's columns from j on, as a tile does; adds_to_c: C holds those of the blocks before. */
+/* Writes the sums of one k block to C's columns from j on, as a tile does; adds_to_c: C holds those of the blocks
+ * before. */
 static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const float *sums, int columns) {
     const vector alpha = every(t->alpha), beta = every(adds_to_c ? 1 : t->beta);
     const bool adds = adds_to_c || t->beta != 0;

@@ -1,8 +1,8 @@
 /* small.c: products so small that planning them would take longer than computing them.
  *
- * Kernels read A and B in place, B along its rows: where those are not contiguous, B is first copied, transposed, to the
- * stack. There is one k block, no workspace and no barrier; members of a team take parts of C. Every element is summed in the
- * order of loops.c, so the bits are the same.
+ * Kernels read A and B in place, B along its rows: where those are not contiguous, B is first copied, transposed, to
+ * the stack. There is one k block, no workspace and no barrier; members of a team take parts of C. Every element is
+ * summed in the order of loops.c, so the bits are the same.
  */
 #include "small.h"
 
@@ -15,8 +15,8 @@
 #include "rounding.h"
 #include "team.h"
 
-/* Multiply-adds of a small product; larger ones are worth packing for. Where no side is longer than SHORT, all of it stays
- * in cache without being packed. */
+/* Multiply-adds of a small product; larger ones are worth packing for. Where no side is longer than SHORT, all of it
+ * stays in cache without being packed. */
 enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256 };
 
 /* Where a matrix ends: behind its last element. Unsigned, because it may overflow for a matrix that is not plain. */
@@ -123,8 +123,8 @@ static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_ti
         multiply_tiles(kernel, tile);
 }
 
-/* A row or a column of C, whose sums have the order of the kernel's multiply_row. Its terms are made contiguous: they are
- * read once for every eight elements of C. */
+/* A row or a column of C, whose sums have the order of the kernel's multiply_row. Its terms are made contiguous: they
+ * are read once for every eight elements of C. */
 static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
                                                    int64_t b_col) {
     enum { MOST_TERMS = 640 }; /* as many as the longest kc */

@@ -229,8 +229,9 @@ static void call(struct worker *worker) {
 
 /* ---- Where workers run ------------------------------------------------------------------------------------------- */
 
-/* The cores for a team's workers: the caller's, as long as each member has one; else those of the process's first thread,
- * for a caller that is bound to one core (OMP_PROC_BIND) does not mean its workers. False where Linux does not say. */
+/* The cores for a team's workers: the caller's, as long as each member has one; else those of the process's first
+ * thread, for a caller that is bound to one core (OMP_PROC_BIND) does not mean its workers. False where Linux does not
+ * say. */
 static bool find_cores(cpu_set_t *cores, int size) {
     if (sched_getaffinity(0, sizeof *cores, cores)) return false;
     if (CPU_COUNT(cores) >= size) return true;
@@ -250,8 +251,8 @@ static void follow_caller(struct worker *worker, const cpu_set_t *cores) {
 
 static _Atomic int64_t last_end; /* of a team: when its workers began to watch for the next */
 
-/* Whether this is one of many short products in a row, so close together that workers, once awake, stay awake from one to
- * the next. */
+/* Whether this is one of many short products in a row, so close together that workers, once awake, stay awake from one
+ * to the next. */
 static bool is_in_a_row(void) {
     enum { MANY = 4 };
     static atomic_int row;

@@ -1,12 +1,12 @@
 /* team.h: the threads that compute one product together, and the pool they come from.
  *
  * A team is the caller and some workers of the pool running one function. Nobody waits for a worker to wake up: the
- * caller begins at once, a worker joins when it gets there, and one that has not by the end is sent back. So a team may be
- * smaller than asked for, down to the caller alone; what the members compute must not depend on how many they are. They
- * share work by taking numbers from counters, and wait for each other at barriers.
+ * caller begins at once, a worker joins when it gets there, and one that has not by the end is sent back. So a team may
+ * be smaller than asked for, down to the caller alone; what the members compute must not depend on how many they are.
+ * They share work by taking numbers from counters, and wait for each other at barriers.
  *
- * Products are computed in stages: all members pack, wait at a barrier, and multiply. A member that joins late skips the
- * stages that are over, and helps to multiply in the one that is packed.
+ * Products are computed in stages: all members pack, wait at a barrier, and multiply. A member that joins late skips
+ * the stages that are over, and helps to multiply in the one that is packed.
  */
 #ifndef TESSERA_CPU_TEAM_H
 #define TESSERA_CPU_TEAM_H

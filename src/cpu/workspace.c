@@ -2,7 +2,8 @@
  * memory returned is kept for the next call; cpu_trim, a larger demand or the end of the library frees it.
  *
  * Where it is large enough, Linux is asked for huge pages: kernels read packed panels all the time, with one page-table
- * entry instead of hundreds, and a block of B that is contiguous in physical memory spreads evenly over the sets of a cache.
+ * entry instead of hundreds, and a block of B that is contiguous in physical memory spreads evenly over the sets of a
+ * cache.
  */
 #include "workspace.h"
 
