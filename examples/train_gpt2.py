@@ -242,7 +242,7 @@ def main():
           f"{stats.taken} products taken, left to torch: {dict((k, v) for k, v in stats.passed.items() if v)}")
     if options.save:
         result = {**machine(device), "parameters": parameters, **dataclasses.asdict(config), "runs": records}
-        pathlib.Path(options.save).write_text(json.dumps(result, indent=1) + "\n")
+        pathlib.Path(options.save).write_text(json.dumps(result) + "\n")
     if options.plot:
         plot(records, options.plot)
 

@@ -311,17 +311,16 @@ def linear():
 
 
 def certificates():
-    """What `tessera check --report` came to."""
+    """What `tessera check --report --json` came to."""
     rows = []
-    for path in sorted((ROOT / "docs/results").glob("certificate-*.md")):
-        text = path.read_text()
-        commit = re.search(r"^\| Tessera \| [^|]*commit (\S+) \|$", text, re.M)[1]
-        gradings = re.findall(r"^\| (.+?) \| `?(\w+)`? \| (\*\*\w\*\*) \| .+? \| (\d+) \| (\S+) \|$", text, re.M)
-        for engine, precision, grade, products, used in gradings:
-            name = f"[{path.stem.removeprefix('certificate-')}]({path.name})"
-            rows.append([name, engine, f"`{precision}`", grade, products, used, commit])
+    for path in sorted((ROOT / "docs/results").glob("certificate-*.json")):
+        certificate = json.loads(path.read_text())
+        name = f"[{path.stem.removeprefix('certificate-')}]({path.name})"
+        for grading in certificate["gradings"]:
+            rows.append([name, grading["engine"], f"`{grading['precision']}`", f"**{grading['grade']}**",
+                         str(grading["products"]), f"{grading['used']:.3f}", certificate["commit"]])
     if not rows:
-        return "No certificates yet: `tessera check --report docs/results/certificate-MACHINE.md`."
+        return "No certificates yet: `tessera check --report --json > docs/results/certificate-MACHINE.json`."
     heads = ["machine", "engine", "precision", "grade", "products", "largest share of the bound used", "commit"]
     return markdown_table(heads, rows)
 
