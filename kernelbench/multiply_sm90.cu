@@ -16,7 +16,7 @@ __device__ void produce(const product &g, SHARED &s) {
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
 #pragma unroll 1
-        for (int kb = divide_up(g.a.k, SPLIT_K); kb > 0; kb--, at.advance()) {
+        for (int kb = ceil_div(g.a.k, SPLIT_K); kb > 0; kb--, at.advance()) {
             uint64_t *full = &s.full[at.index];
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
             barrier_arrive_and_expect(full, 2 * (a.bytes + b.bytes));
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
     registers_take<232>();
     wait_for_previous_kernel();
     allow_next_kernel();
-    const int row = (wg - 1) * WG_ROWS, k_blocks = divide_up(g.a.k, SPLIT_K);
+    const int row = (wg - 1) * WG_ROWS, k_blocks = ceil_div(g.a.k, SPLIT_K);
     const bool short_end = (g.a.k - 1) % SPLIT_K < SPLIT_SUM_K; /* k ends in the first part of its last block */
     const auto release = [&](int stage) {
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);

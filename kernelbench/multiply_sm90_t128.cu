@@ -33,7 +33,7 @@ struct quarter_copier {
         blocks_left = 0;
         if (index >= tile_count(g)) return;
         const tile t = tile_at(g, index);
-        blocks_left = divide_up(g.a.k, SPLIT_K);
+        blocks_left = ceil_div(g.a.k, SPLIT_K);
         const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
                                      : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0 + rank * WG_ROWS);
         from = rows.from + component * rows.component_stride;
@@ -82,7 +82,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
         const tile t = tile_at(g, index);
         accumulators sums;
-        multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, divide_up(g.a.k, SPLIT_K), release);
+        multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, ceil_div(g.a.k, SPLIT_K), release);
         const output out(g, t,
                          t.m0 + rank * WG_ROWS); /* not sooner: while we wait for it, the SM's other block multiplies */
         add_corrections(sums);

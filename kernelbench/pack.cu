@@ -40,12 +40,12 @@ struct place {
 /* Number `index` of the groups of rows, or with_k_blocks of these and a block of k: those of A, then those of B, so
  * that neighbours in time are neighbours in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, bool with_k_blocks) {
-    const int k_blocks = with_k_blocks ? divide_up(g.a.k, SPLIT_K) : 1;
-    const int in_a = g.batch * divide_up(g.a.rows, group_rows) * k_blocks;
+    const int k_blocks = with_k_blocks ? ceil_div(g.a.k, SPLIT_K) : 1;
+    const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};
     at.in_b = index >= in_a;
     if (at.in_b) index -= in_a;
-    const int groups = divide_up(at.of(g).rows, group_rows);
+    const int groups = ceil_div(at.of(g).rows, group_rows);
     at.batch = index / (groups * k_blocks);
     index -= at.batch * groups * k_blocks;
     const bool across = at.of(g).row_stride == 1;
@@ -122,8 +122,8 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
 __device__ float split(const operand &o, const place &u, const pack_tile &tile) {
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
-    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
+    const int stored = min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8);
     uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
                   (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
                   ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
@@ -159,7 +159,7 @@ template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
     __shared__ pack_tile tile;
     const place u = place_at(g, index, PACK_ROWS, true);
     const operand &o = u.of(g);
-    const int panel = u.batch * divide_up(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
+    const int panel = u.batch * ceil_div(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
     if (AGAIN && !o.overflowed[panel]) return;
     share mine;
     mine.load(o, u); /* the matrix was there before the kernel in front of this one, the exponents were not */
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_const
         o.overflows[i] = 0;
     }
     if (threadIdx.x == 0 && at.row0 % PANEL_ROWS == 0) {
-        const int panel = at.batch * divide_up(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
+        const int panel = at.batch * ceil_div(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
         o.marks[panel] = 1;
         o.overflowed[panel] = 0;
     }
@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_again
     wait_for_previous_kernel();
     allow_next_kernel();
     if (!*g.any_overflowed) return;
-    const int groups = divide_up(g.a.rows, PACK_ROWS) + divide_up(g.b.rows, PACK_ROWS);
-    const int tiles = g.batch * groups * divide_up(g.a.k, SPLIT_K);
+    const int groups = ceil_div(g.a.rows, PACK_ROWS) + ceil_div(g.b.rows, PACK_ROWS);
+    const int tiles = g.batch * groups * ceil_div(g.a.k, SPLIT_K);
     for (int index = blockIdx.x; index < tiles; index += gridDim.x) packing::pack_one<true>(g, index);
 }

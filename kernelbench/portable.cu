@@ -125,7 +125,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     template <reading A, reading B>
     __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first,
                                                 int a_lines, int b_lines, float *shared) {
-        const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
+        const int slabs = ceil_div(g.a.k, SLAB), ragged = g.a.k % SLAB;
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
         const uint32_t memory = shared_address(shared);
@@ -247,7 +247,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 /* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call
  * it. */
 __device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * divide_up(g.a.rows, PANEL_ROWS), of_b = g.batch * divide_up(g.b.rows, PANEL_ROWS);
+    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
     bool left = false;
     for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
         left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
@@ -261,7 +261,7 @@ template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(
     constexpr int BAND = 16;
     wait_for_previous_kernel();
     if (g.only_marked && nothing_left(g)) return;
-    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE);
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
         const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
         const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;

@@ -11,11 +11,11 @@ struct tile {
     int batch, m0, n0; /* m0, n0: its first row and column */
 };
 
-__device__ int tile_count(const product &g) { return g.batch * divide_up(g.a.rows, TILE) * divide_up(g.b.rows, TILE); }
+__device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE); }
 
 /* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
 __device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE),
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE),
               batch = index / (tiles_m * tiles_n);
     index -= batch * tiles_m * tiles_n;
     const int first = index / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = index - first * tiles_n;
@@ -31,8 +31,8 @@ struct panel_rows {
 };
 
 template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
-    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
-    const int stored = max(0, min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8));
+    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
+    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
     const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
     return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
             (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};

@@ -24,7 +24,7 @@ typedef struct device_costs {
     double launch;             /* seconds from the end of one kernel to the work of the next */
     double split_launches;     /* what packing and recomputing, three kernels, cost a small product, in launches */
     double single_block_stall; /* stall cycles per busy cycle with one resident thread block */
-    kernel_overheads tile, mma, short_k;
+    kernel_overheads ieee_mma, ieee_short_k, other;
     double rates[CUDA_KERNELS];        /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
     double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
 } device_costs;
@@ -46,9 +46,9 @@ static const device_costs measured[] = {{
     .launch = 4000 / H200_CLOCK,
     .split_launches = 5,
     .single_block_stall = 0.6,
-    .tile = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 2000 / H200_CLOCK},
-    .mma = {.pipeline_k = 64, .start = 6000 / H200_CLOCK, .reduce = 4000 / H200_CLOCK},
-    .short_k = {.pipeline_k = 16, .start = 6000 / H200_CLOCK, .reduce = 0},
+    .other = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 2000 / H200_CLOCK},
+    .ieee_mma = {.pipeline_k = 64, .start = 6000 / H200_CLOCK, .reduce = 4000 / H200_CLOCK},
+    .ieee_short_k = {.pipeline_k = 16, .start = 6000 / H200_CLOCK, .reduce = 0},
     .rates = {[IEEE_MMA_64X128] = 126,
               [IEEE_MMA_64X64] = 122,
               [IEEE_MMA_32X64] = 112,
@@ -77,8 +77,8 @@ static const device_costs *costs_of(const cuda_device *device) {
 }
 
 static kernel_overheads overheads_of(const device_costs *costs, const cuda_kernel *kernel) {
-    if (kernel->family == FAMILY_SHORT) return costs->short_k;
-    return kernel->module == MODULE_IEEE_MMA_SM90 ? costs->mma : costs->tile;
+    if (kernel->family == FAMILY_SHORT) return costs->ieee_short_k;
+    return kernel->module == MODULE_IEEE_MMA_SM90 ? costs->ieee_mma : costs->other;
 }
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
@@ -169,7 +169,7 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, co
     const double of_memory = costs->bytes_per_cycle * device->multiprocessors;
     const double bytes_per_cycle = of_blocks < of_memory ? of_blocks : of_memory;
     return costs->launch + elements * sizeof(float) / (bytes_per_cycle * costs->clock) +
-           (c->tail_blocks ? costs->tile.reduce : 0);
+           (c->tail_blocks ? costs->other.reduce : 0);
 }
 
 /* ---- Everything else --------------------------------------------------------------------------------------------- */

@@ -49,7 +49,7 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
     if (plan->tail_blocks && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
         args.full_tiles = (int32_t)plan->full_tiles;
         args.tail_blocks = (int32_t)plan->tail_blocks;
-        args.segments = (int32_t)ieee_segments(p->k, tiles - plan->full_tiles, plan->tail_blocks);
+        args.segments = (int32_t)cuda_ieee_segments(p->k, tiles - plan->full_tiles, plan->tail_blocks);
         args.partial = (float *)(workspace + plan->workspace.partial_sums);
     }
     const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles, args.tail_blocks);

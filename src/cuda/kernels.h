@@ -45,6 +45,17 @@ typedef struct cuda_device {
     bool has_pools;       /* stream-ordered memory */
 } cuda_device;
 
+/* How many check blocks an m x n matrix has. */
+static inline int64_t cuda_check_blocks(int64_t m, int64_t n) {
+    return ceil_div(m, CHECK_ROWS) * ceil_div(n, CHECK_COLS);
+}
+
+/* The most segments a tile of the tail can have (ieee_args). tail_blocks is at most the tail's number of runs. */
+static inline int64_t cuda_ieee_segments(int64_t k, int64_t tail_tiles, int64_t tail_blocks) {
+    const int64_t runs = ceil_div(k, IEEE_RUN), shortest = tail_tiles * runs / tail_blocks;
+    return tail_blocks % tail_tiles == 0 ? tail_blocks / tail_tiles : ceil_div(runs, shortest) + 1;
+}
+
 static inline int cuda_kernel_index(const cuda_kernel *kernel) { return (int)(kernel - cuda_kernels); }
 
 /* Whether the GPU can run it and this build has it. */

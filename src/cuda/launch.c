@@ -2,8 +2,8 @@
  * chunk on the caller's stream.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
- *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel that recomputes what the
- *           split kernel left, which returns at once where that is nothing
+ *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel that recomputes what
+ *           the split kernel left, which returns at once where that is nothing
  */
 #include "cuda/launch.h"
 

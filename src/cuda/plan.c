@@ -55,7 +55,7 @@ static cuda_candidate with_tail(cuda_candidate c, const tsr_problem *p, int64_t 
     const int64_t area = (int64_t)c.kernel->tile_m * c.kernel->tile_n, tail = c.tiles - full_tiles;
     c.full_tiles = full_tiles;
     c.tail_blocks = tail_blocks;
-    c.segments = ieee_segments(p->k, tail, tail_blocks);
+    c.segments = cuda_ieee_segments(p->k, tail, tail_blocks);
     c.partial_bytes = (size_t)(p->batch * tail * c.segments * area) * sizeof(float);
     return c;
 }
@@ -162,7 +162,7 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int compo
     const size_t row_words = (size_t)round_up(batch * rows * 4, ALIGNMENT); /* four bytes for each row, each panel */
     const size_t panel_words = (size_t)round_up(batch * panels * 4, ALIGNMENT);
     panels_layout l = {.exponents_stride = rows, .marks_stride = panels};
-    l.panels_stride = round_up(rows, 8) * k_blocks * components * SPLIT_ROW_BYTES;
+    l.panels_stride = round_up(rows, PANEL_ROW_STEP) * k_blocks * components * SPLIT_ROW_BYTES;
     l.exponents = (size_t)round_up(batch * l.panels_stride, ALIGNMENT);
     l.row_overflows = l.exponents + row_words;
     l.tiny_counts = l.row_overflows + row_words;
@@ -177,7 +177,7 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int compo
 static cuda_workspace_layout split_workspace(const cuda_plan *plan, const tsr_problem *p, size_t partial_bytes) {
     const bool a_packed = operand_panels(&p->a, p->batch), b_packed = operand_panels(&p->b, p->batch);
     const int components = plan->multiply->components;
-    const int64_t flags = components == 2 ? plan->chunk_batch * check_blocks_in(plan->chunk_m, plan->chunk_n) : 0;
+    const int64_t flags = components == 2 ? plan->chunk_batch * cuda_check_blocks(plan->chunk_m, plan->chunk_n) : 0;
     cuda_workspace_layout w = {
         .a = a_packed
                  ? panels_layout_of(p->a.rows, p->a.cols, 1, components)
@@ -218,7 +218,7 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, size_t partial_
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
 
-static void use(cuda_plan *plan, const cuda_candidate *c, const char *reason) {
+static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) {
     plan->multiply = c->kernel;
     plan->split = c->kernel->family == FAMILY_SPLIT;
     plan->slices = c->slices;
@@ -230,7 +230,7 @@ static void use(cuda_plan *plan, const cuda_candidate *c, const char *reason) {
     plan->reason = reason;
 }
 
-static void use_all(cuda_plan *plan, const tsr_problem *p) {
+static void chunks_of_everything(cuda_plan *plan, const tsr_problem *p) {
     plan->chunk_m = min64(p->m, MAX_EXTENT);
     plan->chunk_n = min64(p->n, MAX_EXTENT);
     plan->chunk_k = min64(p->k, MAX_EXTENT);
@@ -242,7 +242,7 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
     cuda_candidate c = {0};
     if (kernel->family == FAMILY_SPLIT) {
         c = split_candidate(plan->device, kernel, p);
-        use(plan, &c, reason);
+        adopt(plan, &c, reason);
         if (fit_workspace(plan, p, c.partial_bytes, max_workspace)) return TSR_OK;
         return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu bytes; options.kernel %s needs %zu at least",
                         max_workspace, kernel->name, plan->workspace.bytes);
@@ -261,7 +261,7 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
                         kernel->tile_k, (long long)p->k);
     else
         consider_ieee(&c, plan->device, kernel, p, max_workspace);
-    use(plan, &c, reason);
+    adopt(plan, &c, reason);
     return TSR_OK;
 }
 
@@ -270,24 +270,24 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
     const cuda_candidate in_place = ieee_candidate(plan->device, p, max_workspace);
     const cuda_kernel *split = cuda_split_kernel(context);
     if (!split) {
-        use(plan, &in_place,
-            context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
-                                                   : "no tensor-core kernel for this GPU");
+        adopt(plan, &in_place,
+              context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
+                                                     : "no tensor-core kernel for this GPU");
         return;
     }
     if (p->k < MIN_SPLIT_K || p->n <= THIN) {
-        use(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
+        adopt(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
         return;
     }
     const cuda_candidate packed = split_candidate(plan->device, split, p);
     if (packed.seconds >= in_place.seconds) {
-        use(plan, &in_place, "faster than packing for tensor cores, by estimate");
+        adopt(plan, &in_place, "faster than packing for tensor cores, by estimate");
         return;
     }
-    use(plan, &packed, "tensor cores, faster than float32 units by estimate");
+    adopt(plan, &packed, "tensor cores, faster than float32 units by estimate");
     if (fit_workspace(plan, p, packed.partial_bytes, max_workspace)) return;
-    use_all(plan, p);
-    use(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
+    chunks_of_everything(plan, p);
+    adopt(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
 }
 
 /* The time of the plan as it came out: its chunks one after the other, without what was packed beforehand. */
@@ -315,7 +315,7 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
         .seconds = cost_scale(&cuda->device, &p),
         .reason = "a product without terms",
     };
-    use_all(plan, &p);
+    chunks_of_everything(plan, &p);
     if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
 
     tsr_problem chunk = p; /* the first of them, which stands for all */
@@ -366,7 +366,7 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
     const cuda_kernel *kernel = plan->multiply;
     const cuda_device *device = plan->device;
     const tsr_problem p = plan->transposed ? problem_transpose(problem) : *problem;
-    tsr_text_add(text, "device: GPU %d, %s, compute capability %d.%d, %d multiprocessors%s\n", device->ordinal,
+    tsr_text_add(text, "engine: cuda\nGPU: %d, %s, compute capability %d.%d, %d multiprocessors%s\n", device->ordinal,
                  device->name, device->capability / 10, device->capability % 10, device->multiprocessors,
                  device->from_ptx ? " (kernels from PTX, TESSERA_CUDA_PTX)" : "");
     tsr_text_add(text, "kernel: %s\n", kernel->name);

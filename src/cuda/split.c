@@ -4,8 +4,8 @@
 #include "cuda/launch.h"
 
 /* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md).
- * fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and sums; below 1, as it is for short k,
- * every tile is recomputed. tf32: a panel is carried or it is not. */
+ * fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and sums; below 1, as it is for short
+ * k, every tile is recomputed. tf32: a panel is carried or it is not. */
 static float mark_limit(int64_t k, int components) {
     if (components == 1) return 1;
     const float terms = (float)k;
@@ -48,14 +48,15 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
     }
     if (kernel->components == 2 && args.mark_limit >= 1 && args.least_per_tiny < INFINITY) { /* else no sum is good */
         args.recompute = (uint8_t *)workspace + plan->workspace.recompute_flags;
-        args.recompute_batch_stride = check_blocks_in(p->m, p->n);
+        args.recompute_batch_stride = cuda_check_blocks(p->m, p->n);
     }
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args);
-    if (!status && args.slices > 1)
-        status = launch_kernel(
-            q, reduce, (launch_grid){ceil_div(check_blocks_in(p->m, p->n), reduce->threads / 32), p->batch, 1}, &args);
+    if (!status && args.slices > 1) {
+        const int64_t reduce_blocks = ceil_div(cuda_check_blocks(p->m, p->n), reduce->threads / 32);
+        status = launch_kernel(q, reduce, (launch_grid){reduce_blocks, p->batch, 1}, &args);
+    }
     return status ? status : queue_recompute(q, plan->device, p, &args);
 }
 

@@ -1,9 +1,9 @@
 /* emulator.h: enough of CUDA to compile the packing kernels for a CPU, and to run a thread block of them. With
  * TESSERA_EMULATOR defined, ptx.cuh includes this file in place of its instructions.
  *
- * A thread of the block is a fiber. One runs at a time, until it waits for others at a barrier or a vote. Which one runs
- * next is random, so that what needs a barrier and has none goes wrong. Copies to shared memory arrive when they are
- * waited for and not sooner. Blocks run one after the other.
+ * A thread of the block is a fiber. One runs at a time, until it waits for others at a barrier or a vote. Which one
+ * runs next is random, so that what needs a barrier and has none goes wrong. Copies to shared memory arrive when they
+ * are waited for and not sooner. Blocks run one after the other.
  */
 #ifndef EMULATOR_H
 #define EMULATOR_H
@@ -151,7 +151,8 @@ template <typename T> static T __shfl_xor_sync(uint32_t, T mine, int step) {
     return of_lane(mine, (threadIdx.x % WARP_THREADS) ^ step);
 }
 
-/* ---- ptx.cuh, atomics and time ------------------------------------------------------------------------------------ */
+/* ---- ptx.cuh, atomics and time
+ * ------------------------------------------------------------------------------------ */
 
 static uintptr_t shared_address(const void *pointer) { return (uintptr_t)pointer; }
 

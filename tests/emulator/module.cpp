@@ -1,6 +1,6 @@
-/* module.cpp: the packing and the portable kernel of a module (kernelbench/), compiled for the CPU and run on random problems.
- * arguments.h and kernels.h are a module's text, which test_modules.py writes. Prints what is wrong; the exit status says if
- * anything is. */
+/* module.cpp: the packing and the portable kernel of a module (kernelbench/), compiled for the CPU and run on random
+ * problems. arguments.h and kernels.h are a module's text, which test_modules.py writes. Prints what is wrong; the exit
+ * status says if anything is. */
 #include "cuda_fp16.h"
 
 #include <algorithm>
@@ -15,10 +15,10 @@ template <int BYTES> static void cp_async_if(uint32_t to, const void *from, int 
 
 #include "arguments.h"
 
-static constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+static constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static float power_of_two(int e) { return ldexpf(1, e); }
 static float mark_of(const operand &o, int batch, int row) {
-    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
+    return o.marks[batch * ceil_div(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
 }
 
 #include "kernels.h"
@@ -71,7 +71,7 @@ static void test_portable(int number) {
     const bool large = number % 2;
     const int k = below(4) ? 1 + below(100) : 32 * (1 + below(3)), batch = 1 + below(2);
     int m = large ? 128 + below(140) : 1 + below(150), n = large ? 128 + below(140) : 1 + below(150);
-    if (below(2)) m = divide_up(m, 4) * 4, n = divide_up(n, 4) * 4;
+    if (below(2)) m = ceil_div(m, 4) * 4, n = ceil_div(n, 4) * 4;
     const auto integer = [] { return (float)(below(17) - 8); };
     matrix a(m, k, batch, integer), b(n, k, batch, integer);
     std::vector<float> c((size_t)batch * m * n, NAN), marks[2];
@@ -79,10 +79,10 @@ static void test_portable(int number) {
     launched.a = a.o, launched.b = b.o, launched.c = c.data(), launched.batch = batch;
     launched.only_marked = number % 3 == 0, launched.mark_limit = 4;
     for (int i = 0; i < 2; i++)
-        for (int panel = 0; panel < batch * divide_up(i ? n : m, PANEL_ROWS); panel++)
+        for (int panel = 0; panel < batch * ceil_div(i ? n : m, PANEL_ROWS); panel++)
             marks[i].push_back(below(4) ? (float)(1 + below(4)) : INFINITY);
     launched.a.marks = marks[0].data(), launched.b.marks = marks[1].data();
-    const int tile = large ? 128 : 64, tiles = batch * divide_up(m, tile) * divide_up(n, tile);
+    const int tile = large ? 128 : 64, tiles = batch * ceil_div(m, tile) * ceil_div(n, tile);
     const unsigned blocks = (unsigned)(launched.only_marked ? 1 + below(tiles) : tiles);
     if (large)
         run([] { portable_128x128(launched); }, blocks);
@@ -127,17 +127,17 @@ struct packed {
     std::vector<float> overflows, marks;
 
     packed(operand *o, int batch) {
-        o->panels_batch_stride = (int64_t)divide_up(o->rows, 8) * 8 * divide_up(o->k, SPLIT_K) * 2 * SPLIT_ROW_BYTES;
+        o->panels_batch_stride = (int64_t)ceil_div(o->rows, 8) * 8 * ceil_div(o->k, SPLIT_K) * 2 * SPLIT_ROW_BYTES;
         panels.assign((size_t)(batch * o->panels_batch_stride), 0xcd);
         exponents.assign((size_t)(batch * o->rows), 99), overflows.assign((size_t)(batch * o->rows), -7);
-        marks.assign((size_t)(batch * divide_up(o->rows, PANEL_ROWS)), -1), overflowed.assign(marks.size(), 55);
+        marks.assign((size_t)(batch * ceil_div(o->rows, PANEL_ROWS)), -1), overflowed.assign(marks.size(), 55);
         o->panels = panels.data(), o->exponents = exponents.data(), o->overflows = overflows.data();
         o->marks = marks.data(), o->overflowed = overflowed.data();
     }
 };
 
 static void check_panel(int number, const matrix &x, const operand &o, int item, int panel) {
-    const int blocks = divide_up(o.k, SPLIT_K), stored = std::min(128, divide_up(o.rows - panel * 128, 8) * 8);
+    const int blocks = ceil_div(o.k, SPLIT_K), stored = std::min(128, ceil_div(o.rows - panel * 128, 8) * 8);
     float mark = 1;
     bool overflowed = false;
     for (int r = 0; r < stored; r++) {
@@ -169,7 +169,7 @@ static void check_panel(int number, const matrix &x, const operand &o, int item,
             REQUIRE(!memcmp(at, &hi, 2) && !memcmp(at + stored * 128, &lo, 2), "row %d, k %d, %g\n", row, k, value);
         }
     }
-    const int index = item * divide_up(o.rows, 128) + panel;
+    const int index = item * ceil_div(o.rows, 128) + panel;
     REQUIRE(o.overflowed[index] == overflowed, "panel %d\n", panel);
     /* A panel that overflowed has been marked with its first exponents, too. */
     REQUIRE(overflowed ? o.marks[index] >= mark && isinf(o.marks[index]) == isinf(mark) : o.marks[index] == mark,
@@ -184,13 +184,13 @@ static void test_packing(int number) {
     int32_t any = 77;
     launched = {};
     launched.a = a.o, launched.b = b.o, launched.batch = batch, launched.any_overflowed = &any;
-    const auto groups = [&](int size) { return batch * (divide_up(a.o.rows, size) + divide_up(b.o.rows, size)); };
+    const auto groups = [&](int size) { return batch * (ceil_div(a.o.rows, size) + ceil_div(b.o.rows, size)); };
     run([] { pack_sample(launched); }, (unsigned)groups(SAMPLE_ROWS));
-    run([] { pack_split(launched); }, (unsigned)(groups(PACK_ROWS) * divide_up(k, SPLIT_K)));
+    run([] { pack_split(launched); }, (unsigned)(groups(PACK_ROWS) * ceil_div(k, SPLIT_K)));
     run([] { pack_again(launched); }, (unsigned)(1 + below(9)));
     for (int item = 0; item < batch; item++) {
-        for (int panel = 0; panel < divide_up(a.o.rows, 128); panel++) check_panel(number, a, a.o, item, panel);
-        for (int panel = 0; panel < divide_up(b.o.rows, 128); panel++) check_panel(number, b, b.o, item, panel);
+        for (int panel = 0; panel < ceil_div(a.o.rows, 128); panel++) check_panel(number, a, a.o, item, panel);
+        for (int panel = 0; panel < ceil_div(b.o.rows, 128); panel++) check_panel(number, b, b.o, item, panel);
     }
 }
 

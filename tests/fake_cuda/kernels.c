@@ -1,5 +1,5 @@
-/* kernels.c: what each CUDA kernel promises (src/cuda/kernels/args.h), in plain C. A block computes here what a block computes
- * there, so that a wrong grid, slice, offset or stride of the host gives a wrong result. */
+/* kernels.c: what each CUDA kernel promises (src/cuda/kernels/args.h), in plain C. A block computes here what a block
+ * computes there, so that a wrong grid, slice, offset or stride of the host gives a wrong result. */
 #include "fake.h"
 
 #include <math.h>
@@ -9,9 +9,8 @@
 #include <string.h>
 
 #include "../half.h"
-#include "cuda/kernels/args.h"
+#include "cuda/kernels.h"
 
-static int divide_up(int a, int b) { return (a + b - 1) / b; }
 static int least(int a, int b) { return a < b ? a : b; }
 
 /* ---- ieee -------------------------------------------------------------------------------------------------------- */
@@ -45,97 +44,97 @@ static void find_tile(const ieee_args *g, int tile, int *row0, int *col0) {
 }
 
 static int64_t tail_runs(const ieee_args *g) {
-    return ((int64_t)g->tiles_m * g->tiles_n - g->full_tiles) * divide_up(g->k, IEEE_RUN);
+    return ((int64_t)g->tiles_m * g->tiles_n - g->full_tiles) * ceil_div(g->k, IEEE_RUN);
 }
 
-/* Where stretch `unit` of the tail begins, in runs. */
-static int64_t stretch_begin(const ieee_args *g, int64_t unit) { return unit * tail_runs(g) / g->tail_blocks; }
+/* Where share `share` of the tail begins, in runs. */
+static int64_t share_begin(const ieee_args *g, int64_t share) { return share * tail_runs(g) / g->tail_blocks; }
 
-/* Pieces of a tile of the tail that begin before run `run` of it. */
-static int pieces_before(const ieee_args *g, int tail, int64_t run) {
-    const int64_t first = (int64_t)tail * divide_up(g->k, IEEE_RUN);
-    int pieces = run > 0;
-    for (int64_t unit = 0; unit < g->tail_blocks; unit++)
-        pieces += stretch_begin(g, unit) > first && stretch_begin(g, unit) < first + run;
-    return pieces;
+/* Segments of a tile of the tail that begin before run `run` of it. */
+static int segments_before(const ieee_args *g, int tail, int64_t run) {
+    const int64_t first = (int64_t)tail * ceil_div(g->k, IEEE_RUN);
+    int segments = run > 0;
+    for (int64_t share = 0; share < g->tail_blocks; share++)
+        segments += share_begin(g, share) > first && share_begin(g, share) < first + run;
+    return segments;
 }
 
-static float *partial_at(const ieee_args *g, int64_t batch, int tail, int piece) {
+static float *partial_at(const ieee_args *g, int64_t batch, int tail, int segment) {
     const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
-    if (piece >= g->segments) abort();
-    return g->partial + ((batch * tails + tail) * g->segments + piece) * g->tile_m * g->tile_n;
+    if (segment >= g->segments) abort();
+    return g->partial + ((batch * tails + tail) * g->segments + segment) * g->tile_m * g->tile_n;
 }
 
-/* Where the doubt about an element's block is (args.h). */
-static int64_t doubt_at(int n, int row, int col) {
-    return (int64_t)(row / CHECK_ROWS) * divide_up(n, CHECK_COLS) + col / CHECK_COLS;
+/* Where the recompute flag of an element's check block is (args.h). */
+static int64_t flag_at(int n, int row, int col) {
+    return (int64_t)(row / CHECK_ROWS) * ceil_div(n, CHECK_COLS) + col / CHECK_COLS;
 }
 
-/* Whether a block of the tile from (row0, col0) on is in doubt. */
-static bool any_doubt(const ieee_args *g, const uint8_t *doubts, int row0, int col0) {
+/* Whether a check block of the tile from (row0, col0) on is to be recomputed. */
+static bool any_flag(const ieee_args *g, const uint8_t *flags, int row0, int col0) {
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row += CHECK_ROWS)
         for (int col = col0; col < least(col0 + g->tile_n, g->n); col += CHECK_COLS)
-            if (doubts[doubt_at(g->n, row, col)]) return true;
+            if (flags[flag_at(g->n, row, col)]) return true;
     return false;
 }
 
-/* Terms [k_begin, k_end) of a tile: all of them, or a piece of one in the tail. */
-static void ieee_piece(const ieee_args *g, int64_t batch, int tile, int k_begin, int k_end) {
+/* Terms [k_begin, k_end) of a tile: all of them, or a segment of one in the tail. */
+static void ieee_segment(const ieee_args *g, int64_t batch, int tile, int k_begin, int k_end) {
     const bool whole = k_begin == 0 && k_end == g->k;
-    const int tail = tile - g->full_tiles, piece = whole ? 0 : pieces_before(g, tail, k_begin / IEEE_RUN);
+    const int tail = tile - g->full_tiles, segment = whole ? 0 : segments_before(g, tail, k_begin / IEEE_RUN);
     int row0, col0;
     find_tile(g, tile, &row0, &col0);
-    const uint8_t *doubts = NULL; /* of what to store; else the whole tile is */
+    const uint8_t *flags = NULL; /* of what to store; else the whole tile is */
     if (g->marks_a) {
         const float mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
                            g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
         if (mark <= g->mark_limit) return;
         if (mark < INFINITY && g->recompute) {
-            doubts = g->recompute + batch * g->recompute_batch_stride;
-            if (!any_doubt(g, doubts, row0, col0)) return;
+            flags = g->recompute + batch * g->recompute_batch_stride;
+            if (!any_flag(g, flags, row0, col0)) return;
         }
         ++*g->fallback_tiles;
     }
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
         for (int col = col0; col < least(col0 + g->tile_n, g->n); col++) {
-            if (doubts && !doubts[doubt_at(g->n, row, col)]) continue;
+            if (flags && !flags[flag_at(g->n, row, col)]) continue;
             const float sum = dot(g, batch, row, col, k_begin, k_end);
             if (whole)
                 *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
             else
-                partial_at(g, batch, tail, piece)[(row - row0) * g->tile_n + col - col0] = sum;
+                partial_at(g, batch, tail, segment)[(row - row0) * g->tile_n + col - col0] = sum;
         }
 }
 
-static void ieee_unit(const ieee_args *g, int64_t batch, int unit) {
-    if (unit < g->full_tiles) {
-        ieee_piece(g, batch, unit, 0, g->k);
+/* What a thread block computes at a time: a whole tile, or a share of the tail. */
+static void ieee_whole_or_share(const ieee_args *g, int64_t batch, int index) {
+    if (index < g->full_tiles) {
+        ieee_segment(g, batch, index, 0, g->k);
         return;
     }
-    const int runs = divide_up(g->k, IEEE_RUN);
-    const int64_t end = stretch_begin(g, unit - g->full_tiles + 1);
-    for (int64_t run = stretch_begin(g, unit - g->full_tiles); run < end;) {
-        const int tail = (int)(run / runs), first = (int)(run % runs),
-                  count = end - run < runs - first ? (int)(end - run) : runs - first;
-        ieee_piece(g, batch, g->full_tiles + tail, first * IEEE_RUN, least(g->k, (first + count) * IEEE_RUN));
+    const int64_t runs = ceil_div(g->k, IEEE_RUN);
+    const int64_t end = share_begin(g, index - g->full_tiles + 1);
+    for (int64_t run = share_begin(g, index - g->full_tiles); run < end;) {
+        const int tail = (int)(run / runs), first = (int)(run % runs), count = (int)min64(end - run, runs - first);
+        ieee_segment(g, batch, g->full_tiles + tail, first * IEEE_RUN, least(g->k, (first + count) * IEEE_RUN));
         run += count;
     }
 }
 
 static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, int tile_n, char *why, size_t size) {
     const int64_t tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles,
-                  units = (int64_t)g->full_tiles + g->tail_blocks;
-    if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != divide_up(g->m, tile_m) ||
-        g->tiles_n != divide_up(g->n, tile_n))
+                  count = (int64_t)g->full_tiles + g->tail_blocks;
+    if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_m != ceil_div(g->m, tile_m) ||
+        g->tiles_n != ceil_div(g->n, tile_n))
         return snprintf(why, size, "wrong tiles"), false;
     if (tails < 0 || (tails > 0) != (g->tail_blocks > 0) || (tails && g->tail_blocks > tail_runs(g)))
         return snprintf(why, size, "wrong tail"), false;
-    if (tails && (g->segments < ieee_segments(g->k, tails, g->tail_blocks) || !g->partial))
-        return snprintf(why, size, "no room for the pieces"), false;
+    if (tails && (g->segments < cuda_ieee_segments(g->k, tails, g->tail_blocks) || !g->partial))
+        return snprintf(why, size, "no room for the segments"), false;
     if (l->grid[2] != (unsigned)g->batch) return snprintf(why, size, "grid.z is not the batch"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
-        for (int64_t first = 0; first < l->grid[0]; first++) /* blocks take every gridDim-th unit */
-            for (int64_t unit = first; unit < units; unit += l->grid[0]) ieee_unit(g, batch, (int)unit);
+        for (int64_t first = 0; first < l->grid[0]; first++) /* blocks take every gridDim-th */
+            for (int64_t index = first; index < count; index += l->grid[0]) ieee_whole_or_share(g, batch, (int)index);
     return true;
 }
 
@@ -148,10 +147,10 @@ static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
             find_tile(g, g->full_tiles + tail, &row, &col);
             row += within / g->tile_n, col += within % g->tile_n;
             if (row >= g->m || col >= g->n) continue;
-            const int pieces = pieces_before(g, tail, divide_up(g->k, IEEE_RUN));
-            if (pieces == 1) continue;
+            const int segments = segments_before(g, tail, ceil_div(g->k, IEEE_RUN));
+            if (segments == 1) continue;
             float sum = partial_at(g, batch, tail, 0)[within];
-            for (int piece = 1; piece < pieces; piece++) sum += partial_at(g, batch, tail, piece)[within];
+            for (int segment = 1; segment < segments; segment++) sum += partial_at(g, batch, tail, segment)[within];
             *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
         }
 }
@@ -165,11 +164,11 @@ static void ieee_scale(const fake_launch *l, const ieee_args *g) {
 
 /* ---- Panels ------------------------------------------------------------------------------------------------------ */
 
-static uint16_t *half_at(const uint8_t *panels, int rows, int k_blocks, int pieces, int row, int k, int piece) {
+static uint16_t *half_at(const uint8_t *panels, int rows, int k_blocks, int components, int row, int k, int component) {
     const int panel = row / PANEL_ROWS, within = row % PANEL_ROWS, kb = k / SPLIT_K;
-    const int stored = least(PANEL_ROWS, divide_up(rows - panel * PANEL_ROWS, 8) * 8);
-    const int64_t tile = (int64_t)panel * k_blocks * pieces * PANEL_ROWS * SPLIT_ROW_BYTES +
-                         ((int64_t)kb * pieces + piece) * stored * SPLIT_ROW_BYTES;
+    const int stored = least(PANEL_ROWS, (int)round_up(rows - panel * PANEL_ROWS, PANEL_ROW_STEP));
+    const int64_t tile = (int64_t)panel * k_blocks * components * PANEL_ROWS * SPLIT_ROW_BYTES +
+                         ((int64_t)kb * components + component) * stored * SPLIT_ROW_BYTES;
     const int chunk = k % SPLIT_K / 8 ^ within % 8;
     return (uint16_t *)(panels + tile + within * SPLIT_ROW_BYTES + chunk * 16) + k % 8;
 }
@@ -187,8 +186,8 @@ static float depth_of(float x, float scaled) {
     return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits a row, counts its deep elements where there are two pieces, and returns the largest depth in it. tf32's rule
- * looks at columns: here whatever fits is taken to be carried. */
+/* Splits a row, counts its tiny elements where there are two components, and returns the largest depth in it. tf32's
+ * rule looks at columns: here whatever fits is taken to be carried. */
 static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
     float depth = 1;
@@ -207,14 +206,14 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
     return o->components == 2 || depth == INFINITY ? depth : 1;
 }
 
-/* pack_sample: every row's scale, by its largest at once; marks set to 1. pack_split: the pieces and the marks, which no
- * better scale would change. */
+/* pack_sample: every row's scale, by its largest at once; marks set to 1. pack_split: the components and the marks,
+ * which no better scale would change. */
 static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, size_t size) {
     const bool sample = !strcmp(l->kernel, "pack_sample");
     int64_t blocks = 0;
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair->operand[i];
-        blocks += (int64_t)o->batch * divide_up(o->rows, sample ? 8 : 64) * (sample ? 1 : o->k_blocks);
+        blocks += (int64_t)o->batch * ceil_div(o->rows, sample ? 8 : 64) * (sample ? 1 : o->k_blocks);
         for (int64_t batch = 0; batch < o->batch; batch++)
             for (int row = 0; row < o->rows; row++) {
                 const int64_t panel = batch * o->marks_batch_stride + row / PANEL_ROWS;
@@ -243,14 +242,15 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
 /* ---- split ------------------------------------------------------------------------------------------------------- */
 
 /* The rows of one product's operand as numbers, [rows][k_blocks * SPLIT_K], scaled back; the caller frees them. */
-static double *unpack(const split_operand *o, int rows, int k_blocks, int pieces, int64_t batch) {
+static double *unpack(const split_operand *o, int rows, int k_blocks, int components, int64_t batch) {
     const int k = k_blocks * SPLIT_K;
     const uint8_t *panels = o->panels + batch * o->panels_batch_stride;
     double *values = malloc((size_t)rows * (size_t)k * sizeof *values);
     for (int row = 0; row < rows; row++)
         for (int i = 0; i < k; i++) {
-            double x = float_of(*half_at(panels, rows, k_blocks, pieces, row, i, 0));
-            if (pieces == 2) x += ldexp(float_of(*half_at(panels, rows, k_blocks, pieces, row, i, 1)), -SPLIT_LO_SHIFT);
+            double x = float_of(*half_at(panels, rows, k_blocks, components, row, i, 0));
+            if (components == 2)
+                x += ldexp(float_of(*half_at(panels, rows, k_blocks, components, row, i, 1)), -SPLIT_LO_SHIFT);
             values[(int64_t)row * k + i] = ldexp(x, -o->exponents[batch * o->exponents_batch_stride + row]);
         }
     return values;
@@ -277,8 +277,8 @@ static double total_of(const split_args *g, int64_t batch, const unpacked *u, in
     return sum;
 }
 
-/* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is too small for the deep elements
- * behind it. */
+/* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is too small for the tiny
+ * elements behind it. */
 static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row0, int col0) {
     for (int row = row0; row < least(g->m, row0 + CHECK_ROWS); row++)
         for (int col = col0; col < least(g->n, col0 + CHECK_COLS); col++) {
@@ -294,29 +294,29 @@ static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u,
 }
 
 /* Whether an element is left to ieee. Elements come row by row, so a block's first is asked about before its others;
- * while there are only slices, none is in doubt. */
+ * while there are only slices, none is recomputed. */
 static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
     const float mark = g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] *
                        g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
     if (mark <= g->mark_limit) return false;
     if (!g->recompute || mark == INFINITY) return true;
     if (u && g->slices > 1) return false;
-    uint8_t *doubt = &g->recompute[batch * g->recompute_batch_stride + doubt_at(g->n, row, col)];
-    if (row % CHECK_ROWS == 0 && col % CHECK_COLS == 0) *doubt = has_small_sum(g, batch, u, row, col);
-    return *doubt;
+    uint8_t *flag = &g->recompute[batch * g->recompute_batch_stride + flag_at(g->n, row, col)];
+    if (row % CHECK_ROWS == 0 && col % CHECK_COLS == 0) *flag = has_small_sum(g, batch, u, row, col);
+    return *flag;
 }
 
-static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int pieces, char *why,
+static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int components, char *why,
                            size_t size) {
-    if (g->tiles_m != divide_up(g->m, tile_m) || g->tiles_n != divide_up(g->n, tile_n))
+    if (g->tiles_m != ceil_div(g->m, tile_m) || g->tiles_n != ceil_div(g->n, tile_n))
         return snprintf(why, size, "wrong tiles"), false;
-    if (g->slices != divide_up(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial))
+    if (g->slices != ceil_div(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial))
         return snprintf(why, size, "wrong slices"), false;
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
     const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
     for (int64_t batch = 0; batch < g->batch; batch++) {
-        const unpacked u = {unpack(&g->a, g->m, g->k_blocks, pieces, batch),
-                            unpack(&g->b, g->n, g->k_blocks, pieces, batch), k};
+        const unpacked u = {unpack(&g->a, g->m, g->k_blocks, components, batch),
+                            unpack(&g->b, g->n, g->k_blocks, components, batch), k};
         for (int slice = 0; slice < g->slices; slice++)
             for (int row = 0; row < g->m; row++)
                 for (int col = 0; col < g->n; col++) {
@@ -335,7 +335,7 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
 }
 
 static bool split_reduce(const fake_launch *l, const split_args *g, char *why, size_t size) {
-    if ((int64_t)l->grid[0] * (l->threads / 32) < check_blocks_in(g->m, g->n))
+    if ((int64_t)l->grid[0] * (l->threads / 32) < cuda_check_blocks(g->m, g->n))
         return snprintf(why, size, "not every block of C has a warp"), false;
     for (int64_t batch = 0; batch < l->grid[1]; batch++)
         for (int row = 0; row < g->m; row++)

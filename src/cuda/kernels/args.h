@@ -8,17 +8,12 @@
 #include <stdint.h>
 
 // region: matrices
-/* Rows of A, or columns of B, that are packed, marked and recomputed together. Every multiply kernel's tile is a
- * multiple or a divisor of it, so that a tile of C belongs to one mark of A and one of B. */
+/* Rows of A, or columns of B, that are packed and marked together. A tile of C has rows of one panel of A and columns
+ * of one panel of B, or of two in tf32's 256-wide tile. */
 enum { PANEL_ROWS = 128 };
 
 /* A check block: elements of C that a split kernel either stores or leaves to ieee, as a whole. */
 enum { CHECK_ROWS = 16, CHECK_COLS = 32 };
-
-/* How many of them an m x n matrix has. */
-static inline int64_t check_blocks_in(int64_t m, int64_t n) {
-    return (m + CHECK_ROWS - 1) / CHECK_ROWS * ((n + CHECK_COLS - 1) / CHECK_COLS);
-}
 
 /* A matrix in place. Strides count floats. */
 typedef struct matrix_in {
@@ -40,7 +35,7 @@ typedef struct matrix_out {
  * [0, full_tiles) whole. The others are the stream-K tail: their k ranges, laid end to end and cut at multiples of
  * IEEE_RUN, are shared evenly by tail_blocks thread blocks. A segment is the part of one tile that one block covers. If
  * a tile has several segments, their plain sums go to partial[batch][tile - full_tiles][segment][tile_m][tile_n], which
- * has room for `segments` of them (at least ieee_segments); ieee_reduce, given the same arguments, adds them up in
+ * has room for `segments` of them (at least cuda_ieee_segments); ieee_reduce, given the same arguments, adds them up in
  * order and applies alpha and beta.
  *
  * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
@@ -67,12 +62,6 @@ typedef struct ieee_args {
 } ieee_args;
 // endregion: ieee
 
-/* The most segments a tile of the tail can have. tail_blocks is at most the tail's number of runs. */
-static inline int64_t ieee_segments(int64_t k, int64_t tail_tiles, int64_t tail_blocks) {
-    const int64_t runs = (k + IEEE_RUN - 1) / IEEE_RUN, shortest = tail_tiles * runs / tail_blocks;
-    return tail_blocks % tail_tiles == 0 ? tail_blocks / tail_tiles : (runs + shortest - 1) / shortest + 1;
-}
-
 // region: split
 /* Split operands. An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row
  * of both. Row r, scaled by 2^exponents[r], is split into fp16 components: x*2^e = hi + lo*2^-11 + a remainder below
@@ -80,8 +69,9 @@ static inline int64_t ieee_segments(int64_t k, int64_t tail_tiles, int64_t tail_
  *
  * Panels. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K. Block kb of a panel is one tile for each
  * component, hi before lo, of stored_rows x 128 bytes; stored_rows is PANEL_ROWS, or in the last panel its number of
- * rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte swizzle of
- * Hopper's matrix instruction, so that a tile goes to shared memory as one straight copy. Missing rows and k are zero.
+ * rows rounded up to PANEL_ROW_STEP. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the 128-byte
+ * swizzle of Hopper's matrix instruction, so that a tile goes to shared memory as one straight copy. Missing rows and k
+ * are zero.
  *
  *   panel p starts at    p * k_blocks * components * PANEL_ROWS * 128
  *   block kb of it at  + kb * components * stored_rows(p) * 128
@@ -95,8 +85,15 @@ static inline int64_t ieee_segments(int64_t k, int64_t tail_tiles, int64_t tail_
  * have lost; check blocks with a sum that is not, and tiles with an infinite mark, are left to ieee. */
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
-/* The depth that tensor cores sum before the sum is promoted to float32 registers (docs/internals/numerics.md). */
+/* The swizzle repeats after so many rows. */
+enum { PANEL_ROW_STEP = 8 };
+
+/* The terms of k that tensor cores sum before the sum is promoted to float32 registers (docs/internals/numerics.md). */
 enum { SPLIT_SUM_K = 32 };
+
+/* Floats between the rows of a check block in the buffer of shared memory through which a warp checks and stores it:
+ * the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+enum { OUT_STRIDE = 40 };
 
 /* The exponent of a row of zeros; those of others are within +-62. */
 enum { ALL_ZERO = 63 };

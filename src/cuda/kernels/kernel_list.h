@@ -70,14 +70,14 @@
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
- *           and two barriers; besides, each warp, having 16 rows, has a buffer of 16 rows of 40 floats for its sums
+ *           and two barriers; besides, each warp has a buffer for a check block of its sums
  *   MMA     a stage is so much of k of both as is promoted together */
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
     ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \
-     (m) / (cluster) / 16 * (16 * 40 * 4))
+     (m) / (cluster) / CHECK_ROWS * (CHECK_ROWS * OUT_STRIDE * 4))
 #define SHARED_MMA(m, n, k, cluster, components, stages) ((stages) * ((m) + (n)) * (components) * SPLIT_SUM_K * 2)
 
 /* For each kernel, e.g. IEEE_MMA_64X128_M, _N, _THREADS and _SHARED. */

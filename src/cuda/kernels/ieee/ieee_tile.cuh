@@ -59,7 +59,7 @@ struct ieee_tile {
             *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
     }
 
-    /* Which operand comes first changes how the compiler arranges the fma: this is the quicker order for each tile. */
+    /* Which operand comes first changes how the compiler arranges the fma: this is the faster order for each tile. */
     static __device__ __forceinline__ void load_values(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
                                                        const float *b_from) {
         if (ROWS > COLS) load(a, a_from, 4 * LANES_M);

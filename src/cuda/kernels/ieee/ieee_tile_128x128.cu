@@ -11,7 +11,8 @@
 #include "cuda/kernels/ptx.cuh"
 
 using tile_128x128 = ieee_tile<128, 128, 2, 2, 16, 8, 32, 8, 2, true>;
-ASSERT_LISTED_AS(IEEE_TILE_128X128, tile_128x128::M, tile_128x128::N, tile_128x128::THREADS, tile_128x128::SHARED_BYTES);
+ASSERT_LISTED_AS(IEEE_TILE_128X128, tile_128x128::M, tile_128x128::N, tile_128x128::THREADS,
+                 tile_128x128::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_tile_128x128(const __grid_constant__ ieee_args args) {
     wait_for_previous_kernel();

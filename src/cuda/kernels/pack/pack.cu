@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __g
         for (int i = 0; i < RUNS; i++) most = fmaxf(most, fabsf(x[half * RUNS + i]));
         for (int step = 16; step >= (across ? SAMPLE_ROWS : 1); step /= 2)
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-        if (lane < (across ? SAMPLE_ROWS : 1)) raise(&largest[across ? lane : warp * 2 + half], most);
+        if (lane < (across ? SAMPLE_ROWS : 1)) atomic_max_nonnegative(&largest[across ? lane : warp * 2 + half], most);
     }
     __syncthreads();
     if (threadIdx.x < rows) {
@@ -86,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __g
 // region: pack_fp32
 /* ---- Splitting a tile -------------------------------------------------------------------------------------------- */
 
-/* A row's factors, and the smallest scaled element that is not tiny; in a row whose sample was zero all are. */
+/* A row's factors, and the smallest scaled element that is not tiny. `least` is infinite in a row whose sample was all
+ * zero, so every nonzero element there counts as not normal. */
 struct row_scale {
     float up, down, lo_up, least;
     __device__ explicit row_scale(int e)
@@ -127,7 +128,7 @@ struct fp32_components {
                 if (x[k] == 0) continue;
                 float of_x = INFINITY; /* also where scaling sends x to zero */
                 if (overflows(x[k], e))
-                    raise(&o.row_overflows[at], fabsf(x[k]));
+                    atomic_max_nonnegative(&o.row_overflows[at], fabsf(x[k]));
                 else
                     of_x = fmaxf(1, HALF_LEAST_NORMAL / fabsf(x[k] * power_of_two(e)));
                 depth = fmaxf(depth, of_x);
@@ -146,7 +147,7 @@ __device__ float split_quads(const pack_args &o, const pack_tile &t, const pack_
     constexpr int COUNT = COMPONENTS::COUNT;
     constexpr int QUADS_AT_ONCE = 2; /* more would overlap more, but miss the instruction cache longer */
     const int panel = t.row0 / PANEL_ROWS, skip = t.row0 % PANEL_ROWS;
-    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int stored = stored_rows(o.rows, panel);
     const int quad = threadIdx.x % QUADS_PER_ROW, row0 = threadIdx.x / QUADS_PER_ROW;
     uint8_t *to = o.panels + t.batch * o.panels_batch_stride +
                   (int64_t)panel * o.k_blocks * COUNT * PANEL_ROWS * SPLIT_ROW_BYTES +
@@ -213,7 +214,7 @@ constexpr int PACK_STAGES = 3; /* one tile that is split and two that come */
 
 /* The matrices are read once. If L2 has room for the panels, it shall evict the matrices before them. */
 __device__ uint64_t policy_for(const pack_pair_args &pair) {
-    constexpr int64_t ROOM = 40 << 20; /* bytes */
+    constexpr int64_t ROOM = 40 << 20; /* bytes, of the 50 MB of L2 that an H100 or H200 has */
     int64_t panels = 0;
     for (int i = 0; i < 2; i++) panels += pair.operand[i].batch * pair.operand[i].panels_batch_stride;
     return panels <= ROOM ? evict_first_policy() : 0;
@@ -263,7 +264,7 @@ __device__ void pack_all(const pack_pair_args &pair, pack_stage (&stages)[PACK_S
                 if (!overflowed) atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
                 overflowed = true;
             } else if (depth > 1)
-                raise(&o.marks[panel_of(o, now)], depth);
+                atomic_max_nonnegative(&o.marks[panel_of(o, now)], depth);
         }
         if (asks) tickets[(round + 1) % 2] = ticket;
         now = next, has_now = has_next;
@@ -277,7 +278,7 @@ __device__ void pack_all(const pack_pair_args &pair, pack_stage (&stages)[PACK_S
 template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &pair, pack_stage &stage, SPLIT split) {
     __shared__ int ticket;
     const int tiles = tiles_in(pair.operand[0], PACK_ROWS, true) + tiles_in(pair.operand[1], PACK_ROWS, true);
-    const int tickets = divide_up(tiles, 32), lane = threadIdx.x % 32;
+    const int tickets = ceil_div(tiles, 32), lane = threadIdx.x % 32;
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->second_tickets, 1);
@@ -299,7 +300,7 @@ template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &
             __syncthreads();
             const float depth = split(o, t, stage);
             if (depth > 1) {
-                const float before = raise(&o.marks[panel_of(o, t)], depth);
+                const float before = atomic_max_nonnegative(&o.marks[panel_of(o, t)], depth);
                 if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
             }
             __syncthreads();

@@ -57,7 +57,7 @@ __device__ inline float column_depth(const pack_args &o, const pack_tile &t, con
         const int line = runs_across(o) ? threadIdx.x : row,
                   i = view.shift(line) + (runs_across(o) ? row : threadIdx.x);
         const float x = from.lines[line][from.place_of(line, i / 4) + i % 4];
-        if (!all.add(x, from.exponents[row])) raise(&o.row_overflows[at + row], fabsf(x));
+        if (!all.add(x, from.exponents[row])) atomic_max_nonnegative(&o.row_overflows[at + row], fabsf(x));
     }
     return all.carried() ? 1 : INFINITY;
 }

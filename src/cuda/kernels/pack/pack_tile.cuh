@@ -35,7 +35,7 @@ struct pack_tile {
 };
 
 __device__ inline int tiles_in(const pack_args &o, int tile_rows, bool with_k_blocks) {
-    return o.batch * divide_up(o.rows, tile_rows) * (with_k_blocks ? o.k_blocks : 1);
+    return o.batch * ceil_div(o.rows, tile_rows) * (with_k_blocks ? o.k_blocks : 1);
 }
 
 /* Number `index` of both operands' tiles, operand 0's first, in the order of memory. False past the last. */
@@ -45,7 +45,7 @@ __device__ inline bool tile_at(const pack_pair_args &pair, int index, int tile_r
     if (t->operand) index -= in_first;
     const pack_args &o = pair.operand[t->operand];
     if (index >= tiles_in(o, tile_rows, with_k_blocks)) return false;
-    const int down = divide_up(o.rows, tile_rows), along = with_k_blocks ? o.k_blocks : 1;
+    const int down = ceil_div(o.rows, tile_rows), along = with_k_blocks ? o.k_blocks : 1;
     const int inner = runs_across(o) ? down : along;
     t->batch = index / (down * along);
     const int within = index - t->batch * down * along, quotient = within / inner,
@@ -83,9 +83,9 @@ __device__ inline bool overflows(float x, int e) {
     return !(fabsf(x * power_of_two(e)) < HALF_OVERFLOW) || (e == ALL_ZERO && x != 0);
 }
 
-/* Raises a number that is not negative, and returns what it was: as integers such floats have the same order. */
-__device__ inline float raise(float *number, float to) {
-    return __int_as_float(atomicMax((int *)number, __float_as_int(to)));
+/* Neither number may be negative: as integers such floats have the same order. Returns what the first was. */
+__device__ inline float atomic_max_nonnegative(float *number, float other) {
+    return __int_as_float(atomicMax((int *)number, __float_as_int(other)));
 }
 
 /* ---- Copying a tile to shared memory ----------------------------------------------------------------------------- */
@@ -113,11 +113,11 @@ struct tile_view {
 
     __device__ tile_view(const pack_args &o, const pack_tile &t) {
         first = o.data + t.batch * o.batch_stride + t.row0 * o.row_stride + (int64_t)t.kb * SPLIT_K * o.k_stride;
-        const int rows = min(PACK_ROWS, o.rows - t.row0), depth = min(SPLIT_K, o.k - t.kb * SPLIT_K);
+        const int rows = min(PACK_ROWS, o.rows - t.row0), terms = min(SPLIT_K, o.k - t.kb * SPLIT_K);
         line_stride = runs_across(o) ? o.k_stride : o.row_stride;
         step = runs_across(o) ? 1 : o.k_stride;
-        lines = runs_across(o) ? depth : rows;
-        length = runs_across(o) ? rows : depth;
+        lines = runs_across(o) ? terms : rows;
+        length = runs_across(o) ? rows : terms;
     }
 
     __device__ bool aligned() const { return step != 1 || (line_stride % 4 == 0 && (uintptr_t)first % 16 == 0); }

@@ -1,7 +1,7 @@
 /* split.cuh: what the kernels that multiply split operands (split_*.cu) share, whatever instruction multiplies: the
  * order of the tiles, where their rows lie in the panels (args.h), and the epilogue that turns sums into C.
  *
- * Regions: powers (pack.cu needs it, too), tiles, epilogue.
+ * Regions: powers, tiles (pack.cu needs both, too), epilogue.
  */
 #ifndef TESSERA_CUDA_SPLIT_CUH
 #define TESSERA_CUDA_SPLIT_CUH
@@ -12,7 +12,7 @@
 // region: powers
 constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 
-__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+__device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
 // endregion: powers
@@ -20,8 +20,8 @@ __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(
 // region: tiles
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-constexpr int GROUP_ROWS =
-    8; /* tile rows walked together, so that tiles computed at the same time share panels in L2 */
+/* Tile rows walked together, so that tiles computed at the same time share panels in L2. */
+constexpr int GROUP_ROWS = 8;
 
 /* A tile of C, and the blocks of k that one thread block sums for it at a time. */
 struct work {
@@ -48,6 +48,11 @@ template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, i
     return w;
 }
 
+/* The rows that a panel has room for (args.h); zero or less past the last panel. */
+__device__ inline int stored_rows(int rows, int panel) {
+    return min(PANEL_ROWS, ceil_div(rows - panel * PANEL_ROWS, PANEL_ROW_STEP) * PANEL_ROW_STEP);
+}
+
 /* The rows of one panel that a tile needs, in one block of k: `bytes` contiguous bytes of each component. */
 struct panel_rows {
     const uint8_t *from;
@@ -58,7 +63,7 @@ template <int ROWS, int COMPONENTS>
 __device__ panel_rows panel_rows_at(const split_operand &o, int rows, int k_blocks, int batch, int row, int kb) {
     static_assert(PANEL_ROWS % ROWS == 0, "they lie within a panel");
     const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS;
-    const int stored = min(PANEL_ROWS, divide_up(rows - panel * PANEL_ROWS, 8) * 8);
+    const int stored = stored_rows(rows, panel);
     const uint32_t component_stride = max(stored, 0) * SPLIT_ROW_BYTES;
     return {o.panels + batch * o.panels_batch_stride +
                 (int64_t)panel * k_blocks * COMPONENTS * PANEL_ROWS * SPLIT_ROW_BYTES +
@@ -118,14 +123,12 @@ __device__ inline float least_sum(const split_args &g, const split_operand &o, i
 /* Sets the recompute flag of a check block if any lane of the warp asks for it, and tells all lanes. */
 __device__ inline bool flag_check_block(const split_args &g, int batch, int row0, int col0, bool recompute) {
     recompute = __any_sync(0xffffffffu, recompute);
-    const int64_t block = (int64_t)(row0 / CHECK_ROWS) * divide_up(g.n, CHECK_COLS) + col0 / CHECK_COLS;
+    const int64_t block = (int64_t)(row0 / CHECK_ROWS) * ceil_div(g.n, CHECK_COLS) + col0 / CHECK_COLS;
     if (threadIdx.x % 32 == 0) g.recompute[batch * g.recompute_batch_stride + block] = recompute;
     return recompute;
 }
 
-/* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. Rows are
- * 40 floats apart, so that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
-constexpr int OUT_STRIDE = 40;
+/* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. */
 typedef float out_buffer[CHECK_ROWS][OUT_STRIDE];
 
 /* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a check

@@ -105,10 +105,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     const int rank = cluster_rank(), warp = warp_number();
     quarter_copier copier(g, rank, warp);
     for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
-    const auto release = [&](int stage) { /* both blocks copy into it; then this warp refills its quarter */
-                                          const int lane = threadIdx.x % 32;
-                                          if (lane < CLUSTER) barrier_arrive_in(&s.empty[stage], lane);
-                                          copier.copy_next(g, s);
+    /* Both blocks copy into the stage, so both are told; then this warp refills its quarter. */
+    const auto release = [&](int stage) {
+        const int lane = threadIdx.x % 32;
+        if (lane < CLUSTER) barrier_arrive_in(&s.empty[stage], lane);
+        copier.copy_next(g, s);
     };
 
     ring<STAGES> at;

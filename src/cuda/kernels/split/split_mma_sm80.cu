@@ -6,11 +6,11 @@
  *
  * Arithmetic of the three products, as in split_wgmma.cuh: with A = hi_a + lo_a 2^-11 and B likewise (scaled),
  *
- *     d  = hi_a*hi_b                  a fresh sum for each stage of k: the tensor cores truncate as they accumulate
- *     v += d                          by ordinary float32 additions
- *     q += hi_a*lo_b + lo_a*hi_b      one sum for all of k: 2^11 smaller, so its truncation does not matter
+ *     hi_hi = hi_a*hi_b               a fresh sum for each stage of k: the tensor cores truncate as they accumulate
+ *     main += hi_hi                   by ordinary float32 additions
+ *     corr += hi_a*lo_b + lo_a*hi_b   one sum for all of k: 2^11 smaller, so its truncation does not matter
  *
- * and C = (v + q 2^-11) * 2^-(e_a + e_b). tf32 sums hi_a*hi_b over all of k.
+ * and C = (main + corr 2^-11) * 2^-(e_a + e_b). tf32 sums hi_a*hi_b over all of k.
  *
  * Tile map. Eight warps, two down and four across, compute 64 x 32 (fp32) or 64 x 64 (tf32) each, in fragments of 16
  * x 8. Thread blocks are persistent: each takes every gridDim-th tile.
@@ -151,7 +151,7 @@ template <typename STAGE> struct fragment_reader {
 /* A warp's part of a tile, WARP_M rows from row0 and 8 N columns from col0, which lie in one panel of A and one of B.
  */
 template <int N>
-__device__ void store(const split_args &g, const work &w, int row0, int col0, float (&v)[FRAGMENTS_M][N][4],
+__device__ void store(const split_args &g, const work &w, int row0, int col0, float (&sums)[FRAGMENTS_M][N][4],
                       out_buffer &out) {
     constexpr int ACROSS = CHECK_COLS / FRAGMENT_N; /* fragments of a block */
     if (row0 >= g.m || col0 >= g.n) return;
@@ -171,9 +171,9 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, fl
 #pragma unroll
             for (int j = 0; j < N; j += ACROSS)
                 if (i + j / ACROSS * FRAGMENTS_M == block) {
-                    float(&sums)[ACROSS * 4] = *(float(*)[ACROSS * 4]) & v[i][j][0];
-                    scale_rows(sums, exponent_a);
-                    put_sums(sums, out);
+                    float(&of_block)[ACROSS * 4] = *(float(*)[ACROSS * 4]) & sums[i][j][0];
+                    scale_rows(of_block, exponent_a);
+                    put_sums(of_block, out);
                 }
         __syncwarp();
         if (action == CHECK_SUMS && g.slices == 1 && must_recompute(g, w.batch, row, col, exponent_a, out)) continue;
@@ -208,6 +208,19 @@ template <typename STAGE> struct stage_ring {
     }
 };
 
+/* Finds a block's first two tiles and copies the first AHEAD stages; returns when one has landed. */
+template <class TILE, class SOURCE, class STAGE>
+__device__ void start_copies(const split_args &g, TILE (&tiles)[2], SOURCE &source, const stage_ring<STAGE> &ring) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
+    __syncthreads();
+    source.begin(tiles[0]);
+    for (int t = 0; t < AHEAD; t++) source.copy_next(ring.first + t * sizeof(STAGE));
+    cp_async_wait<AHEAD - 1>();
+    __syncthreads();
+}
+
 } // namespace
 
 /* ---- fp32 -------------------------------------------------------------------------------------------------------- */
@@ -226,16 +239,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
     const int warp = threadIdx.x / 32, row = warp % WARPS_M * WARP_M, col = warp / WARPS_M * WARP_N;
     const fragment_reader<STAGE> read(row, col);
     stage_ring<STAGE> ring;
-    __shared__ TILE tiles[2]; /* the current one and the next, alternating */
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
-    __syncthreads();
+    __shared__ TILE tiles[2];              /* the current one and the next, alternating */
     tile_source<TILE_M, TILE_N, 2> source; /* AHEAD stages ahead of the products */
-    source.begin(tiles[0]);
-    for (int t = 0; t < AHEAD; t++) source.copy_next(ring.first + t * sizeof(STAGE));
-    cp_async_wait<AHEAD - 1>();
-    __syncthreads();
+    start_copies(g, tiles, source, ring);
 
     uint32_t a_hi[STEPS][4], a_lo[STEPS][4], b_hi[STEPS][N][2], b_lo[STEPS][N][2]; /* of one i; of the whole stage */
 #pragma unroll
@@ -247,22 +253,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
     }
     for (int index = blockIdx.x, turn = 0; index < work_count(g); index += gridDim.x, turn ^= 1) {
         const int stages = tiles[turn].stages();
-        float q[FRAGMENTS_M][N][4] = {}, v[FRAGMENTS_M][N][4] = {};
+        float corr[FRAGMENTS_M][N][4] = {}, main[FRAGMENTS_M][N][4] = {};
 #pragma unroll 1
         for (int t = 0; t < stages; t++) {
             if (t + AHEAD == stages) source.begin(tiles[turn ^ 1]);
             source.copy_next(ring.free);
 #pragma unroll
             for (int i = 0; i < FRAGMENTS_M; i++) {
-                float d[N][4];
+                float hi_hi[N][4];
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma_16x8x16(q[i][j], a_hi[step], b_lo[step][j]);
+                    for (int j = 0; j < N; j++) mma_16x8x16(corr[i][j], a_hi[step], b_lo[step][j]);
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma_16x8x16(d[j], a_hi[step], b_hi[step][j], step > 0);
+                    for (int j = 0; j < N; j++) mma_16x8x16(hi_hi[j], a_hi[step], b_hi[step][j], step > 0);
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma_16x8x16(q[i][j], a_lo[step], b_hi[step][j]);
+                    for (int j = 0; j < N; j++) mma_16x8x16(corr[i][j], a_lo[step], b_hi[step][j]);
                     if (i + 1 < FRAGMENTS_M) {
                         read.load_a(a_hi[step], ring.now, 0, step, i + 1);
                         read.load_a(a_lo[step], ring.now, 1, step, i + 1);
@@ -277,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
 #pragma unroll
                 for (int j = 0; j < N; j++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) v[i][j][e] += d[j][e];
+                    for (int e = 0; e < 4; e++) main[i][j][e] += hi_hi[j][e];
             }
         }
 #pragma unroll
@@ -285,11 +291,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_fp32_mma_sm80(con
 #pragma unroll
             for (int j = 0; j < N; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) v[i][j][e] = fmaf(q[i][j][e], LO_SCALE, v[i][j][e]);
+                for (int e = 0; e < 4; e++) main[i][j][e] = fmaf(corr[i][j][e], LO_SCALE, main[i][j][e]);
         const work w = tiles[turn].at;
         __syncthreads(); /* all have read their tile: its place is free for the tile after next */
         if (threadIdx.x == 0) tiles[turn].find(g, index + 2 * gridDim.x);
-        store(g, w, w.m0 + row, w.n0 + col, v, ring.free_as_out(warp));
+        store(g, w, w.m0 + row, w.n0 + col, main, ring.free_as_out(warp));
         __syncthreads(); /* the stage is free again */
     }
 }
@@ -311,15 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(con
     const fragment_reader<STAGE> read(row, col);
     stage_ring<STAGE> ring;
     __shared__ TILE tiles[2];
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    if (threadIdx.x < 2) tiles[threadIdx.x].find(g, blockIdx.x + threadIdx.x * gridDim.x);
-    __syncthreads();
     tile_source<TILE_M, TILE_N, 1> source;
-    source.begin(tiles[0]);
-    for (int t = 0; t < AHEAD; t++) source.copy_next(ring.first + t * sizeof(STAGE));
-    cp_async_wait<AHEAD - 1>();
-    __syncthreads();
+    start_copies(g, tiles, source, ring);
 
     uint32_t a[2][FRAGMENTS_M][4], b[2][N][2]; /* of this step and the next */
 #pragma unroll
@@ -327,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(con
     read.load_b(b[0], ring.now, 0, 0);
     for (int index = blockIdx.x, turn = 0; index < work_count(g); index += gridDim.x, turn ^= 1) {
         const int stages = tiles[turn].stages();
-        float v[FRAGMENTS_M][N][4] = {};
+        float sums[FRAGMENTS_M][N][4] = {};
 #pragma unroll 1
         for (int t = 0; t < stages; t++) {
             if (t + AHEAD == stages) source.begin(tiles[turn ^ 1]);
@@ -342,13 +341,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) split_tf32_mma_sm80(con
 #pragma unroll
                 for (int i = 0; i < FRAGMENTS_M; i++)
 #pragma unroll
-                    for (int j = 0; j < N; j++) mma_16x8x16(v[i][j], a[step][i], b[step][j]);
+                    for (int j = 0; j < N; j++) mma_16x8x16(sums[i][j], a[step][i], b[step][j]);
             }
         }
         const work w = tiles[turn].at;
         __syncthreads();
         if (threadIdx.x == 0) tiles[turn].find(g, index + 2 * gridDim.x);
-        store(g, w, w.m0 + row, w.n0 + col, v, ring.free_as_out(warp));
+        store(g, w, w.m0 + row, w.n0 + col, sums, ring.free_as_out(warp));
         __syncthreads();
     }
 }

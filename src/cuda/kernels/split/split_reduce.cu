@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
     wait_for_previous_kernel();
     allow_next_kernel();
     const int batch = blockIdx.y, lane = threadIdx.x % 32;
-    const uint32_t blocks_n = divide_up(g.n, CHECK_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const uint32_t blocks_n = ceil_div(g.n, CHECK_COLS), block = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int row0 = block / blocks_n * CHECK_ROWS, col0 = block % blocks_n * CHECK_COLS;
     if (row0 >= g.m) return;
     const action action = action_for(g, mark_of(g.a, batch, row0), mark_of(g.b, batch, col0));

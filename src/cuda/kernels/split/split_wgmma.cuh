@@ -185,7 +185,8 @@ struct stage_products {
 };
 
 /* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
- * when this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
+ * when this warp has read it. FENCE: release() does enough other work that a wgmma_fence is needed before the next
+ * products. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
 __device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
                                 int kb_begin, int kb_end, RELEASE release) {
