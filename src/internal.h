@@ -31,7 +31,7 @@ struct tsr_context {
     char kernel_name[64];
     struct cuda_context *cuda;           /* NULL on the CPU */
     const struct cpu_kernel *cpu_kernel; /* NULL on CUDA */
-    enum { CPU_AMX_NEVER, CPU_AMX_WHERE_QUICKER, CPU_AMX_ALWAYS } cpu_amx;
+    enum { CPU_AMX_NEVER, CPU_AMX_WHERE_FASTER, CPU_AMX_ALWAYS } cpu_amx;
     struct offload *offload; /* what products in host memory keep on the GPU; NULL before the first */
     pthread_mutex_t offload_lock;
     atomic_uint_fast64_t products, split_products, marked_panels, fallback_tiles;

@@ -1,7 +1,7 @@
 /* plan.c: sends a problem to the engine its context names, and says what was decided. */
 #include "plan.h"
 
-#include "cpu/rounding.h"
+#include "rounding.h"
 
 static bool on_cuda(const tsr_plan *plan) { return plan->context->options.device == TSR_DEVICE_CUDA; }
 

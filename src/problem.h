@@ -24,6 +24,9 @@ static inline bool is_zero(float x) {
     return bits << 1 == 0;
 }
 
+/* A short product, in multiply-adds: over before a sleeping thread would wake. */
+enum { SHORT_PRODUCT = 3000000 };
+
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
 /* C = alpha*A*B + beta*S. k = 0 stands for every product without terms (alpha = 0 too): C = beta*S, A and B unread.

@@ -119,10 +119,10 @@ static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
     spend((double)t->n * (double)t->k);
 }
 
-void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                     int64_t depth_stride, int width) {
-    (void)panels, (void)source, (void)lane_stride, (void)depth_stride, (void)width;
-    spend(time_to_pack * (double)lanes * (double)depth);
+void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
+                     int64_t term_stride, int width) {
+    (void)panels, (void)source, (void)lane_stride, (void)term_stride, (void)width;
+    spend(time_to_pack * (double)lanes * (double)terms);
 }
 
 static const struct cpu_kernel kernel = {.name = "counting",
@@ -144,7 +144,7 @@ tsr_status tsr_fail(tsr_status status, const char *format, ...) {
 void tsr_text_add(tsr_text *text, const char *format, ...) { (void)text, (void)format; }
 
 #ifdef CPU_HAS_AMX
-bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
+bool amx_is_faster(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
     (void)context, (void)m, (void)n, (void)k;
     return false;
 }

@@ -1,15 +1,15 @@
 /* split_model.c: the split arithmetic of the CUDA engine in plain C, so that its numerics are tested without a GPU.
  *
  * What pack.cu and the split kernels do to a row of A and a column of B: scales from a sample or from the largest
- * element, fp16 pieces, sums in tensor cores that align and truncate, promotion into float32, the correction sum,
- * scaling back. docs/internals/numerics.md derives what must hold; here it is checked, over all significands where that is
- * possible, and on the families of the contract elsewhere, against sums in long double:
+ * element, fp16 components, sums in tensor cores that align and truncate, promotion into float32, the correction sum,
+ * scaling back. docs/internals/numerics.md derives what must hold; here it is checked, over all significands where that
+ * is possible, and on the families of the contract elsewhere, against sums in long double:
  *
  *   representation   x*2^e = hi + lo*2^-11 + r, and how large lo and r may be
  *   bound            |C - AB| <= (K+2) 2^-24 (|A||B|) wherever the depths, or the size of the sum, allow the split
  *   depths           without these rules the bound would be broken; uniform and normal data never need them
  *   promotion        the error is float32's with it, and far larger without
- *   tf32             the hi pieces alone are no worse than TF32, on graded data too
+ *   tf32             the hi components alone are no worse than TF32, on graded data too
  *
  * Operands are rows of length k: B is seen transposed, as in the panels. Names as in numerics.md: u = 2^-24.
  */
@@ -160,8 +160,9 @@ static void split_element(float x, int e, half *hi, half *lo) {
 /* The largest product of the depths of two panels with which k terms keep the bound. */
 static float depth_limit(int k) { return ((float)k - (float)k / 32 - 76) / (16.1f + (float)k / 800); }
 
-/* How large a sum, before it is scaled back, must be for each deep element behind it where the depths are beyond that. */
-static float least_per_deep(int k) {
+/* How large a sum, before it is scaled back, must be for each tiny element behind it where the depths are beyond
+ * that. */
+static float least_per_tiny(int k) {
     const float lost = 94 + (float)k / 24, left = (float)k + 2 - lost;
     return left > 0 ? 5 * lost / left : INFINITY;
 }
@@ -171,7 +172,7 @@ static size_t padded(int k) { return (size_t)((k + SPLIT_K - 1) / SPLIT_K * SPLI
 typedef struct split_row {
     int exponent;
     float depth;
-    int deep;     /* elements with a depth above 1, counted each time the row is split */
+    int tiny;     /* elements with a depth above 1, counted each time the row is split */
     bool suspect; /* scaled by its largest element, which the sample's scale had no room for */
     half *hi, *lo;
 } split_row;
@@ -182,21 +183,21 @@ static float row_depth(const float *x, int k, int e) {
     return depth;
 }
 
-static int deep_in_row(const float *x, int k, int e) {
-    int deep = 0;
-    for (int i = 0; i < k; i++) deep += depth_of(x[i], e) > 1 && depth_of(x[i], e) < INFINITY;
-    return deep;
+static int tiny_in_row(const float *x, int k, int e) {
+    int tiny = 0;
+    for (int i = 0; i < k; i++) tiny += depth_of(x[i], e) > 1 && depth_of(x[i], e) < INFINITY;
+    return tiny;
 }
 
 static split_row split_row_of(const float *x, int k) {
     split_row row = {.exponent = exponent_by_sample(x, k)};
     row.depth = row_depth(x, k, row.exponent);
-    row.deep = deep_in_row(x, k, row.exponent);
+    row.tiny = tiny_in_row(x, k, row.exponent);
     if (isinf(row.depth)) {
         row.suspect = true;
         row.exponent = exponent_by_overflow(x, k, row.exponent);
         row.depth = row_depth(x, k, row.exponent);
-        row.deep += deep_in_row(x, k, row.exponent);
+        row.tiny += tiny_in_row(x, k, row.exponent);
     }
     if (isinf(row.depth)) return row;
     row.hi = zeroed(padded(k) * sizeof(half));
@@ -261,7 +262,8 @@ static float add_part(const adder *chip, float sum, const half *a, const half *b
 
 enum { NEVER = INT_MAX };
 
-/* Before it is scaled back. promote_every: SPLIT_SUM_K of k, so many times, whose hi*hi sum stays in the tensor cores. */
+/* Before it is scaled back. promote_every: SPLIT_SUM_K of k, so many times, whose hi*hi sum stays in the tensor
+ * cores. */
 static float split_sum(const adder *chip, const split_row *a, const split_row *b, int k, int promote_every) {
     float main_sum = 0, part_sum = 0, correction = 0;
     const int parts = (int)(padded(k) / SPLIT_SUM_K);
@@ -320,7 +322,7 @@ static void test_rounding(void) {
 }
 
 /* All significands with exponent t: |lo| 2^-11 <= 2^-11 max(|x|, 2^-14) and |r| <= max(2^-23 |x|, 2^-36); where no
- * piece is subnormal, r = 0 for three quarters of them. */
+ * component is subnormal, r = 0 for three quarters of them. */
 static void test_representation(void) {
     static const int exponents[] = {-20, -14, -13, 0, 15};
     for (size_t i = 0; i < sizeof exponents / sizeof *exponents; i++) {
@@ -335,7 +337,7 @@ static void test_representation(void) {
             outside += fabs(low) > 0x1p-11 * fmax(x, 0x1p-14) || fabs(rest) > fmax(0x1p-23 * x, 0x1p-36);
             exact_ones += rest == 0;
         }
-        check(!outside, "%d elements of exponent %d are further from their pieces than the bound", outside, t);
+        check(!outside, "%d elements of exponent %d are further from their components than the bound", outside, t);
         if (t == 0) check(exact_ones == 3 << 21, "%d of 2^23 significands are exact, not three quarters", exact_ones);
     }
 }
@@ -355,10 +357,10 @@ static void test_depths(void) {
         check(fabs(low) <= 0x1p-11 * most && fabs(rest) <= 0x1p-22 * most,
               "%a scaled by 2^%d has depth %g and loses more than that allows", x, e, depth);
     }
-    static const float misfits[] = {INFINITY, -INFINITY, NAN, 0x1p127f, 0x1p-149f, 0x1p-120f};
-    for (size_t i = 0; i < sizeof misfits / sizeof *misfits; i++)
+    static const float do_not_fit[] = {INFINITY, -INFINITY, NAN, 0x1p127f, 0x1p-149f, 0x1p-120f};
+    for (size_t i = 0; i < sizeof do_not_fit / sizeof *do_not_fit; i++)
         for (int e = -EXPONENT_LIMIT; e <= 20; e++)
-            check(depth_of(misfits[i], e) > depth_limit(INT_MAX), "%a fits, scaled by 2^%d", misfits[i], e);
+            check(depth_of(do_not_fit[i], e) > depth_limit(INT_MAX), "%a fits, scaled by 2^%d", do_not_fit[i], e);
     check(depth_of(0, 5) == 1 && depth_of(-0.0f, -62) == 1, "a zero has a depth");
 }
 
@@ -456,8 +458,8 @@ static void zeros_sampled(operands *o) {
     for (int row = 0; row < ROWS; row += 2) *element_a(o, row, 40) *= 0x1p-60f;
 }
 
-/* Rows of zeros beside columns with deep elements. */
-static void zeros_meet_deep(operands *o) {
+/* Rows of zeros beside columns with tiny elements. */
+static void zeros_meet_tiny(operands *o) {
     uneven_parts(o);
     for (int i = 0; i < ROWS * o->k; i++) o->b[i] = i / o->k % 2 ? 0 : o->b[i];
 }
@@ -483,7 +485,7 @@ static void swallowed(operands *o) {
 
 /* Elements of A far below what sets their row's scale meet ordinary ones of B, and nothing else counts: the one large
  * element meets a zero. */
-static void deep_meets_ordinary(operands *o) {
+static void tiny_meets_ordinary(operands *o) {
     fill(o, random_signed);
     for (int row = 0; row < ROWS; row++) {
         const int depth = random_between(0, 30);
@@ -494,8 +496,8 @@ static void deep_meets_ordinary(operands *o) {
 }
 
 /* The same, with the large element meeting a small one: how small decides which sums are still good. */
-static void deep_beside_ordinary(operands *o) {
-    deep_meets_ordinary(o);
+static void tiny_beside_ordinary(operands *o) {
+    tiny_meets_ordinary(o);
     for (int row = 0; row < ROWS; row++) *element_b(o, row, 0) = power_of_two(random_between(-40, 0));
 }
 
@@ -538,13 +540,13 @@ static const family families[] = {
     {"outliers not sampled", unsampled_outliers, ALL_SPLIT},
     {"rows of zeros", zero_rows, ALL_SPLIT},
     {"zeros in the sample", zeros_sampled, ALL_SPLIT},
-    {"zeros meet deep", zeros_meet_deep, ALL_SPLIT_FROM_128},
+    {"zeros meet tiny", zeros_meet_tiny, ALL_SPLIT_FROM_128},
     {"subnormals", subnormals, AS_IT_COMES},
     {"Inf, NaN, largest", special_values, NONE_SPLIT},
     {"swallowed terms", swallowed, ALL_SPLIT},
     {"small meets small", small_meets_small, ALL_SPLIT},
-    {"deep meets ordinary", deep_meets_ordinary, AS_IT_COMES},
-    {"deep beside ordinary", deep_beside_ordinary, AS_IT_COMES},
+    {"tiny meets ordinary", tiny_meets_ordinary, AS_IT_COMES},
+    {"tiny beside ordinary", tiny_beside_ordinary, AS_IT_COMES},
     {"uneven parts", uneven_parts, ALL_SPLIT_FROM_128},
 };
 
@@ -586,7 +588,7 @@ typedef struct outcome {
 } outcome;
 
 /* Every element of C that is left to the split kernels: by the depths, `limit` being what they may multiply to, or
- * because the sum is no less than least_for_each for each deep element. */
+ * because the sum is no less than least_for_each for each tiny element. */
 static outcome multiply(const adder *chip, operands *o, float limit, float least_for_each) {
     outcome r = {0, 0, 0};
     split_operands s = split_both(o);
@@ -595,9 +597,9 @@ static outcome multiply(const adder *chip, operands *o, float limit, float least
         for (int j = 0; j < ROWS; j++) {
             if (!s.a[i].hi || !s.b[j].hi) continue;
             const float sum = split_sum(chip, &s.a[i], &s.b[j], o->k, 1), c = scaled_back(sum, &s.a[i], &s.b[j]);
-            const bool deep = s.a[i].depth * s.b[j].depth > limit;
+            const bool beyond = s.a[i].depth * s.b[j].depth > limit;
             const bool zero = s.a[i].exponent == ALL_ZERO || s.b[j].exponent == ALL_ZERO;
-            if (deep && !zero && !(fabsf(sum) >= least_for_each * (float)(s.a[i].deep + s.b[j].deep))) continue;
+            if (beyond && !zero && !(fabsf(sum) >= least_for_each * (float)(s.a[i].tiny + s.b[j].tiny))) continue;
             r.split++;
             const exact e = exact_product(element_a(o, i, 0), element_b(o, j, 0), o->k);
             const double error = (double)fabsl((long double)c - e.sum), bound = (o->k + 2) * U * (double)e.magnitude;
@@ -617,7 +619,7 @@ static void test_families(void) {
         for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
             operands o = operands_of(ks[i], families[f].fill);
             for (int which = 0; which < 2; which++) {
-                const outcome r = multiply(adders[which], &o, depth_limit(o.k), least_per_deep(o.k));
+                const outcome r = multiply(adders[which], &o, depth_limit(o.k), least_per_tiny(o.k));
                 check(r.worst <= 1, "%s, k = %d, %s: an element is off by %g times the bound", families[f].name, o.k,
                       adders[which]->name, r.worst);
                 const bool all = families[f].expected == ALL_SPLIT ||
@@ -647,9 +649,9 @@ static void test_limit(void) {
         const outcome r = multiply(&HOPPER, &o, INFINITY, 0);
         check(r.worst > 1, "k = %d: the bound holds far beyond the depths allowed (worst %g)", k, r.worst);
         operands_free(&o);
-        o = operands_of(k, deep_meets_ordinary);
-        const outcome deep = multiply(&HOPPER, &o, depth_limit(k), 0);
-        check(deep.worst > 1, "k = %d: the bound holds whatever the sums are (worst %g)", k, deep.worst);
+        o = operands_of(k, tiny_meets_ordinary);
+        const outcome tiny = multiply(&HOPPER, &o, depth_limit(k), 0);
+        check(tiny.worst > 1, "k = %d: the bound holds whatever the sums are (worst %g)", k, tiny.worst);
         operands_free(&o);
     }
 }
@@ -665,7 +667,7 @@ static void test_ordinary_data(void) {
             for (int j = 0; j < PANEL_K; j++) row[j] = kinds[kind]();
             deepest = fmaxf(deepest, row_depth(row, PANEL_K, exponent_by_sample(row, PANEL_K)));
         }
-        check(deepest <= depth_limit(PANEL_K) / 4, "%s data are deep: depth %g", kind ? "normal" : "uniform", deepest);
+        check(deepest <= depth_limit(PANEL_K) / 4, "%s data are tiny: depth %g", kind ? "normal" : "uniform", deepest);
     }
 }
 
@@ -705,8 +707,8 @@ enum { UNIT_ROWS = 64, TF32_K = 256 };
 
 typedef float unit_rows[UNIT_ROWS][TF32_K];
 
-/* Whether the hi pieces carry these rows: each element fits, and at each k what lost bits below the least normal half,
- * at most 2^-25 (scaled) each, is nothing beside the largest element: sqrt(UNIT_ROWS) 2^-25 <= 2^-11 of it. */
+/* Whether the hi components carry these rows: each element fits, and at each k what lost bits below the least normal
+ * half, at most 2^-25 (scaled) each, is nothing beside the largest element: sqrt(UNIT_ROWS) 2^-25 <= 2^-11 of it. */
 static bool hi_carries(unit_rows x, const int *exponents) {
     for (int k = 0; k < TF32_K; k++) {
         float largest = 0, coarsest = 0; /* coarsest: the largest 2^-e among rows whose element lost bits */

@@ -12,14 +12,11 @@
 #include <time.h>
 
 #include "blas.h"
-#include "cpu/rounding.h"
 #include "no_memory.h"
 #include "problem.h"
+#include "rounding.h"
 #include "runtime.h"
 #include "verbose.h"
-
-/* Products of fewer multiply-adds are over before a sleeping thread would wake, so that OpenMP need not be asked. */
-static const double short_work = 3e6;
 
 /* A GPU takes some tenths of a second to start. Programs whose products all have fewer multiply-adds and additions than
  * this never start it. */
@@ -77,7 +74,7 @@ static double seconds_in(tsr_context *context, const product *x) {
     return tsr_gemm_host_seconds(context, x->batch, &x->left, &x->right, x->beta, &x->c);
 }
 
-/* The context on the GPU where that is asked for, or quicker than the CPU, copies included; else NULL. */
+/* The context on the GPU where that is asked for, or faster than the CPU, copies included; else NULL. */
 static tsr_context *gpu_for(const blas_runtime *r, const product *x) {
     if (!blas_gpu_is_usable() || x->packed || !x->reads_operands) return NULL;
     if (r->settings.device == BLAS_CUDA) return blas_gpu_context(&r->settings);
@@ -89,21 +86,21 @@ static tsr_context *gpu_for(const blas_runtime *r, const product *x) {
 }
 
 /* False where the GPU could not begin. */
-static bool multiply_on_gpu(tsr_context *gpu, const blas_settings *settings, const product *x, blas_course *course) {
+static bool multiply_on_gpu(tsr_context *gpu, const blas_settings *settings, const product *x, blas_outcome *outcome) {
     double share = 0;
     const tsr_status status = tsr_gemm_host(gpu, x->batch, x->alpha, &x->left, &x->right, x->beta, &x->c, &share);
-    if (!status && share > 0) snprintf(course->device, sizeof course->device, "cuda:%d", settings->gpu);
+    if (!status && share > 0) snprintf(outcome->device, sizeof outcome->device, "cuda:%d", settings->gpu);
     if (!status && share == 1) return true;
-    snprintf(course->failure, sizeof course->failure, "%.*s", (int)sizeof course->failure - 1, tsr_last_error());
+    snprintf(outcome->failure, sizeof outcome->failure, "%.*s", (int)sizeof outcome->failure - 1, tsr_last_error());
     if (status == TSR_INVALID_ARGUMENT) return false;
     /* What has failed once is not asked again: a lost GPU stays lost, and one without memory would be asked each
      * time. */
     if (blas_gpu_give_up() && settings->device == BLAS_CUDA)
-        fprintf(stderr, "libtessera_blas: the GPU has failed, the CPU goes on: %s\n", course->failure);
+        fprintf(stderr, "libtessera_blas: the GPU has failed, the CPU goes on: %s\n", outcome->failure);
     return !status;
 }
 
-/* ---- When it does not go well ------------------------------------------------------------------------------------ */
+/* ---- Fallbacks --------------------------------------------------------------------------------------------------- */
 
 static void multiply_without_memory(const product *x) {
     blas_multiply_without_memory(x->batch, x->alpha, &x->left, &x->right, x->beta, &x->c);
@@ -160,12 +157,13 @@ static void multiply_anyway(tsr_context *context, const product *x, tsr_status s
 
 /* ---- A product --------------------------------------------------------------------------------------------------- */
 
-static void multiply(const blas_runtime *r, const product *x, blas_course *course) {
+static void multiply(const blas_runtime *r, const product *x, blas_outcome *outcome) {
     tsr_context *gpu = gpu_for(r, x);
-    if (gpu && multiply_on_gpu(gpu, &r->settings, x, course)) return;
-    const bool nested = !x->packed && multiply_adds(x) >= short_work && blas_is_in_parallel_region();
+    if (gpu && multiply_on_gpu(gpu, &r->settings, x, outcome)) return;
+    /* A short product is the caller's alone, whatever OpenMP says: it need not be asked. */
+    const bool nested = !x->packed && multiply_adds(x) >= SHORT_PRODUCT && blas_is_in_parallel_region();
     tsr_context *cpu = nested ? r->one_thread : r->cpu;
-    course->threads = tsr_context_threads(cpu);
+    outcome->threads = tsr_context_threads(cpu);
     const tsr_status status = multiply_in(cpu, x);
     if (status) multiply_anyway(cpu, x, status);
 }
@@ -180,14 +178,14 @@ void blas_multiply(const blas_product *p) {
     if (!p->m || !p->n || !p->batch) return;
     const blas_runtime *r = blas_runtime_get();
     const product x = product_of(p);
-    blas_course course = {"cpu", 0, ""};
+    blas_outcome outcome = {"cpu", 0, ""};
     if (!r) {
         multiply_anyway(NULL, &x, TSR_OUT_OF_MEMORY);
         return;
     }
     const uint64_t mode = cpu_rounding_begin(); /* for the choice of a device, and seconds in doubles */
     const double begun = r->settings.verbose ? now() : 0;
-    multiply(r, &x, &course);
-    if (r->settings.verbose) blas_verbose_print(p, &course, r->settings.precision, now() - begun);
+    multiply(r, &x, &outcome);
+    if (r->settings.verbose) blas_verbose_print(p, &outcome, r->settings.precision, now() - begun);
     cpu_rounding_end(mode);
 }

@@ -6,11 +6,11 @@
 
 #include <string.h>
 
-#include "cpu/rounding.h"
 #include "problem.h"
+#include "rounding.h"
 
 /* Of C, and of k at a time: about 7 KiB of stack. */
-enum { ROWS = 8, COLUMNS = 32, DEPTH = 32 };
+enum { ROWS = 8, COLUMNS = 32, TERMS = 32 };
 
 /* rows x cols elements from (row, col) of matrix `item`, row-major without gaps. */
 static void read_block(float *to, const tsr_operand *o, int64_t item, int64_t row, int64_t col, int64_t rows,
@@ -37,12 +37,12 @@ static void multiply_block(int64_t item, float alpha, const tsr_operand *a, cons
                            const tsr_result *c, int64_t i, int64_t j) {
     const int64_t m = min64(ROWS, c->rows - i), n = min64(COLUMNS, c->cols - j), k = is_zero(alpha) ? 0 : a->cols;
     double sums[ROWS][COLUMNS] = {{0}};
-    for (int64_t first = 0; first < k; first += DEPTH) {
-        float a_block[ROWS * DEPTH], b_block[DEPTH * COLUMNS];
-        const int64_t depth = min64(DEPTH, k - first);
-        read_block(a_block, a, item, i, first, m, depth);
-        read_block(b_block, b, item, first, j, depth, n);
-        add_products(sums, a_block, b_block, m, n, depth);
+    for (int64_t first = 0; first < k; first += TERMS) {
+        float a_block[ROWS * TERMS], b_block[TERMS * COLUMNS];
+        const int64_t terms = min64(TERMS, k - first);
+        read_block(a_block, a, item, i, first, m, terms);
+        read_block(b_block, b, item, first, j, terms, n);
+        add_products(sums, a_block, b_block, m, n, terms);
     }
     for (int64_t row = 0; row < m; row++)
         for (int64_t col = 0; col < n; col++) {

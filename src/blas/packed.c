@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #include "blas.h"
-#include "cpu/rounding.h"
 #include "problem.h"
+#include "rounding.h"
 #include "tessera_blas.h"
 #include "xerbla.h"
 

@@ -23,7 +23,7 @@
  *
  * tf32 does without l and what is made of it: three products, hm, mh and hh.
  */
-#include "amx.h"
+#include "cpu/amx.h"
 
 #include <assert.h>
 #include <math.h>
@@ -32,10 +32,10 @@
 #include <immintrin.h>
 #endif
 
-#include "amx_tile.h"
-#include "cpu.h"
-#include "kernel.h"
-#include "pack.h"
+#include "cpu/amx_tile.h"
+#include "cpu/cpu.h"
+#include "cpu/kernel.h"
+#include "cpu/pack.h"
 
 /* The tile. */
 enum { MR = AMX_LANES, NR = AMX_LANES };
@@ -303,8 +303,8 @@ static const float most_element = 0x1p126f, most_product = 0x1p117f;
 
 static_assert(AMX_KC <= 512, "most_product counts on it");
 
-/* From here on elements have normal numbers for components, and what is flushed is far below the last bit of a product.
- * */
+/* From here on elements have normal numbers for components, and what is flushed is far below the last bit of a
+ * product. */
 static const float least_element = 0x1p-103f, least_product = 0x1p-95f;
 
 bool amx_is_marked(const struct amx_marks *marks) { return !(marks->largest <= most_element); }
@@ -331,21 +331,21 @@ enum { COPIED = 128 };
 
 /* The floats of some lanes, from term p on; strides[] are those from lane to lane and from term to term. They are
  * copied, terms `width` apart, where the kernel cannot read them in place. */
-static const float *floats_of(const struct amx_source *source, int64_t lane, int lanes, int64_t p, int64_t depth,
+static const float *floats_of(const struct amx_source *source, int64_t lane, int lanes, int64_t p, int64_t terms,
                               bool side_by_side, float *copy, int width, int64_t strides[2]) {
     strides[0] = 1;
     strides[1] = width;
     if (source->packed) {
-        cpu_packed_lanes(copy, source->packed, source->lane + lane, lanes, source->depth + p, depth, width);
+        cpu_packed_lanes(copy, source->packed, source->lane + lane, lanes, source->term + p, terms, width);
         return copy;
     }
-    const float *data = source->data + lane * source->lane_stride + p * source->depth_stride;
+    const float *data = source->data + lane * source->lane_stride + p * source->term_stride;
     if (side_by_side && source->lane_stride != 1) {
-        cpu_pack_panels(copy, data, lanes, depth, source->lane_stride, source->depth_stride, width);
+        cpu_pack_panels(copy, data, lanes, terms, source->lane_stride, source->term_stride, width);
         return copy;
     }
     strides[0] = source->lane_stride;
-    strides[1] = source->depth_stride;
+    strides[1] = source->term_stride;
     return data;
 }
 
@@ -356,17 +356,17 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
     const struct cpu_kernel *ieee = block->ieee;
     const int at_once = ieee->mr < MOST_ROWS ? ieee->mr : MOST_ROWS;
     float a_copy[COPIED * MOST_ROWS], b_copy[COPIED * AMX_LANES];
-    for (int64_t p = 0; p < block->depth; p += COPIED) {
-        const int64_t depth = block->depth - p < COPIED ? block->depth - p : COPIED;
+    for (int64_t p = 0; p < block->terms; p += COPIED) {
+        const int64_t terms = block->terms - p < COPIED ? block->terms - p : COPIED;
         int64_t a_strides[2], b_strides[2];
-        const float *b = floats_of(&block->b_source, column, columns, p, depth, true, b_copy, AMX_LANES, b_strides);
+        const float *b = floats_of(&block->b_source, column, columns, p, terms, true, b_copy, AMX_LANES, b_strides);
         for (int i = 0; i < rows; i += at_once) {
             const int m = rows - i < at_once ? rows - i : at_once;
-            const float *a = floats_of(&block->a_source, row + i, m, p, depth, false, a_copy, MOST_ROWS, a_strides);
+            const float *a = floats_of(&block->a_source, row + i, m, p, terms, false, a_copy, MOST_ROWS, a_strides);
             for (int j = 0; j < columns; j += ieee->nr)
                 ieee->multiply(&(struct cpu_tile){.m = m,
                                                   .n = columns - j < ieee->nr ? columns - j : ieee->nr,
-                                                  .k = depth,
+                                                  .k = terms,
                                                   .a = a,
                                                   .a_row = a_strides[0],
                                                   .a_step = a_strides[1],
@@ -391,7 +391,7 @@ static struct wanted wanted_with(const struct amx_block *block, int64_t row, int
     const int64_t panel_lines = steps * block->components * AMX_STEP_BYTES / 64;
     const int64_t b_lines = (panel_lines + panels * calls - 1) / (panels * calls);
     const float *next = column + NR < block->columns
-                            ? block->b + (column / NR + 1) * amx_panel_floats(block->depth, block->components)
+                            ? block->b + (column / NR + 1) * amx_panel_floats(block->terms, block->components)
                             : block->next_b;
     const bool turned = block->c_row == 1;
     return (struct wanted){.c = (const char *)(block->c + row * block->c_row + column * block->c_col),
@@ -421,7 +421,7 @@ static struct unput put_later(const struct amx_block *block, int64_t row, int ro
 }
 
 void amx_multiply(struct amx_block *block) {
-    const int64_t steps = amx_steps(block->depth), panel_floats = amx_panel_floats(block->depth, block->components);
+    const int64_t steps = amx_steps(block->terms), panel_floats = amx_panel_floats(block->terms, block->components);
     _Alignas(64) float both[2][MR * NR]; /* sums of a tile, and of the one before */
     float *sums = both[0], *sums_before = both[1];
     struct unput before = {.rows = 0};

@@ -5,7 +5,7 @@
  *
  *     h = bf16(x)        m = bf16(x - h)        l = x - h - m
  *
- * A panel has AMX_LANES rows of A, or columns of B, over some depth of k in steps of AMX_STEP:
+ * A panel has AMX_LANES rows of A, or columns of B, over some terms of k in steps of AMX_STEP:
  *
  *     struct amx_marks                            one cache line
  *     h: for each step  2 tiles of 16 lanes       1024 bytes each
@@ -19,7 +19,7 @@
 #ifndef TESSERA_CPU_AMX_H
 #define TESSERA_CPU_AMX_H
 
-#include "cpu.h"
+#include "cpu/cpu.h"
 
 #if defined __x86_64__ || defined TESSERA_AMX_MODEL
 #define CPU_HAS_AMX
@@ -38,10 +38,10 @@ struct amx_marks {
     float unused[14];
 };
 
-static inline int64_t amx_steps(int64_t depth) { return (depth + AMX_STEP - 1) / AMX_STEP; }
+static inline int64_t amx_steps(int64_t terms) { return (terms + AMX_STEP - 1) / AMX_STEP; }
 
-static inline int64_t amx_panel_floats(int64_t depth, int components) {
-    return ((int64_t)sizeof(struct amx_marks) + amx_steps(depth) * components * AMX_STEP_BYTES) /
+static inline int64_t amx_panel_floats(int64_t terms, int components) {
+    return ((int64_t)sizeof(struct amx_marks) + amx_steps(terms) * components * AMX_STEP_BYTES) /
            (int64_t)sizeof(float);
 }
 
@@ -52,11 +52,11 @@ enum { AMX_MOST_THREADS = 256 };
 static inline int amx_components(const tsr_context *context) { return context->options.precision == TSR_TF32 ? 2 : 3; }
 
 /* As cpu_pack_panels (pack.h) does, into panels of so many components. left: of A. */
-void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                     int64_t depth_stride, bool left, int components);
+void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
+                     int64_t term_stride, bool left, int components);
 
 /* The same for one panel, from the packed floats of an operand: lanes from `lane` and terms from `first` on. */
-void amx_pack_packed(float *panel, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
+void amx_pack_packed(float *panel, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t terms,
                      int components);
 
 /* Sixteen rows of sixteen floats, `stride` apart, into the transposed block. */
@@ -64,18 +64,18 @@ void amx_transpose(float *block, const float *from, int64_t stride);
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* The floats that panels were made of: element (lane, p) is data[lane*lane_stride + p*depth_stride]. Where the matrix
- * is gone (tsr_pack_at) they are taken from `packed`, counted from its lane and depth. */
+/* The floats that panels were made of: element (lane, p) is data[lane*lane_stride + p*term_stride]. Where the matrix
+ * is gone (tsr_pack_at) they are taken from `packed`, counted from its lane and term. */
 struct amx_source {
     const float *data;
-    int64_t lane_stride, depth_stride;
+    int64_t lane_stride, term_stride;
     const tsr_packed *packed;
-    int64_t lane, depth;
+    int64_t lane, term;
 };
 
 /* A block of C, C = alpha*A*B + beta*S over one k block. */
 struct amx_block {
-    int64_t rows, columns, depth;
+    int64_t rows, columns, terms;
     int components;
     const float *a, *b;  /* panels */
     const float *next_b; /* the panel of B that is multiplied after these, to be prefetched */
@@ -102,13 +102,12 @@ bool amx_is_marked(const struct amx_marks *marks);
 
 #ifdef CPU_HAS_AMX
 
-/* Whether AMX is estimated to be quicker (cost.h): by shape and precision alone, so that bits depend on nothing else.
- * */
-bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k);
+/* Whether AMX is estimated to be faster (cost.h): by shape and precision alone, so that bits depend on nothing else. */
+bool amx_is_faster(const tsr_context *context, int64_t m, int64_t n, int64_t k);
 
 static inline bool amx_takes(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
     if (context->cpu_amx == CPU_AMX_NEVER || !m || !n || !k) return false;
-    return context->cpu_amx == CPU_AMX_ALWAYS || amx_is_quicker(context, m, n, k);
+    return context->cpu_amx == CPU_AMX_ALWAYS || amx_is_faster(context, m, n, k);
 }
 
 /* The plan of such a product; false where options.max_workspace has no room for it. */

@@ -13,11 +13,11 @@
  */
 #include <assert.h>
 
-#include "amx.h"
-#include "kernel.h"
-#include "loops.h"
+#include "cpu/amx.h"
+#include "cpu/kernel.h"
+#include "cpu/loops.h"
+#include "cpu/team.h"
 #include "rounding.h"
-#include "team.h"
 
 /* Columns of B that a member packs, or multiplies its block of A with, at a time. */
 enum { PART_COLUMNS = 128 };
@@ -53,8 +53,8 @@ struct stage {
     const tsr_problem *p;
     int64_t row0, col0;
     int64_t j, columns;   /* which columns of C */
-    int64_t first, depth; /* which terms of k */
-    int64_t floats;       /* of a panel of this depth */
+    int64_t first, terms; /* which terms of k */
+    int64_t floats;       /* of a panel of so many terms */
     const float *a, *b;   /* panels; A's are NULL where members pack blocks as they take them */
     tsr_operand addend;   /* of this k block: C, which holds the blocks before it, or the problem's */
     float alpha, beta;    /* of this k block */
@@ -90,11 +90,11 @@ static int64_t take_part(struct loops *loops, int64_t blocks, int64_t parts) {
     return -1;
 }
 
-/* Some lanes of an operand as panels of this depth. */
+/* Some lanes of an operand as panels of so many terms. */
 static void pack_lanes(float *panels, const struct stage *s, bool left, int64_t lane, int64_t lanes) {
     const tsr_operand *o = left ? &s->p->a : &s->p->b;
     const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
-    amx_pack_panels(panels, o->data + lane * lane_stride + s->first * k_stride, lanes, s->depth, lane_stride, k_stride,
+    amx_pack_panels(panels, o->data + lane * lane_stride + s->first * k_stride, lanes, s->terms, lane_stride, k_stride,
                     left, s->plan->components);
 }
 
@@ -107,7 +107,7 @@ static void pack_block(float *block, const struct stage *s, const struct loops *
 static struct amx_source source_of(const struct stage *s, bool left, int64_t lane) {
     const tsr_operand *o = left ? &s->p->a : &s->p->b;
     if (operand_is_only_packed(o))
-        return (struct amx_source){.packed = o->packed, .lane = lane + (left ? s->row0 : s->col0), .depth = s->first};
+        return (struct amx_source){.packed = o->packed, .lane = lane + (left ? s->row0 : s->col0), .term = s->first};
     const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
     return (struct amx_source){o->data + lane * lane_stride + s->first * k_stride, lane_stride, k_stride, NULL, 0, 0};
 }
@@ -129,7 +129,7 @@ static void multiply_part(const struct stage *s, const float *a, int64_t i, int6
     const int64_t next = j + PART_COLUMNS < s->columns ? j + PART_COLUMNS : 0;
     struct amx_block block = {.rows = rows,
                               .columns = columns,
-                              .depth = s->depth,
+                              .terms = s->terms,
                               .components = s->plan->components,
                               .a = a,
                               .b = s->b + j / AMX_LANES * s->floats,
@@ -193,7 +193,7 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
                               .j = j,
                               .columns = min64(plan->nc, p->n - j),
                               .first = first,
-                              .depth = min64(plan->kc, p->k - first),
+                              .terms = min64(plan->kc, p->k - first),
                               .b = block_b,
                               .addend = first ? result_as_addend(&p->c) : p->addend,
                               .alpha = waits ? 1 : p->alpha,
@@ -201,7 +201,7 @@ static void multiply_product(const cpu_plan *plan, const tsr_problem *p, struct 
                                       : waits ? 0
                                               : p->beta,
                               .scales = waits && first + plan->kc >= p->k};
-            s.floats = amx_panel_floats(s.depth, plan->components);
+            s.floats = amx_panel_floats(s.terms, plan->components);
             if (packed_a) s.a = packed_panels(packed_a, &s, p->a.packed->source.rows, loops->row0);
             if (packed_b) s.b = packed_panels(packed_b, &s, p->b.packed->source.cols, loops->col0 + j);
             if (state == CPU_STAGE_OPEN) {

@@ -4,7 +4,7 @@
  * lanes in B), floats are split as they are read. Where it runs the other way, they are transposed first, sixteen by
  * sixteen. Anything else, edges too, is gathered one by one.
  */
-#include "amx.h"
+#include "cpu/amx.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 typedef float floats __attribute__((vector_size(64)));
 typedef float floats_anywhere __attribute__((vector_size(64), aligned(4), may_alias));
@@ -130,86 +130,86 @@ static void gather(float *to, const float *from, int64_t rows, int64_t columns, 
 }
 
 /* Prefetches the next step where its terms are rows of the matrix, too far apart for the processor to predict. */
-ALWAYS_INLINE void ask_for_rows(const float *next, int64_t depth_stride) {
-    for (int i = 0; i < AMX_STEP; i++) __builtin_prefetch(next + i * depth_stride);
+ALWAYS_INLINE void ask_for_rows(const float *next, int64_t term_stride) {
+    for (int i = 0; i < AMX_STEP; i++) __builtin_prefetch(next + i * term_stride);
 }
 
 /* A tile of each component from at most 16 lanes and a step. */
 ALWAYS_INLINE void pack_tile(char *to, int64_t component_bytes, int components, const float *source, int64_t lanes,
-                             int64_t depth, int64_t lane_stride, int64_t depth_stride, const bool left,
+                             int64_t terms, int64_t lane_stride, int64_t term_stride, const bool left,
                              struct range *range) {
-    const int64_t row_stride = left ? lane_stride : depth_stride, stride = left ? depth_stride : lane_stride;
-    const bool whole = lanes >= 16 && depth >= AMX_STEP;
-    if (whole && lane_stride == 1) ask_for_rows(source + AMX_STEP * depth_stride, depth_stride);
+    const int64_t row_stride = left ? lane_stride : term_stride, stride = left ? term_stride : lane_stride;
+    const bool whole = lanes >= 16 && terms >= AMX_STEP;
+    if (whole && lane_stride == 1) ask_for_rows(source + AMX_STEP * term_stride, term_stride);
     if (whole && stride == 1) {
-        split(to, component_bytes, components, source, source + 16 * depth_stride, row_stride, range);
+        split(to, component_bytes, components, source, source + 16 * term_stride, row_stride, range);
         return;
     }
     _Alignas(64) float block[2][256];
-    for (int half = 0; half < 2; half++, source += 16 * depth_stride, depth -= 16)
+    for (int half = 0; half < 2; half++, source += 16 * term_stride, terms -= 16)
         if (whole && row_stride == 1)
             amx_transpose(block[half], source, stride);
-        else if (depth <= 0)
+        else if (terms <= 0)
             memset(block[half], 0, sizeof block[half]);
         else if (left)
-            gather(block[half], source, lanes, depth, row_stride, stride);
+            gather(block[half], source, lanes, terms, row_stride, stride);
         else
-            gather(block[half], source, depth, lanes, row_stride, stride);
+            gather(block[half], source, terms, lanes, row_stride, stride);
     split(to, component_bytes, components, block[0], block[1], 16, range);
 }
 
 /* Panels that are filled side by side where lanes are next to each other in memory: longer reads. */
 enum { PANELS_AT_ONCE = 4 };
 
-ALWAYS_INLINE void pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                               int64_t depth_stride, const bool left, const int components) {
-    const int64_t panel_floats = amx_panel_floats(depth, components),
-                  component_bytes = amx_steps(depth) * AMX_STEP_BYTES;
+ALWAYS_INLINE void pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
+                               int64_t term_stride, const bool left, const int components) {
+    const int64_t panel_floats = amx_panel_floats(terms, components),
+                  component_bytes = amx_steps(terms) * AMX_STEP_BYTES;
     struct range ranges[PANELS_AT_ONCE];
     for (int i = 0; i < PANELS_AT_ONCE; i++) ranges[i] = (struct range){(bits){0}, (bits){0} - 1};
-    for (int64_t p = 0; p < depth; p += AMX_STEP)
+    for (int64_t p = 0; p < terms; p += AMX_STEP)
         for (int64_t lane = 0; lane < (lanes + AMX_LANES - 1) / AMX_LANES * AMX_LANES; lane += 16) {
             char *to = (char *)(panels + lane / AMX_LANES * panel_floats) + sizeof(struct amx_marks) +
                        p / AMX_STEP * AMX_STEP_BYTES + lane % AMX_LANES / 16 * 1024;
-            const float *from = lane < lanes ? source + lane * lane_stride + p * depth_stride : source;
-            pack_tile(to, component_bytes, components, from, lanes - lane, depth - p, lane_stride, depth_stride, left,
+            const float *from = lane < lanes ? source + lane * lane_stride + p * term_stride : source;
+            pack_tile(to, component_bytes, components, from, lanes - lane, terms - p, lane_stride, term_stride, left,
                       &ranges[lane / AMX_LANES]);
         }
     for (int64_t lane = 0; lane < lanes; lane += AMX_LANES, panels += panel_floats)
         put_marks((struct amx_marks *)panels, &ranges[lane / AMX_LANES]);
 }
 
-void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                     int64_t depth_stride, bool left, int components) {
+void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
+                     int64_t term_stride, bool left, int components) {
     const int64_t at_once = (lane_stride == 1 ? PANELS_AT_ONCE : 1) * AMX_LANES;
-    const int64_t panel_floats = amx_panel_floats(depth, components);
+    const int64_t panel_floats = amx_panel_floats(terms, components);
     for (int64_t first = 0; first < lanes; first += at_once, panels += at_once / AMX_LANES * panel_floats) {
         const int64_t count = lanes - first < at_once ? lanes - first : at_once;
         const float *from = source + first * lane_stride;
         if (left && components == 3)
-            pack_panels(panels, from, count, depth, lane_stride, depth_stride, true, 3);
+            pack_panels(panels, from, count, terms, lane_stride, term_stride, true, 3);
         else if (left)
-            pack_panels(panels, from, count, depth, lane_stride, depth_stride, true, 2);
+            pack_panels(panels, from, count, terms, lane_stride, term_stride, true, 2);
         else if (components == 3)
-            pack_panels(panels, from, count, depth, lane_stride, depth_stride, false, 3);
+            pack_panels(panels, from, count, terms, lane_stride, term_stride, false, 3);
         else
-            pack_panels(panels, from, count, depth, lane_stride, depth_stride, false, 2);
+            pack_panels(panels, from, count, terms, lane_stride, term_stride, false, 2);
     }
 }
 
-void amx_pack_packed(float *panel, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
+void amx_pack_packed(float *panel, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t terms,
                      int components) {
-    const int64_t component_bytes = amx_steps(depth) * AMX_STEP_BYTES;
+    const int64_t component_bytes = amx_steps(terms) * AMX_STEP_BYTES;
     const bool left = packed->side == TSR_LEFT;
     struct range range = {(bits){0}, (bits){0} - 1};
-    for (int64_t p = 0; p < depth; p += AMX_STEP)
+    for (int64_t p = 0; p < terms; p += AMX_STEP)
         for (int64_t half = 0; half < AMX_LANES; half += 16) {
             _Alignas(64) float copy[AMX_STEP * 16];
             const int64_t count = lanes - half < 16 ? lanes - half : 16;
-            const int64_t terms = depth - p < AMX_STEP ? depth - p : AMX_STEP;
-            if (count > 0) cpu_packed_lanes(copy, packed, lane + half, count, first + p, terms, 16);
+            const int64_t in_step = terms - p < AMX_STEP ? terms - p : AMX_STEP;
+            if (count > 0) cpu_packed_lanes(copy, packed, lane + half, count, first + p, in_step, 16);
             char *to = (char *)panel + sizeof(struct amx_marks) + p / AMX_STEP * AMX_STEP_BYTES + half / 16 * 1024;
-            pack_tile(to, component_bytes, components, copy, count, terms, 1, 16, left, &range);
+            pack_tile(to, component_bytes, components, copy, count, in_step, 1, 16, left, &range);
         }
     put_marks((struct amx_marks *)panel, &range);
 }

@@ -1,6 +1,6 @@
 /* amx_packed.c: the bf16 components of operands packed by the caller, behind their floats (packed.c). */
-#include "amx.h"
-#include "plan.h"
+#include "cpu/amx.h"
+#include "cpu/plan.h"
 
 const float *amx_packed_form(const tsr_operand *o, int64_t batch) {
     const float *floats = operand_panels(o, batch);
@@ -35,8 +35,8 @@ void amx_pack(float *panels, const tsr_packed *packed) {
     const int64_t kc = even_block(k, AMX_KC, AMX_STEP);
     const int components = amx_components(packed->context);
     for (int64_t first = 0; first < k; first += kc) {
-        const int64_t depth = min64(kc, k - first);
-        for (int64_t lane = 0; lane < lanes; lane += AMX_LANES, panels += amx_panel_floats(depth, components))
-            amx_pack_packed(panels, packed, lane, min64(AMX_LANES, lanes - lane), first, depth, components);
+        const int64_t terms = min64(kc, k - first);
+        for (int64_t lane = 0; lane < lanes; lane += AMX_LANES, panels += amx_panel_floats(terms, components))
+            amx_pack_packed(panels, packed, lane, min64(AMX_LANES, lanes - lane), first, terms, components);
     }
 }

@@ -7,9 +7,9 @@
  */
 #include <assert.h>
 
-#include "amx.h"
-#include "cost.h"
-#include "plan.h"
+#include "cpu/amx.h"
+#include "cpu/cost.h"
+#include "cpu/plan.h"
 #include "rounding.h"
 
 enum { MC = 256, NC = 4096 };
@@ -27,12 +27,12 @@ double amx_gain(const tsr_context *context, const tsr_problem *p) {
     return context->cpu_amx == CPU_AMX_NEVER ? 0 : cost_amx_gain(p->m, p->n, p->k, amx_components(context));
 }
 
-bool amx_is_quicker(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
+bool amx_is_faster(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
     if ((double)m * (double)n * (double)k <= COST_AMX_CALL) return false;
     const uint64_t mode = cpu_rounding_begin(); /* the same choice, and the same bits, whatever the caller's */
-    const bool quicker = cost_amx_gain(m, n, k, amx_components(context)) > 1;
+    const bool faster = cost_amx_gain(m, n, k, amx_components(context)) > 1;
     cpu_rounding_end(mode);
-    return quicker;
+    return faster;
 }
 
 /* ---- Plan -------------------------------------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
  *     tile_load(t, from)    tile t = 1024 bytes at `from`
  *     tile_store(t, to, row_bytes)    and back, rows of 16 floats so many bytes apart
  *     tile_zero(t)
- *     tile_dot(c, a, b)     tile c += tile a * tile b: 16 rows of 32 bf16, times 16 rows of 16 pairs
+ *     tile_dot(c, a, b)     tile c += tile a * tile b: 16 rows of 32 bf16 by 16 rows of 16 pairs, 16 x 16 floats
  *
  * t, c, a and b are digits. With TESSERA_AMX_MODEL defined, plain C does what the instructions do, to the last bit: a
  * library built so runs the whole AMX path on any machine, for tests.
@@ -50,8 +50,8 @@ static inline void tile_store(int t, void *to, int64_t row_bytes) {
     for (int i = 0; i < TILE_ROWS; i++) memcpy((char *)to + i * row_bytes, tiles[t].sums[i], TILE_ROW_BYTES);
 }
 
-/* Even and odd places form two chains of fused multiply-adds from zero; these are added, and their sum to the tile's.
- * */
+/* Even and odd places form two chains of fused multiply-adds from zero; these are added, and their sum to the
+ * tile's. */
 static inline void tile_dot(int c, int a, int b) {
     float left[TILE_ROWS][32], right[16][32];
     for (int i = 0; i < 16; i++)

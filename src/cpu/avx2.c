@@ -9,7 +9,7 @@
 #include <assert.h>
 #include <immintrin.h>
 
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 512, LANES = 8 };
 
@@ -156,7 +156,7 @@ static inline __attribute__((always_inline)) void transpose_square(vector x[LANE
     }
 }
 
-#include "few_rows.h"
+#include "cpu/few_rows.h"
 
 const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .needs = CPU_AVX2 | CPU_FMA,

@@ -20,7 +20,7 @@
 #include <assert.h>
 #include <immintrin.h>
 
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 enum { MR = 6, NR = 64, MC = 3072, NC = 256, KC = 640, LANES = 16, VECTORS = NR / LANES };
 
@@ -377,39 +377,39 @@ static inline __attribute__((always_inline)) void transpose_square(vector x[LANE
     }
 }
 
-#include "few_rows.h"
+#include "cpu/few_rows.h"
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 
-/* Four steps of depth of eight columns of B, where those are contiguous, become rows. Not whole: fewer of either. */
+/* Four terms of eight columns of B, where those are contiguous, become rows. Not whole: fewer of either. */
 static inline __attribute__((always_inline)) void transpose_8x4(float *to, int64_t to_step, const float *from,
                                                                 int64_t from_col, const bool whole, int columns,
-                                                                int depth) {
-    const __mmask8 in_depth = (__mmask8)((1u << (depth < 4 ? depth : 4)) - 1);
+                                                                int terms) {
+    const __mmask8 in_terms = (__mmask8)((1u << (terms < 4 ? terms : 4)) - 1);
     __m256 x[4];
     CPU_UNROLL
     for (int i = 0; i < 4; i++) {
         const float *low = from + i * from_col, *high = from + (i + 4) * from_col;
         x[i] = _mm256_insertf128_ps(
-            _mm256_castps128_ps256(whole ? _mm_loadu_ps(low) : _mm_maskz_loadu_ps(i < columns ? in_depth : 0, low)),
-            whole ? _mm_loadu_ps(high) : _mm_maskz_loadu_ps(i + 4 < columns ? in_depth : 0, high), 1);
+            _mm256_castps128_ps256(whole ? _mm_loadu_ps(low) : _mm_maskz_loadu_ps(i < columns ? in_terms : 0, low)),
+            whole ? _mm_loadu_ps(high) : _mm_maskz_loadu_ps(i + 4 < columns ? in_terms : 0, high), 1);
     }
     const __m256 low01 = _mm256_unpacklo_ps(x[0], x[1]), high01 = _mm256_unpackhi_ps(x[0], x[1]);
     const __m256 low23 = _mm256_unpacklo_ps(x[2], x[3]), high23 = _mm256_unpackhi_ps(x[2], x[3]);
     _mm256_storeu_ps(to, _mm256_shuffle_ps(low01, low23, 0x44));
-    if (whole || depth > 1) _mm256_storeu_ps(to + to_step, _mm256_shuffle_ps(low01, low23, 0xee));
-    if (whole || depth > 2) _mm256_storeu_ps(to + 2 * to_step, _mm256_shuffle_ps(high01, high23, 0x44));
-    if (whole || depth > 3) _mm256_storeu_ps(to + 3 * to_step, _mm256_shuffle_ps(high01, high23, 0xee));
+    if (whole || terms > 1) _mm256_storeu_ps(to + to_step, _mm256_shuffle_ps(low01, low23, 0xee));
+    if (whole || terms > 2) _mm256_storeu_ps(to + 2 * to_step, _mm256_shuffle_ps(high01, high23, 0x44));
+    if (whole || terms > 3) _mm256_storeu_ps(to + 3 * to_step, _mm256_shuffle_ps(high01, high23, 0xee));
 }
 
-/* The same for all of the depth and all of the columns. */
-static void transpose(float *to, int64_t to_step, const float *from, int64_t from_col, int columns, int depth) {
+/* The same for all terms and all columns. */
+static void transpose(float *to, int64_t to_step, const float *from, int64_t from_col, int columns, int terms) {
     for (; columns > 0; columns -= 8, from += 8 * from_col, to += 8) {
         int p = 0;
         if (columns >= 8)
-            for (; p + 4 <= depth; p += 4) transpose_8x4(to + p * to_step, to_step, from + p, from_col, true, 8, 4);
-        for (; p < depth; p += 4)
-            transpose_8x4(to + p * to_step, to_step, from + p, from_col, false, columns, depth - p);
+            for (; p + 4 <= terms; p += 4) transpose_8x4(to + p * to_step, to_step, from + p, from_col, true, 8, 4);
+        for (; p < terms; p += 4)
+            transpose_8x4(to + p * to_step, to_step, from + p, from_col, false, columns, terms - p);
     }
 }
 
@@ -460,7 +460,7 @@ static inline __attribute__((always_inline)) void
 multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, const int vectors, const __mmask16 last) {
     enum { AHEAD = 8 };
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
-    const int depth = (int)t->k;
+    const int terms = (int)t->k;
     const float *a = t->a, *b = copy;
     __m512 sum[TALL_MR][VECTORS];
     CPU_UNROLL
@@ -468,12 +468,12 @@ multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, con
         CPU_UNROLL
         for (int v = 0; v < vectors; v++) sum[i][v] = _mm512_setzero_ps();
     }
-    for (int p = -AHEAD; p < depth; p += 4) {
+    for (int p = -AHEAD; p < terms; p += 4) {
         float *to = copy + (p + AHEAD) * b_step;
         const float *from = t->b + p + AHEAD;
         CPU_UNROLL
         for (int q = 0; q < 4; q++) {
-            const int columns = t->n - q * LANES, left = depth - p - AHEAD;
+            const int columns = t->n - q * LANES, left = terms - p - AHEAD;
             if (columns >= LANES && left >= 4) {
                 transpose_8x4(to, b_step, from, b_col, true, 8, 4);
                 transpose_8x4(to + 8, b_step, from + 8 * b_col, b_col, true, 8, 4);
@@ -481,7 +481,7 @@ multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, con
                 transpose(to, b_step, from, b_col, columns < LANES ? columns : LANES, left < 4 ? left : 4);
             to += LANES;
             from += LANES * b_col;
-            if (p < 0 || p + q >= depth) continue;
+            if (p < 0 || p + q >= terms) continue;
             __m512 row[VECTORS];
             load_row(row, b, vectors, last);
             CPU_UNROLL

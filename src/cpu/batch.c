@@ -1,12 +1,12 @@
 /* batch.c: the products of a batch, shared among the members of a team as the plan says. */
-#include "batch.h"
+#include "cpu/batch.h"
 
-#include "amx.h"
-#include "chunks.h"
-#include "loops.h"
+#include "cpu/amx.h"
+#include "cpu/chunks.h"
+#include "cpu/loops.h"
+#include "cpu/small.h"
+#include "cpu/workspace.h"
 #include "rounding.h"
-#include "small.h"
-#include "workspace.h"
 
 struct job {
     const cpu_plan *plan;
@@ -97,7 +97,7 @@ static void run(struct job *job) {
     /* Where elements of B are used once, reading them takes longer than multiplying. */
     const double each = job->plan->by_row ? 4 : 1,
                  all = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
-    struct cpu_team team = {.work = work, .argument = job, .is_short = all < CPU_SHORT_WORK};
+    struct cpu_team team = {.work = work, .argument = job, .is_short = all < SHORT_PRODUCT};
     cpu_counters_start(&job->counters);
     cpu_team_run(&team, job->plan->threads);
 }

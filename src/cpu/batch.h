@@ -2,7 +2,7 @@
 #ifndef TESSERA_CPU_BATCH_H
 #define TESSERA_CPU_BATCH_H
 
-#include "plan.h"
+#include "cpu/plan.h"
 
 /* Computes all products of a batch with the ieee kernels. The problem is oriented and its k is not 0; row0 and col0 say
  * where in the whole product it begins, for operands packed whole. */

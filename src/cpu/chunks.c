@@ -8,11 +8,11 @@
  * A chunk is cut from rows and columns, never from k, and its sums have the order of the whole: the bits are the same
  * for every size of the workspace.
  */
-#include "chunks.h"
+#include "cpu/chunks.h"
 
-#include "amx.h"
-#include "batch.h"
-#include "loops.h"
+#include "cpu/amx.h"
+#include "cpu/batch.h"
+#include "cpu/loops.h"
 
 /* Of the buffer on the stack: one tile. */
 static int64_t stack_floats(const cpu_plan *plan) { return plan->components ? AMX_LANES * AMX_LANES : CPU_TILE_FLOATS; }

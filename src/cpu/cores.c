@@ -1,5 +1,5 @@
 /* cores.c: the cores that this process may run on, and how much of their time its container allows. */
-#include "cores.h"
+#include "cpu/cores.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cpu.h"
+#include "cpu/cpu.h"
 
 /* Reads a small file whole, as text. False where there is none. */
 static bool read_text(const char *path, char *text, size_t size) {

@@ -5,12 +5,12 @@
  * Multiplying counts whole tiles. On AMX it is the sum that decides whether AMX is chosen, converted by the rate of the
  * ieee kernel that the sum is counted in.
  */
-#include "cost.h"
+#include "cpu/cost.h"
 
 #include <string.h>
 
-#include "amx.h"
-#include "kernel.h"
+#include "cpu/amx.h"
+#include "cpu/kernel.h"
 
 /* ---- The constants ----------------------------------------------------------------------------------------------- */
 

@@ -3,10 +3,10 @@
 #ifndef TESSERA_CPU_COST_H
 #define TESSERA_CPU_COST_H
 
-#include "cpu.h"
+#include "cpu/cpu.h"
 
 /* Multiply-adds of an ieee kernel that take as long as the overhead of a call on AMX: smaller products are never
- * quicker there. */
+ * faster there. */
 #define COST_AMX_CALL 2e5
 
 /* The speed of a product on AMX, with so many bf16 components for each float, relative to the ieee kernels. */

@@ -42,10 +42,11 @@ typedef struct cpu_plan {
     struct tsr_context *context; /* whose counters are raised */
 } cpu_plan;
 
-/* What threads = 0 means: the cores that this process may run on, or fewer where its container's share of time is less.
- * */
+/* What threads = 0 means: the cores that this process may run on, or fewer where its container's share of time is
+ * less. */
 int cpu_default_threads(void);
 
+/* In the default floating-point mode (rounding.h), so that every choice is the same whatever the caller's. */
 tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem);
 void cpu_plan_print(const cpu_plan *plan, const tsr_problem *problem, tsr_text *text);
 
@@ -64,8 +65,7 @@ bool cpu_execute_small(const tsr_context *context, const tsr_problem *problem, f
                        const float *b, float beta, float *c);
 
 /* Sets the context's cpu_kernel and cpu_amx by options->kernel or, where that names none, TESSERA_CPU_KERNEL in the
- * environment; else the best that this machine can run, and AMX where it is quicker and options->precision allows it.
- * */
+ * environment; else the best that this machine can run, and AMX where it is faster and options->precision allows it. */
 tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options);
 void cpu_info_print(tsr_text *text);
 
@@ -78,7 +78,7 @@ void cpu_pack(const tsr_packed *packed, float factor);
 /* The floats at the head of packed->panels; and copying some of its lanes out of them, from term `first` of k on. The
  * lanes of one term lie together, and terms `step` floats apart. */
 int64_t cpu_packed_floats(const tsr_packed *packed);
-void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
+void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t terms,
                       int64_t step);
 
 /* Frees the memory kept from one call to the next. */

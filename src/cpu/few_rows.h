@@ -10,7 +10,7 @@
 #ifndef TESSERA_CPU_FEW_ROWS_H
 #define TESSERA_CPU_FEW_ROWS_H
 
-#include "row.h"
+#include "cpu/row.h"
 
 /* Columns whose sums are computed at a time. */
 enum { FEW_COLUMNS = 1024 };
@@ -101,15 +101,15 @@ static inline __attribute__((always_inline)) void multiply_few_by_rows(const str
 /* The sums of LANES columns of B, or fewer, over one k block. `contiguous` is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[CPU_FEW_ROWS * LANES], const float *a,
                                                                      int64_t a_row, int64_t a_step, const float *b,
-                                                                     int64_t b_col, int64_t depth, int columns,
+                                                                     int64_t b_col, int64_t terms, int columns,
                                                                      const int m, const bool contiguous) {
     enum { AHEAD = 128 };
     vector sum[CPU_FEW_ROWS];
     CPU_UNROLL
     for (int i = 0; i < m; i++) sum[i] = zeros();
-    for (int64_t p = 0; p < depth;) {
+    for (int64_t p = 0; p < terms;) {
         /* Up to where a vector is aligned, if columns begin alike: two lines for each would be too many. */
-        const int steps = (int)min64(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), depth - p);
+        const int steps = (int)min64(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), terms - p);
         vector x[LANES];
         CPU_UNROLL
         for (int q = 0; q < LANES; q++) {
@@ -138,13 +138,13 @@ static inline __attribute__((always_inline)) void multiply_few_by_columns(const 
         const int columns = t->n - j < LANES ? t->n - j : LANES;
         for (int64_t first = 0; first < t->k; first += kc) {
             const float *a = t->a + first * t->a_step, *b = t->b + j * b_col + first;
-            const int64_t depth = min64(kc, t->k - first);
+            const int64_t terms = min64(kc, t->k - first);
             if (t->a_step != 1)
-                sum_columns_of_few(sums, a, t->a_row, t->a_step, b, b_col, depth, columns, m, false);
+                sum_columns_of_few(sums, a, t->a_row, t->a_step, b, b_col, terms, columns, m, false);
             else if (columns == LANES)
-                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, depth, LANES, m, true);
+                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, terms, LANES, m, true);
             else
-                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, depth, columns, m, true);
+                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, terms, columns, m, true);
             for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * LANES, columns);
         }
     }

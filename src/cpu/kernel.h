@@ -65,14 +65,14 @@ struct cpu_kernel {
     const char *name;
     unsigned needs;     /* instruction sets, of the bits above */
     int mr, nr;         /* the tile */
-    int64_t mc, nc, kc; /* the largest macro block: rows of a block of A, columns of a block of B, depth of both */
+    int64_t mc, nc, kc; /* the largest macro block: rows of a block of A, columns of a block of B, terms of both */
     void (*multiply)(const struct cpu_tile *tile);
     /* The same for a whole tile of mr x nr, which also packs its rows of A, its columns of B, or both, into the panels
      * given: memory is read while multiply-adds go on. NULL: operands are packed beforehand. */
     void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel_a, float *panel_b);
     /* One row of C of any length n over all of k: a tile with B's elements b_col apart along a row. Either b_col or
-     * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are tiles.
-     * */
+     * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are
+     * tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);

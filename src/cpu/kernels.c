@@ -8,9 +8,9 @@
 #include <unistd.h>
 #endif
 
-#include "amx.h"
-#include "cpu.h"
-#include "kernel.h"
+#include "cpu/amx.h"
+#include "cpu/cpu.h"
+#include "cpu/kernel.h"
 
 /* Best first: the first that runs here is the default. AMX, which is not for every product, is last. */
 static const struct cpu_kernel *const kernels[] = {
@@ -119,7 +119,7 @@ tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) 
     if (!is_option && (!name || !*name)) {
         context->cpu_kernel = best_here();
 #ifdef CPU_HAS_AMX
-        if (!ieee && runs_here(&cpu_kernel_amx) && may_use_amx()) context->cpu_amx = CPU_AMX_WHERE_QUICKER;
+        if (!ieee && runs_here(&cpu_kernel_amx) && may_use_amx()) context->cpu_amx = CPU_AMX_WHERE_FASTER;
 #endif
         return TSR_OK;
     }

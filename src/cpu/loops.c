@@ -25,12 +25,12 @@
  * unscaled, and after the last k block C = alpha*C + beta*S, with one rounding (cpu_scales_last says why). S cannot be
  * C then: chunks.c provides other memory.
  */
-#include "loops.h"
+#include "cpu/loops.h"
 
 #include <assert.h>
 #include <math.h>
 
-#include "pack.h"
+#include "cpu/pack.h"
 
 /* Rows of A that a member packs at a time, in panels of mr. */
 enum { PANELS_PER_PACK = 16 };
@@ -47,7 +47,7 @@ struct stage {
     int64_t i, rows;                  /* which rows of C */
     int64_t rows_done;                /* of those, multiplied while B was packed */
     int64_t j, columns;               /* which columns */
-    int64_t first, depth;             /* which terms of k */
+    int64_t first, terms;             /* which terms of k */
     const float *a;                   /* panels, or A itself */
     int64_t a_row, a_step, a_panel;   /* from one row, one term and one panel to the next */
     float *unpacked_a;                /* a, where the first tile of each panel has to pack it */
@@ -71,10 +71,7 @@ static void start_again(void *counters) { cpu_counters_start(counters); }
 
 /* ---- alpha and beta ---------------------------------------------------------------------------------------------- */
 
-bool cpu_scales_last(const cpu_plan *plan, const tsr_problem *p) {
-    const int64_t kc = plan->kc;
-    return p->k > kc && !(fabsf(p->alpha) <= 1);
-}
+bool cpu_scales_last(const cpu_plan *plan, const tsr_problem *p) { return p->k > plan->kc && !(fabsf(p->alpha) <= 1); }
 
 /* In float64 a product of floats is exact and cannot overflow. */
 void cpu_scale_block(const tsr_result *c, float alpha, const tsr_operand *addend, float beta) {
@@ -151,7 +148,7 @@ static struct cpu_tile tile_at(const struct stage *s, int64_t i, int64_t j) {
     return (struct cpu_tile){
         .m = (int)min64(s->plan->kernel->mr, s->rows - i),
         .n = (int)min64(s->plan->kernel->nr, s->columns - j),
-        .k = s->depth,
+        .k = s->terms,
         .a = s->a + i / s->plan->kernel->mr * s->a_panel,
         .a_row = s->a_row,
         .a_step = s->a_step,
@@ -183,17 +180,17 @@ static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t 
     const int64_t after = transposed ? CPU_LINE : mr;
     const bool last = i + after >= s->rows;
     if (packed ? last : !transposed && tile->a_step != 1) return;
-    if (last && (s->j + s->columns < s->p->n || s->first + s->depth >= s->p->k)) return;
+    if (last && (s->j + s->columns < s->p->n || s->first + s->terms >= s->p->k)) return;
     if (packed) {
-        tile->next_a = tile->a + mr * s->depth;
+        tile->next_a = tile->a + mr * s->terms;
         tile->next_a_row = CPU_FETCH_STEPS;
         tile->next_a_step = CPU_FETCH_STEPS * mr;
         return;
     }
-    tile->next_a = tile->a + (last ? s->depth * tile->a_step - i * tile->a_row : after * tile->a_row);
+    tile->next_a = tile->a + (last ? s->terms * tile->a_step - i * tile->a_row : after * tile->a_row);
     if (transposed) {
         const int64_t parts = CPU_LINE / mr + 1;
-        tile->next_a += i / mr % parts * (s->depth / parts) * tile->a_step;
+        tile->next_a += i / mr % parts * (s->terms / parts) * tile->a_step;
         tile->next_a_row = tile->a_step;
         tile->next_a_step = mr * tile->a_step;
     } else {
@@ -211,10 +208,10 @@ static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64
     int64_t column = s->j + j + s->plan->blocks * s->plan->nc, term = s->first;
     if (column >= s->p->n) {
         column = j;
-        term += s->depth;
+        term += s->terms;
     }
     if (term >= s->p->k) return;
-    tile->next_b = b->data + (term + part * (s->depth / PARTS)) * b->row_stride + column;
+    tile->next_b = b->data + (term + part * (s->terms / PARTS)) * b->row_stride + column;
     tile->next_b_step = b->row_stride;
 }
 
@@ -223,15 +220,15 @@ static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64
 /* Some of the stage's rows, from i. */
 static void pack_rows(const struct stage *s, float *block, int64_t i, int64_t rows) {
     const tsr_operand *a = &s->p->a;
-    cpu_pack_panels(block + i * s->depth, a->data + (s->i + i) * a->row_stride + s->first * a->col_stride, rows,
-                    s->depth, a->row_stride, a->col_stride, s->plan->kernel->mr);
+    cpu_pack_panels(block + i * s->terms, a->data + (s->i + i) * a->row_stride + s->first * a->col_stride, rows,
+                    s->terms, a->row_stride, a->col_stride, s->plan->kernel->mr);
 }
 
 /* The rows of A that C's few rows are computed from, contiguous. */
 static void copy_rows(const struct stage *s, float *rows) {
     const tsr_operand *a = &s->p->a;
     for (int64_t i = 0; i < s->rows; i++)
-        for (int64_t p = 0; p < s->depth; p++) *rows++ = a->data[i * a->row_stride + p * a->col_stride];
+        for (int64_t p = 0; p < s->terms; p++) *rows++ = a->data[i * a->row_stride + p * a->col_stride];
 }
 
 /* The member's share of the stage's rows. */
@@ -249,7 +246,7 @@ static void pack_shared_rows(const struct stage *s, float *block, struct cpu_loo
 static float *panel_to_pack(const struct stage *s, const struct cpu_tile *tile, int64_t i) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     if (!s->unpacked_a) return NULL;
-    if (tile->m == kernel->mr && tile->n == kernel->nr) return s->unpacked_a + i * s->depth;
+    if (tile->m == kernel->mr && tile->n == kernel->nr) return s->unpacked_a + i * s->terms;
     pack_rows(s, s->unpacked_a, i, tile->m);
     return NULL;
 }
@@ -270,7 +267,7 @@ static void pack_panel(const struct stage *s, float *panel, int64_t j, int colum
         tile.b_step = b->row_stride;
     } else {
         tile.b = panel;
-        cpu_pack_panels(panel, from, columns, s->depth, b->col_stride, b->row_stride, kernel->nr);
+        cpu_pack_panels(panel, from, columns, s->terms, b->col_stride, b->row_stride, kernel->nr);
     }
     if (!s->rows_done) return;
     multiply_tile(s, &tile, panel_a, at_once ? panel : NULL);
@@ -289,7 +286,7 @@ static void pack_columns(const struct stage *s, float *panels, const struct cpu_
         const int64_t block = block_after(loops, blocks, helped), begin = block * s->plan->nc,
                       end = block_end(s, block);
         for (int64_t j; (j = begin + cpu_take(&loops->counters->of_block[block].next_panel) * nr) < end;)
-            pack_panel(s, panels + j * s->depth, j, (int)min64(nr, end - j));
+            pack_panel(s, panels + j * s->terms, j, (int)min64(nr, end - j));
     }
 }
 
@@ -370,14 +367,14 @@ static void prepare_a(struct stage *s, struct cpu_loops *loops, bool packs, int6
     const float *packed = plan->by_row ? NULL : operand_panels(&p->a, p->batch);
     s->a_row = 1;
     s->a_step = mr;
-    s->a_panel = mr * s->depth;
+    s->a_panel = mr * s->terms;
     if (packed)
-        s->a = packed + s->first * round_up(p->a.packed->source.rows, mr) + (loops->row0 + s->i) * s->depth;
+        s->a = packed + s->first * round_up(p->a.packed->source.rows, mr) + (loops->row0 + s->i) * s->terms;
     else if (plan->packs_a) {
         float *block = loops->block_a[loops->self->stage / stages_across % 2];
         s->a = block;
         if (plan->by_row) {
-            s->a_row = s->depth;
+            s->a_row = s->terms;
             s->a_step = 1;
         }
         if (!packs || s->j || loops->has_a) return;
@@ -400,10 +397,10 @@ static void prepare_b(struct stage *s, const struct cpu_loops *loops, bool packs
     const int nr = plan->kernel->nr;
     const float *packed = plan->by_row ? NULL : operand_panels(&p->b, p->batch);
     s->b_step = nr;
-    s->b_panel = nr * s->depth;
-    s->b_block = plan->nc * s->depth;
+    s->b_panel = nr * s->terms;
+    s->b_block = plan->nc * s->terms;
     if (packed)
-        s->b = packed + s->first * round_up(p->b.packed->source.cols, nr) + (loops->col0 + s->j) * s->depth;
+        s->b = packed + s->first * round_up(p->b.packed->source.cols, nr) + (loops->col0 + s->j) * s->terms;
     else if (plan->packs_b) {
         float *panels = loops->blocks_b[loops->self->stage % 2];
         s->b = panels;
@@ -424,13 +421,13 @@ static void set_sum(struct stage *s) {
     s->alpha = waits ? 1 : p->alpha;
     s->beta = !is_first ? 1 : waits ? 0 : p->beta;
     s->addend = is_first ? p->addend : result_as_addend(&p->c);
-    s->scales = waits && s->first + s->depth >= p->k;
+    s->scales = waits && s->first + s->terms >= p->k;
 }
 
 void cpu_multiply_product(const cpu_plan *plan, const tsr_problem *p, struct cpu_loops *loops) {
-    const int64_t across = plan->blocks * plan->nc, depth = plan->by_row ? p->k : plan->kc;
+    const int64_t across = plan->blocks * plan->nc, terms = plan->by_row ? p->k : plan->kc;
     for (int64_t i = 0; i < p->m; i += plan->mc)
-        for (int64_t first = 0; first < p->k; first += depth)
+        for (int64_t first = 0; first < p->k; first += terms)
             for (int64_t j = 0; j < p->n; j += across, loops->self->stage++) {
                 const enum cpu_stage state = cpu_stage(loops->self);
                 if (state == CPU_STAGE_OVER) continue;
@@ -442,7 +439,7 @@ void cpu_multiply_product(const cpu_plan *plan, const tsr_problem *p, struct cpu
                                   .j = j,
                                   .columns = min64(across, p->n - j),
                                   .first = first,
-                                  .depth = min64(depth, p->k - first)};
+                                  .terms = min64(terms, p->k - first)};
                 set_sum(&s);
                 prepare_a(&s, loops, packs, ceil_div(p->n, across));
                 prepare_b(&s, loops, packs);

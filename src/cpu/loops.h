@@ -2,8 +2,8 @@
 #ifndef TESSERA_CPU_LOOPS_H
 #define TESSERA_CPU_LOOPS_H
 
-#include "plan.h"
-#include "team.h"
+#include "cpu/plan.h"
+#include "cpu/team.h"
 
 /* What is left of one block of B in the current stage: panels to pack, and rows to multiply with it. One cache line
  * each, because other members rarely look at it. */

@@ -9,7 +9,7 @@
 #include <arm_neon.h>
 #include <assert.h>
 
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 384, LANES = 4, VECTORS = NR / LANES };
 
@@ -110,7 +110,7 @@ static inline vector product(vector x, vector y) { return vmulq_f32(x, y); }
 static inline vector add(vector x, vector y) { return vaddq_f32(x, y); }
 static inline float sum_lanes(vector x) { return vaddvq_f32(x); }
 
-#include "row.h"
+#include "cpu/row.h"
 
 const struct cpu_kernel cpu_kernel_neon = {.name = "neon",
                                            .mr = MR,

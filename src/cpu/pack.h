@@ -4,15 +4,15 @@
 
 #include <stdint.h>
 
-/* Writes `lanes` x `depth` elements of a matrix as panels of `width` lanes. Lanes are rows of A or columns of B; depth
- * runs along K. Element (lane, p) is source[lane*lane_stride + p*depth_stride]; strides may be zero or negative. In
+/* Writes `lanes` x `terms` elements of a matrix as panels of `width` lanes. Lanes are rows of A or columns of B; terms
+ * run along k. Element (lane, p) is source[lane*lane_stride + p*term_stride]; strides may be zero or negative. In
  *
- *     panels[lane/width * width*depth  +  p*width  +  lane%width]
+ *     panels[lane/width * width*terms  +  p*width  +  lane%width]
  *
  * it lies where a kernel walks through it from the first float to the last. The missing lanes of the last panel become
- * zeros; depth is never padded, so no 0*Inf is made up.
+ * zeros; terms are never padded, so no 0*Inf is made up.
  */
-void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t depth, int64_t lane_stride,
-                     int64_t depth_stride, int width);
+void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
+                     int64_t term_stride, int width);
 
 #endif

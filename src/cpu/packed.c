@@ -5,9 +5,9 @@
  */
 #include <string.h>
 
-#include "amx.h"
-#include "pack.h"
-#include "plan.h"
+#include "cpu/amx.h"
+#include "cpu/pack.h"
+#include "cpu/plan.h"
 #include "rounding.h"
 
 /* The float panels of a packed operand, a multiple of 16 floats; 0: too many. */
@@ -55,7 +55,7 @@ void cpu_pack(const tsr_packed *packed, float factor) {
     cpu_rounding_end(mode);
 }
 
-void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t depth,
+void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t terms,
                       int64_t step) {
     const struct cpu_kernel *kernel = packed->context->cpu_kernel;
     const bool left = packed->side == TSR_LEFT;
@@ -63,10 +63,10 @@ void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t
     const int64_t all_lanes = left ? o->rows : o->cols, k = left ? o->cols : o->rows;
     const int width = left ? kernel->mr : kernel->nr;
     const int64_t kc = even_block(k, kernel->kc, 1);
-    for (int64_t p = first; p < first + depth; p++, to += step) {
-        const int64_t block = p / kc * kc, block_depth = min64(kc, k - block);
+    for (int64_t p = first; p < first + terms; p++, to += step) {
+        const int64_t block = p / kc * kc, block_terms = min64(kc, k - block);
         const float *panels = (const float *)packed->panels + block * round_up(all_lanes, width) + (p - block) * width;
         for (int64_t i = 0; i < lanes; i++)
-            to[i] = panels[(lane + i) / width * width * block_depth + (lane + i) % width];
+            to[i] = panels[(lane + i) / width * width * block_terms + (lane + i) % width];
     }
 }

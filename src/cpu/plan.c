@@ -1,12 +1,13 @@
 /* plan.c: how the CPU engine computes a product: orientation, blocking, what is packed, how threads share the work. */
-#include "plan.h"
+#include "cpu/plan.h"
 
-#include "amx.h"
-#include "cost.h"
+#include "cpu/amx.h"
+#include "cpu/cost.h"
+#include "cpu/team.h"
 #include "rounding.h"
-#include "team.h"
 
-/* B is packed where this many tiles reuse what one packing read, and it has so many elements: fewer stay in cache. */
+/* B is packed if more than this many panels of A's rows reuse it and it has more than this many elements; a smaller B
+ * stays in cache unpacked. */
 enum { REUSE_WORTH_PACKING = 2, FLOATS_WORTH_PACKING = 1 << 16 };
 
 /* Parts that the rows of a macro block are cut into, so that members finish nearly together; and the most rows of one,
@@ -74,8 +75,8 @@ static void cut_row(cpu_plan *plan, const tsr_problem *p, int64_t shared) {
     plan->nc = round_up(max64(1, ceil_div(p->n, plan->blocks)), CPU_LINE);
 }
 
-/* Members that share a product have a block of columns each, as long as there are columns, and then parts of its rows.
- * */
+/* Members that share a product have a block of columns each, as long as there are columns, and then parts of its
+ * rows. */
 static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
     const struct cpu_kernel *kernel = plan->kernel;
     const int64_t shared = plan->sharing == CPU_BY_BLOCKS ? plan->threads : 1;
@@ -98,7 +99,7 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
 /* A is packed where many columns use what one packing read, and its rows are not contiguous, or so large that each
  * block of B would read them from memory again; the latter only where a tile packs them as it multiplies. Few rows over
  * several k blocks are read in place, so that members can take columns. */
-static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
+static bool should_pack_a(const struct cpu_kernel *kernel, const tsr_problem *p) {
     enum { FLOATS_BEYOND_CACHE = 1 << 20 };
     if (!p->k || operand_panels(&p->a, p->batch) || p->n <= 8 * kernel->nr) return false;
     if (has_few_panels(kernel, p) && p->k > kernel->kc) return false;
@@ -106,7 +107,7 @@ static bool packs_left(const struct cpu_kernel *kernel, const tsr_problem *p) {
            (kernel->multiply_and_pack && p->n > 24 * kernel->nr && p->m > FLOATS_BEYOND_CACHE / p->k);
 }
 
-static bool packs_right(const struct cpu_kernel *kernel, const tsr_problem *p) {
+static bool should_pack_b(const struct cpu_kernel *kernel, const tsr_problem *p) {
     if (!p->k || operand_panels(&p->b, p->batch)) return false;
     return p->b.col_stride != 1 || (p->m > REUSE_WORTH_PACKING * kernel->mr && p->n > FLOATS_WORTH_PACKING / p->k);
 }
@@ -204,8 +205,8 @@ static tsr_status make(cpu_plan *plan, tsr_context *context, const tsr_problem *
     plan->kc = even_block(p.k, kernel->kc, 1);
     plan->by_row = is_row(kernel, &p) || is_few_rows(kernel, &p);
     /* Of a row, A is copied where the kernel reads it along B's columns, which are as long as k. */
-    plan->packs_a = plan->by_row ? p.a.col_stride != 1 && p.b.row_stride == 1 : packs_left(kernel, &p);
-    plan->packs_b = !plan->by_row && packs_right(kernel, &p);
+    plan->packs_a = plan->by_row ? p.a.col_stride != 1 && p.b.row_stride == 1 : should_pack_a(kernel, &p);
+    plan->packs_b = !plan->by_row && should_pack_b(kernel, &p);
     share_among_threads(plan, &p, context->options.threads);
     const size_t limit = context->options.max_workspace;
     if (!fit_workspace(plan, &p, limit ? limit : SIZE_MAX))
@@ -216,10 +217,8 @@ static tsr_status make(cpu_plan *plan, tsr_context *context, const tsr_problem *
 }
 
 tsr_status cpu_plan_make(cpu_plan *plan, tsr_context *context, const tsr_problem *problem) {
-    const uint64_t mode = cpu_rounding_begin(); /* whatever the caller's, so that every choice is the same */
     const tsr_status status = make(plan, context, problem);
     plan->max_workspace = context->options.max_workspace;
-    cpu_rounding_end(mode);
     return status;
 }
 
@@ -233,10 +232,12 @@ bool cpu_plan_part(cpu_plan *part, const cpu_plan *whole, const tsr_problem *p, 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 void cpu_plan_print_blocks(const cpu_plan *plan, tsr_text *text) {
-    static const char *const packs[2][2] = {{"nothing", "right"}, {"left", "left and right"}};
+    static const char *const packs[2][2] = {{"nothing", "B"}, {"A", "A and B"}};
+    const bool a = plan->transposed ? plan->packs_b : plan->packs_a; /* the caller's A and B */
+    const bool b = plan->transposed ? plan->packs_a : plan->packs_b;
     tsr_text_add(text, "blocks: %lld x %lld x %lld (mc, nc, kc)\n", (long long)plan->mc, (long long)plan->nc,
                  (long long)plan->kc);
-    tsr_text_add(text, "packs: %s\n", packs[plan->packs_a][plan->packs_b]);
+    tsr_text_add(text, "packs: %s\n", packs[a][b]);
 }
 
 static void print_threads(const cpu_plan *plan, const tsr_problem *p, tsr_text *text) {

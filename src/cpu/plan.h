@@ -3,8 +3,8 @@
 #ifndef TESSERA_CPU_PLAN_H
 #define TESSERA_CPU_PLAN_H
 
-#include "cpu.h"
-#include "kernel.h"
+#include "cpu/cpu.h"
+#include "cpu/kernel.h"
 
 /* Floats of a cache line. */
 enum { CPU_LINE = 16 };
@@ -16,10 +16,10 @@ enum { CPU_PARTS_PER_THREAD = 8 };
 /* The most blocks of B that are packed at once: their counters, 64 bytes each, are on the caller's stack. */
 enum { CPU_MOST_BLOCKS = 64 };
 
-/* The size of each of the fewest equal blocks, no larger than `most`, that cover `whole` in multiples of `unit`. */
-static inline int64_t even_block(int64_t whole, int64_t most, int64_t unit) {
-    if (whole <= 0) return unit;
-    return round_up(ceil_div(whole, ceil_div(whole, most)), unit);
+/* The size of each of the fewest equal blocks, no larger than `most`, that cover `whole` in multiples of `multiple`. */
+static inline int64_t even_block(int64_t whole, int64_t most, int64_t multiple) {
+    if (whole <= 0) return multiple;
+    return round_up(ceil_div(whole, ceil_div(whole, most)), multiple);
 }
 
 /* The product as it is computed. Strides over a single row or column, which may be any number, become 1. */

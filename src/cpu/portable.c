@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <math.h>
 
-#include "kernel.h"
+#include "cpu/kernel.h"
 
 enum { MR = 4, NR = 8, MC = 3072, NC = 256, KC = 384 };
 

@@ -3,8 +3,8 @@
  *
  * Where a column of B is contiguous, its sum has 2 * LANES chains of multiply-adds: chain i has the terms i, i + 2 *
  * LANES and so on. The two vectors of chains are added, then the lanes of the sum as sum_lanes says. Columns are read
- * eight side by side, ROW_DEPTH at a time, so that A's part stays in the first-level cache; sums of one depth are added
- * to those before.
+ * eight side by side, ROW_TERMS at a time, so that A's part stays in the first-level cache; sums of so many terms are
+ * added to those before.
  *
  * Where B's rows are contiguous instead, a sum is one chain for each kc of k, as in a tile: eight rows are read side by
  * side, from end to end, and the sums stay in the first-level cache.
@@ -22,10 +22,10 @@
 
 #include <math.h>
 
-#include "kernel.h"
+#include "cpu/kernel.h"
 #include "problem.h"
 
-enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_DEPTH = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
+enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_TERMS = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
 
 /* Floats of B that may be in cache already: more are prefetched. */
 enum { NEAR = 1 << 18 };
@@ -42,10 +42,10 @@ static inline __attribute__((always_inline)) vector load_apart(const float *from
     return load(x);
 }
 
-/* The sums of some columns of B over one depth. How many, whether B is far and whether A's elements are contiguous are
- * constants wherever this is inlined. */
+/* The sums of some columns of B over ROW_TERMS of k, or fewer. How many, whether B is far and whether A's elements are
+ * contiguous are constants wherever this is inlined. */
 static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COLUMNS], const float *a, int64_t a_step,
-                                                              const float *b, int64_t b_col, int64_t depth,
+                                                              const float *b, int64_t b_col, int64_t terms,
                                                               const int columns, const bool far,
                                                               const bool contiguous) {
     enum { AHEAD = 512 };
@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
         for (int h = 0; h < ROW_CHAINS; h++) sum[i][h] = zeros();
     }
     int64_t p = 0;
-    for (; p + ROW_CHAINS * LANES <= depth; p += ROW_CHAINS * LANES) {
+    for (; p + ROW_CHAINS * LANES <= terms; p += ROW_CHAINS * LANES) {
         CPU_UNROLL
         for (int h = 0; h < ROW_CHAINS; h++) {
             const int64_t at_a = p + h * LANES;
@@ -73,7 +73,7 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
     }
     CPU_UNROLL
     for (int h = 0; h < ROW_CHAINS; h++, p += LANES) {
-        const int left = (int)min64(LANES, depth - p);
+        const int left = (int)min64(LANES, terms - p);
         if (left <= 0) break;
         const vector x = contiguous ? load_first(a + p, left) : load_apart(a + p * a_step, a_step, left);
         CPU_UNROLL
@@ -87,8 +87,8 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
 static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
     const bool far = is_far(t);
     float sums[ROW_COLUMNS];
-    for (int64_t first = 0; first < t->k; first += ROW_DEPTH) {
-        const int64_t depth = min64(ROW_DEPTH, t->k - first);
+    for (int64_t first = 0; first < t->k; first += ROW_TERMS) {
+        const int64_t terms = min64(ROW_TERMS, t->k - first);
         const float *a = t->a + first * t->a_step;
         const float beta = first ? 1 : t->beta, *s = first ? t->c : t->s;
         for (int j = 0, columns; j < t->n; j += columns) {
@@ -96,13 +96,13 @@ static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
             columns = t->n - j < ROW_COLUMNS ? 1 : ROW_COLUMNS;
             if (t->a_step != 1) {
                 columns = 1;
-                sum_columns(sums, a, t->a_step, b, b_col, depth, 1, true, false);
+                sum_columns(sums, a, t->a_step, b, b_col, terms, 1, true, false);
             } else if (columns == 1)
-                sum_columns(sums, a, 1, b, b_col, depth, 1, true, true);
+                sum_columns(sums, a, 1, b, b_col, terms, 1, true, true);
             else if (far)
-                sum_columns(sums, a, 1, b, b_col, depth, ROW_COLUMNS, true, true);
+                sum_columns(sums, a, 1, b, b_col, terms, ROW_COLUMNS, true, true);
             else
-                sum_columns(sums, a, 1, b, b_col, depth, ROW_COLUMNS, false, true);
+                sum_columns(sums, a, 1, b, b_col, terms, ROW_COLUMNS, false, true);
             for (int i = 0; i < columns; i++)
                 t->c[j + i] = beta == 0 ? t->alpha * sums[i] : fmaf(t->alpha, sums[i], beta * s[j + i]);
         }

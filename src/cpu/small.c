@@ -4,16 +4,16 @@
  * the stack. There is one k block, no workspace and no barrier; members of a team take parts of C. Every element is
  * summed in the order of loops.c, so the bits are the same.
  */
-#include "small.h"
+#include "cpu/small.h"
 
 #include <stdatomic.h>
 
-#include "amx.h"
-#include "cpu.h"
-#include "kernel.h"
-#include "pack.h"
+#include "cpu/amx.h"
+#include "cpu/cpu.h"
+#include "cpu/kernel.h"
+#include "cpu/pack.h"
+#include "cpu/team.h"
 #include "rounding.h"
-#include "team.h"
 
 /* Multiply-adds of a small product; larger ones are worth packing for. Where no side is longer than SHORT, all of it
  * stays in cache without being packed. */
@@ -65,7 +65,7 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
            (b->col_stride == 1 || n == 1 || fits_strips(kernel, n, k, b->row_stride));
 }
 
-/* Whether the pointers of such a product are valid and C is apart from A and B, beyond doubt. */
+/* Whether the pointers of such a product are valid and C is apart from A and B, for certain. */
 static inline bool are_apart(const tsr_operand *a, const float *a_data, const tsr_operand *b, const float *b_data,
                              const tsr_result *c, const float *c_data) {
     const uintptr_t a_end = end_of(a_data, a->rows, a->cols, a->row_stride, a->col_stride);
@@ -167,7 +167,7 @@ struct shared_product {
     struct cpu_tile product;
     int64_t b_col;
     bool by_columns;
-    int unit; /* rows or columns: of which parts are multiples */
+    int multiple; /* rows or columns, of which parts are multiples */
     _Atomic int next;
     struct cpu_team team;
 };
@@ -180,7 +180,7 @@ static int take_part(struct shared_product *s, int *first) {
     int at = atomic_load_explicit(&s->next, memory_order_relaxed), count;
     do {
         const int share = (all - at + parts - 1) / parts;
-        count = (int)min64((share + s->unit - 1) / s->unit * s->unit, all - at);
+        count = (int)min64((share + s->multiple - 1) / s->multiple * s->multiple, all - at);
     } while (count > 0 && !atomic_compare_exchange_weak_explicit(&s->next, &at, at + count, memory_order_relaxed,
                                                                  memory_order_relaxed));
     *first = at;
@@ -217,11 +217,11 @@ static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_ti
                                     .product = *product,
                                     .b_col = b_col,
                                     .by_columns = by_columns,
-                                    .unit = by_columns               ? COLUMNS
-                                            : kernel->multiply_whole ? ROWS
-                                                                     : kernel->mr};
+                                    .multiple = by_columns               ? COLUMNS
+                                                : kernel->multiply_whole ? ROWS
+                                                                         : kernel->mr};
     const double work = (double)product->m * product->n * (double)product->k;
-    shared.team = (struct cpu_team){.work = work_on_parts, .argument = &shared, .is_short = work < CPU_SHORT_WORK};
+    shared.team = (struct cpu_team){.work = work_on_parts, .argument = &shared, .is_short = work < SHORT_PRODUCT};
     cpu_team_run(&shared.team, threads);
 }
 

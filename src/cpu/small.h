@@ -2,8 +2,8 @@
 #ifndef TESSERA_CPU_SMALL_H
 #define TESSERA_CPU_SMALL_H
 
+#include "cpu/kernel.h"
 #include "internal.h"
-#include "kernel.h"
 
 /* Whether each product of a batch is small, and its matrices can be read in place. */
 bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p);

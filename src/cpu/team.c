@@ -11,7 +11,7 @@
  * A forked child starts with an empty pool. When the library is unloaded or the process exits, the workers are joined,
  * unless a product is being computed at that moment: the application's thread still needs them.
  */
-#include "team.h"
+#include "cpu/team.h"
 
 #include <assert.h>
 #include <linux/futex.h>

@@ -27,9 +27,6 @@ static inline int cpu_useful_threads(double multiply_adds, int threads) {
     return useful < 1 ? 1 : useful < threads ? (int)useful : threads;
 }
 
-/* A short product, in multiply-adds: over before a sleeping worker would wake. */
-enum { CPU_SHORT_WORK = 3000000 };
-
 /* A number that threads wait for to change, and how many of them sleep: where none does, nobody has to be woken. */
 struct cpu_signal {
     atomic_uint value, sleepers;

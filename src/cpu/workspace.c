@@ -5,14 +5,14 @@
  * entry instead of hundreds, and a block of B that is contiguous in physical memory spreads evenly over the sets of a
  * cache.
  */
-#include "workspace.h"
+#include "cpu/workspace.h"
 
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "cpu.h"
+#include "cpu/cpu.h"
 
 enum { LINE_BYTES = 64, HUGE_PAGE = 2 << 20, WORTH_A_HUGE_PAGE = HUGE_PAGE / 4 };
 

@@ -1,7 +1,7 @@
 /* commands.c: issues commands and carries them out.
  *
- * Three streams run at once: `in` carries panels or chunks to the GPU, `compute` packs and multiplies, `out` carries
- * blocks back. Each slot for a panel, chunk or block on the GPU has an event: what is copied into it waits until what
+ * Three streams run at once: `in` carries strips or chunks to the GPU, `compute` packs and multiplies, `out` carries
+ * blocks back. Each slot for a strip, chunk or block on the GPU has an event: what is copied into it waits until what
  * was there has been used.
  */
 #include "offload/commands.h"

@@ -15,9 +15,9 @@
 #include "offload/offload.h"
 
 #include "cpu/cpu.h"
-#include "cpu/rounding.h"
 #include "cpu/team.h"
 #include "offload/transfer.h"
+#include "rounding.h"
 
 void transfer_note(transfer *t, CUresult error, const char *doing) {
     if (error && !t->status) t->status = cuda_fail(error, "%s GPU %d", doing, t->context->cuda->device.ordinal);
@@ -60,13 +60,13 @@ static void issue_block(transfer *t, const tsr_problem *p, const block_walk *w, 
     const CUdeviceptr c_memory = c_slots + (size_t)(t->blocks_issued % x->c_slots) * x->c_bytes;
     tsr_problem host = {0}; /* the part of p that is multiplied */
     t->workspace = c_slots + (size_t)x->c_slots * x->c_bytes;
-    for (int64_t depth = 0; depth < p->k && !t->status; depth += x->bk) {
-        const int64_t k = min64(x->bk, p->k - depth);
-        const int64_t set = item % PANEL_SETS, chunk = t->chunks_issued++ % CHUNK_SLOTS;
-        const int a_slot = (int)(x->keeps ? set * x->a_panels + w->i : chunk % x->a_slots);
-        const int b_slot = (int)(x->keeps ? set * x->b_panels + w->j : chunk % x->b_slots);
+    for (int64_t k0 = 0; k0 < p->k && !t->status; k0 += x->bk) {
+        const int64_t k = min64(x->bk, p->k - k0);
+        const int64_t set = item % STRIP_SETS, chunk = t->chunks_issued++ % CHUNK_SLOTS;
+        const int a_slot = (int)(x->keeps ? set * x->a_strips + w->i : chunk % x->a_slots);
+        const int b_slot = (int)(x->keeps ? set * x->b_strips + w->j : chunk % x->b_slots);
         const bool sends_a = !x->keeps || w->i >= t->a_sent, sends_b = !x->keeps || w->j >= t->b_sent;
-        host = problem_part(p, &(problem_range){.m0 = i, .n0 = j, .k0 = depth, .m = m, .n = n, .k = k, .batch = 1});
+        host = problem_part(p, &(problem_range){.m0 = i, .n0 = j, .k0 = k0, .m = m, .n = n, .k = k, .batch = 1});
         tsr_problem block = partition_block(p, m, n, k);
         block.a.data = (const float *)(a_slots + (size_t)a_slot * a_slot_bytes);
         block.b.data = (const float *)(b_slots + (size_t)b_slot * b_slot_bytes);
@@ -77,8 +77,8 @@ static void issue_block(transfer *t, const tsr_problem *p, const block_walk *w, 
         if (is_zero(block.beta)) block.addend = (tsr_operand){0};
         if (sends_a) send_operand(t, &host.a, block.a.data, offload->events[A_USED + a_slot]);
         if (sends_b) send_operand(t, &host.b, block.b.data, offload->events[B_USED + b_slot]);
-        if (!depth) wait_for_c_slot(t);
-        if (!depth && !is_zero(p->beta)) send_operand(t, &host.addend, block.c.data, NULL);
+        if (!k0) wait_for_c_slot(t);
+        if (!k0 && !is_zero(p->beta)) send_operand(t, &host.addend, block.c.data, NULL);
         if (t->status) return;
         t->a_sent += sends_a;
         t->b_sent += sends_b;

@@ -7,9 +7,9 @@
 
 enum { ALIGNMENT = 256 }; /* of slots on the GPU */
 
-/* Panels that stay: large enough for the kernels to be at their best, small enough for blocks to be done early. The
+/* Strips that stay: large enough for the kernels to be at their best, small enough for blocks to be done early. The
  * last ones sent are of A, so these are smaller: what they complete has no other copies to hide behind. */
-enum { LEAST_BM = 512, MOST_BM = 1024, LEAST_BN = 1024, MOST_BN = 2048, PANEL_STEP = 256 };
+enum { LEAST_BM = 512, MOST_BM = 1024, LEAST_BN = 1024, MOST_BN = 2048, STRIP_STEP = 256 };
 
 /* Chunks that do not stay, and the blocks they are for: so large that multiplying takes as long as copying. */
 enum { BLOCK = 16384, CHUNK = 1024 };
@@ -38,12 +38,12 @@ size_t partition_bytes(const partition *x) {
 
 /* Sizes and numbers of slots, and the workspace, for bm, bn and bk as they are. */
 static tsr_status measure(partition *x, tsr_context *context, const tsr_problem *p) {
-    x->a_panels = ceil_div(p->m, x->bm);
-    x->b_panels = ceil_div(p->n, x->bn);
-    const int64_t sets = min64(PANEL_SETS, p->batch), chunks = ceil_div(p->k, x->bk);
-    x->a_slots = (int)(x->keeps ? sets * x->a_panels : min64(CHUNK_SLOTS, chunks));
-    x->b_slots = (int)(x->keeps ? sets * x->b_panels : min64(CHUNK_SLOTS, chunks));
-    const int64_t blocks = x->a_panels * x->b_panels * min64(MOST_C_SLOTS, p->batch);
+    x->a_strips = ceil_div(p->m, x->bm);
+    x->b_strips = ceil_div(p->n, x->bn);
+    const int64_t sets = min64(STRIP_SETS, p->batch), chunks = ceil_div(p->k, x->bk);
+    x->a_slots = (int)(x->keeps ? sets * x->a_strips : min64(CHUNK_SLOTS, chunks));
+    x->b_slots = (int)(x->keeps ? sets * x->b_strips : min64(CHUNK_SLOTS, chunks));
+    const int64_t blocks = x->a_strips * x->b_strips * min64(MOST_C_SLOTS, p->batch);
     x->c_slots = (int)min64(blocks, x->keeps ? MOST_C_SLOTS : CHUNK_SLOTS);
     x->a_bytes = aligned(x->bm * x->bk);
     x->b_bytes = aligned(x->bk * x->bn);
@@ -63,9 +63,9 @@ static tsr_status measure(partition *x, tsr_context *context, const tsr_problem 
 }
 
 /* A fourth of the rows or columns, if that is no less than `least` and no more than `most`, in whole steps. */
-static int64_t panel_of(int64_t all, int64_t least, int64_t most) {
+static int64_t strip_of(int64_t all, int64_t least, int64_t most) {
     const int64_t rows = min64(max64(ceil_div(all, 4), least), most);
-    return min64(all, round_up(max64(rows, ceil_div(all, MOST_PANELS)), PANEL_STEP));
+    return min64(all, round_up(max64(rows, ceil_div(all, MOST_STRIPS)), STRIP_STEP));
 }
 
 static void halve_larger(int64_t *x, int64_t *y) {
@@ -90,8 +90,8 @@ static bool shrink(partition *x) {
 tsr_status partition_choose(partition *x, tsr_context *context, const tsr_problem *p, size_t limit) {
     if (sizeof(float) * ((double)p->m + (double)p->n) * (double)p->k <= (double)limit) {
         *x = (partition){.keeps = true,
-                         .bm = panel_of(p->m, LEAST_BM, MOST_BM),
-                         .bn = panel_of(p->n, LEAST_BN, MOST_BN),
+                         .bm = strip_of(p->m, LEAST_BM, MOST_BM),
+                         .bn = strip_of(p->n, LEAST_BN, MOST_BN),
                          .bk = p->k};
         if (!measure(x, context, p) && partition_bytes(x) <= limit) return TSR_OK;
     }
@@ -105,22 +105,22 @@ tsr_status partition_choose(partition *x, tsr_context *context, const tsr_proble
     }
 }
 
-/* Where panels do not stay there is no point in taking turns: all of B counts as sent. */
+/* Where strips do not stay there is no point in taking turns: all of B counts as sent. */
 block_walk block_walk_begin(const partition *x) {
-    return (block_walk){.a_panels = 1, .b_panels = x->keeps ? 1 : x->b_panels, .j = -1};
+    return (block_walk){.a_strips = 1, .b_strips = x->keeps ? 1 : x->b_strips, .j = -1};
 }
 
 bool block_walk_next(block_walk *w, const partition *x) {
-    if (w->down ? ++w->i < w->a_panels : ++w->j < w->b_panels) return true;
-    if (w->a_panels == x->a_panels && w->b_panels == x->b_panels) return false;
-    /* The next panel is of the operand of which less has been sent. */
-    w->down = w->a_panels == x->a_panels ||
-              (w->b_panels < x->b_panels && w->b_panels * x->a_panels <= w->a_panels * x->b_panels);
+    if (w->down ? ++w->i < w->a_strips : ++w->j < w->b_strips) return true;
+    if (w->a_strips == x->a_strips && w->b_strips == x->b_strips) return false;
+    /* The next strip is of the operand of which less has been sent. */
+    w->down = w->a_strips == x->a_strips ||
+              (w->b_strips < x->b_strips && w->b_strips * x->a_strips <= w->a_strips * x->b_strips);
     if (w->down) {
         w->i = 0;
-        w->j = w->b_panels++;
+        w->j = w->b_strips++;
     } else {
-        w->i = w->a_panels++;
+        w->i = w->a_strips++;
         w->j = 0;
     }
     return true;

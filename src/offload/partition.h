@@ -1,16 +1,16 @@
 /* partition.h: how C is cut into blocks, in which order they are computed, and how much GPU memory that takes.
  *
- * C is computed in blocks of bm x bn. Where A and B fit into the GPU's memory they stay there, in panels of bm rows and
- * bn columns, of the whole depth, each sent and packed once. Panels are sent in the order that completes blocks of C as
- * early as possible: one of A and one of B in turn, and after each the blocks that it makes with all that are there. So
+ * C is computed in blocks of bm x bn. Where A and B fit into the GPU's memory they stay there, in strips of bm rows and
+ * bn columns over all of k, each sent and packed once. Strips are sent in the order that completes blocks of C as early
+ * as possible: one of A and one of B in turn, and after each the blocks that it makes with all that are there. So
  * C is on its way back almost as long as A and B are on theirs.
  *
- *         B0 B1 B2          panels are sent in the order A0 B0 B1 A1 B2 A2,
+ *         B0 B1 B2          strips are sent in the order A0 B0 B1 A1 B2 A2,
  *     A0   1  2  5          blocks are computed as numbered
  *     A1   3  4  6
  *     A2   7  8  9
  *
- * Where A and B do not fit, blocks follow each other row by row, each a sum over chunks of bk of depth, and chunks of A
+ * Where A and B do not fit, blocks follow each other row by row, each a sum over chunks of bk terms, and chunks of A
  * and B are sent for each block anew. (The product is transposed beforehand where that makes A the smaller operand.)
  *
  * The partition follows from the shapes, the GPU's memory and options.max_workspace, not from what is free at the
@@ -21,16 +21,16 @@
 
 #include "internal.h"
 
-enum { MOST_PANELS = 32 }; /* of A, and of B */
-enum { PANEL_SETS = 2 };   /* the next item of a batch is sent while the last one is computed */
-enum { MOST_OPERAND_SLOTS = PANEL_SETS * MOST_PANELS };
+enum { MOST_STRIPS = 32 }; /* of A, and of B */
+enum { STRIP_SETS = 2 };   /* the next item of a batch is sent while the last one is computed */
+enum { MOST_OPERAND_SLOTS = STRIP_SETS * MOST_STRIPS };
 enum { MOST_C_SLOTS = 32 };
 enum { CHUNK_SLOTS = 3 };
 
 typedef struct partition {
-    bool keeps; /* A and B in panels that stay; else in chunks that do not */
+    bool keeps; /* A and B in strips that stay; else in chunks that do not */
     int64_t bm, bn, bk;
-    int64_t a_panels, b_panels; /* rows and columns of blocks */
+    int64_t a_strips, b_strips; /* rows and columns of blocks */
     int a_slots, b_slots, c_slots;
     size_t a_bytes, b_bytes, c_bytes; /* of a matrix in its slot; behind it, in slots of A and B, its packed form */
     size_t a_packed, b_packed;        /* of that; 0 where products do without */
@@ -46,7 +46,7 @@ tsr_problem partition_block(const tsr_problem *problem, int64_t m, int64_t n, in
 
 /* Goes through the blocks of C in order. */
 typedef struct block_walk {
-    int64_t a_panels, b_panels; /* those that have been sent, the one being multiplied among them */
+    int64_t a_strips, b_strips; /* those that have been sent, the one being multiplied among them */
     bool down;    /* the last one sent is of B: it is multiplied by all of A's; else the other way round */
     int64_t i, j; /* the block */
 } block_walk;

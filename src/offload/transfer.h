@@ -15,7 +15,7 @@ typedef struct transfer {
     command_queue commands;
     return_queue returns;
     int64_t blocks_issued, chunks_issued;
-    int64_t a_sent, b_sent; /* panels of the item of the batch for which commands have been issued */
+    int64_t a_sent, b_sent; /* strips of the item of the batch for which commands have been issued */
     tsr_packed a_packed[MOST_OPERAND_SLOTS], b_packed[MOST_OPERAND_SLOTS];
     CUdeviceptr workspace;
     tsr_status status; /* of the first call that failed */

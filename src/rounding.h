@@ -1,16 +1,16 @@
 /* rounding.h: the arithmetic of the contract. Between cpu_rounding_begin and cpu_rounding_end subnormals are kept,
  * rounding is to nearest and no exception traps, whatever the calling thread, or the one that started a worker, has set
  * for itself. Its own mode is restored afterwards. */
-#ifndef TESSERA_CPU_ROUNDING_H
-#define TESSERA_CPU_ROUNDING_H
+#ifndef TESSERA_ROUNDING_H
+#define TESSERA_ROUNDING_H
 
 #include <stdint.h>
 #ifdef __SSE__
 #include <xmmintrin.h>
 #endif
 
-/* Writing the register stalls the processor, so it is only written if more than the flags of past exceptions differs.
- * */
+/* Writing the register stalls the processor, so it is only written if more than the flags of past exceptions
+ * differs. */
 #if defined __SSE__
 
 enum { CPU_ROUNDING_FLAGS = 0x3f, CPU_ROUNDING_DEFAULT = 0x1f80 };
