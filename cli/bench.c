@@ -10,32 +10,32 @@
 #include "workload.h"
 
 typedef struct measurement {
-    problem shape;
+    product_shape shape;
     tsr_precision precision;
     timing time;
     char *plan; /* as tsr_plan_print has it */
 } measurement;
 
 /* Measured if no shapes are given: squares small and large, odd sizes, few columns, a long sum. */
-static const problem cpu_shapes[] = {
+static const product_shape cpu_shapes[] = {
     {64, 64, 64, false, false},       {256, 256, 256, false, false},  {1024, 1024, 1024, false, false},
     {2048, 2048, 2048, false, false}, {1031, 743, 517, false, false}, {8192, 32, 512, false, false},
     {256, 256, 16384, false, false},
 };
 
 /* One square that is small for a GPU, then the reference problems. */
-static const problem gpu_shapes[] = {
+static const product_shape gpu_shapes[] = {
     {1024, 1024, 1024, false, false}, {4096, 4096, 4096, false, false}, {2048, 4096, 8192, false, false},
     {8205, 5921, 2949, false, false}, {2048, 4096, 8192, true, false},  {2048, 4096, 8192, true, true},
 };
 
 /* One shape at each of the precisions. */
-static int measure_shape(device *d, measurement *out, const problem *p, const tsr_precision *precisions, int count,
-                         const options *chosen) {
+static int measure_shape(device *d, measurement *out, const product_shape *p, const tsr_precision *precisions,
+                         int count, const options *chosen) {
     workload w;
     int status = workload_make(&w, d, p, chosen->seed);
     for (int i = 0; i < count && !status; i++) {
-        progress_step("%lld x %lld x %lld %s %s", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
+        progress_step("%lld x %lld x %lld %s %s", (long long)p->m, (long long)p->n, (long long)p->k, shape_layout(p),
                       tsr_precision_name(precisions[i]));
         out[i].shape = *p;
         out[i].precision = precisions[i];
@@ -48,13 +48,15 @@ static int measure_shape(device *d, measurement *out, const problem *p, const ts
 
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
-static double gflops(const problem *p, double seconds) { return seconds > 0 ? 1e-9 * problem_flops(p) / seconds : 0; }
+static double gflops(const product_shape *p, double seconds) {
+    return seconds > 0 ? 1e-9 * shape_flops(p) / seconds : 0;
+}
 
 static void print_row(const measurement *x) {
-    const problem *p = &x->shape;
+    const product_shape *p = &x->shape;
     char shape[72];
     snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)p->m, (long long)p->n, (long long)p->k);
-    progress_print("%-17s %-6s %-9s  %9.1f %9.1f  %10.4f %10.4f  %7d\n", shape, problem_layout(p),
+    progress_print("%-17s %-6s %-9s  %9.1f %9.1f  %10.4f %10.4f  %7d\n", shape, shape_layout(p),
                    tsr_precision_name(x->precision), gflops(p, x->time.best), gflops(p, x->time.median),
                    1e3 * x->time.best, 1e3 * x->time.median, x->time.samples * x->time.calls_per_sample);
 }
@@ -87,9 +89,9 @@ static void print_json(const char *device_name, const measurement *measured, int
     printf(",\n  \"results\": [");
     for (int i = 0; i < count; i++) {
         const measurement *x = &measured[i];
-        const problem *p = &x->shape;
+        const product_shape *p = &x->shape;
         printf("%s\n    {\"m\": %lld, \"n\": %lld, \"k\": %lld, \"layout\": \"%s\", \"precision\": \"%s\", ",
-               i ? "," : "", (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p),
+               i ? "," : "", (long long)p->m, (long long)p->n, (long long)p->k, shape_layout(p),
                tsr_precision_name(x->precision));
         printf("\"best_ms\": %.6g, \"median_ms\": %.6g, \"best_gflops\": %.6g, \"median_gflops\": %.6g, ",
                1e3 * x->time.best, 1e3 * x->time.median, gflops(p, x->time.best), gflops(p, x->time.median));
@@ -103,7 +105,7 @@ static void print_json(const char *device_name, const measurement *measured, int
 /* ---- The command ------------------------------------------------------------------------------------------------- */
 
 /* The shapes of the command line; none there: *count is 0. */
-static int parse_shapes(problem **shapes, int *count, const options *chosen) {
+static int parse_shapes(product_shape **shapes, int *count, const options *chosen) {
     int words = chosen->argument_count;
     *count = 0;
     *shapes = calloc((size_t)words + 1, sizeof **shapes);
@@ -112,14 +114,14 @@ static int parse_shapes(problem **shapes, int *count, const options *chosen) {
     if (!strchr(chosen->arguments[0], ',')) {
         if (words != 3) return misuse("write one shape as M N K, or any number as M,N,K");
         *count = 1;
-        return problem_parse(*shapes, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
+        return shape_parse(*shapes, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
     }
     for (int status; *count < words; ++*count)
-        if ((status = problem_parse_shape(*shapes + *count, chosen->arguments[*count]))) return status;
+        if ((status = shape_parse_word(*shapes + *count, chosen->arguments[*count]))) return status;
     return EXIT_OK;
 }
 
-static int measure_all(device *d, const options *chosen, const problem *shapes, int shape_count) {
+static int measure_all(device *d, const options *chosen, const product_shape *shapes, int shape_count) {
     tsr_precision precisions[3];
     int precision_count = precisions_chosen(chosen, precisions), status = EXIT_OK;
     measurement *measured = calloc((size_t)shape_count, 3 * sizeof *measured);
@@ -131,7 +133,7 @@ static int measure_all(device *d, const options *chosen, const problem *shapes, 
     progress_begin(shape_count * precision_count);
     int count = 0;
     for (int i = 0; i < shape_count && !status; i++) {
-        problem p = shapes[i];
+        product_shape p = shapes[i];
         p.transpose_a ^= chosen->transpose_a;
         p.transpose_b ^= chosen->transpose_b;
         status = measure_shape(d, measured + count, &p, precisions, precision_count, chosen);
@@ -146,7 +148,7 @@ static int measure_all(device *d, const options *chosen, const problem *shapes, 
 }
 
 static int run_bench(const options *chosen) {
-    problem *shapes = NULL;
+    product_shape *shapes = NULL;
     int count, status = parse_shapes(&shapes, &count, chosen);
     device d;
     if (!status && !(status = device_open(&d, chosen, INFINITY, 0))) {

@@ -83,7 +83,7 @@ static void print_families(FILE *out, const grading *g) {
         outcome o = outcome_of_family(g, i);
         if (!o.products) continue;
         const judgement *worst = &o.worst;
-        const problem *p = &o.layout;
+        const product_shape *p = &o.layout;
         fprintf(out, "| %s | %s | %d | %.3g | ", families[i].name, kind_name(families[i].kind), o.products,
                 worst->worst);
         if (tf32)
@@ -91,7 +91,7 @@ static void print_families(FILE *out, const grading *g) {
         else
             fprintf(out, "%.0f", worst->bound);
         fprintf(out, " | %.3f | %.2e | %lld x %lld x %lld %s | %s |\n", o.used, o.relative, (long long)p->m,
-                (long long)p->n, (long long)p->k, problem_layout(p), has_failed(&o) ? "**FAILED**" : "pass");
+                (long long)p->n, (long long)p->k, shape_layout(p), has_failed(&o) ? "**FAILED**" : "pass");
     }
     for (int i = 0; i < FAMILY_TOTAL; i++)
         if (g->failures[i][0]) fprintf(out, "\n**FAILED**, %s: %s.\n", families[i].name, g->failures[i]);
@@ -176,7 +176,7 @@ static void print_outcome(FILE *out, const outcome *o, tsr_precision precision) 
         print_number(out, "bound", o->worst.bound);
     print_number(out, "used", o->used);
     print_number(out, "relative", o->relative);
-    fprintf(out, ", \"layout\": \"%s\"", problem_layout(&o->layout));
+    fprintf(out, ", \"layout\": \"%s\"", shape_layout(&o->layout));
 }
 
 static void print_json_family(FILE *out, const grading *g, int index) {

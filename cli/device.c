@@ -169,7 +169,7 @@ static bool fits_in_device(double bytes) {
 /* What it takes to start a GPU: the driver, a context, the kernels' images. */
 static const double gpu_start_seconds = 0.2;
 
-double device_cpu_seconds(const options *chosen, const problem *p, int64_t batch) {
+double device_cpu_seconds(const options *chosen, const product_shape *p, int64_t batch) {
     tsr_options cpu = TSR_OPTIONS_DEFAULT;
     cpu.precision = chosen->precision;
     cpu.threads = chosen->threads;
@@ -178,7 +178,7 @@ double device_cpu_seconds(const options *chosen, const problem *p, int64_t batch
     tsr_context *context = NULL;
     tsr_plan *plan = NULL;
     double seconds = INFINITY;
-    if (problem_batch(p, &a, &b, &c) && !tsr_context_create(&context, &cpu) &&
+    if (shape_batch(p, &a, &b, &c) && !tsr_context_create(&context, &cpu) &&
         !tsr_plan_create(&plan, context, batch, &a, &b, &c))
         seconds = tsr_plan_seconds(plan);
     tsr_plan_destroy(plan);

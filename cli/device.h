@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 #include "options.h"
-#include "problem.h"
+#include "shape.h"
 
 typedef struct device {
     tsr_options made_from;
@@ -16,7 +16,7 @@ typedef struct device {
 } device;
 
 /* Seconds that `batch` products would take on the CPU by tsr_plan_seconds; INFINITY if they cannot be planned. */
-double device_cpu_seconds(const options *chosen, const problem *p, int64_t batch);
+double device_cpu_seconds(const options *chosen, const product_shape *p, int64_t batch);
 
 /* Opens the device the options choose, with a context at their precision. `auto` takes the GPU if there is one that
  * holds `bytes`, and if the CPU would need longer, `cpu_seconds`, than a GPU to start; otherwise the CPU. EXIT_OK or

@@ -73,8 +73,8 @@ static int material_make(material *x, const family *f, shape s, bool tf32, uint6
         /* What is not written shows, and so does C where it is read although beta is 0. */
         for (size_t i = 0; i < x->c_count; i++)
             x->before[i] = f->beta == 0 ? NAN : (float)(random_below(&source, 201) - 100);
-        problem p = {s.m, s.n, s.k, false, false};
-        tsr_operand a = problem_a(&p, x->a), b = problem_b(&p, x->b);
+        product_shape p = {s.m, s.n, s.k, false, false};
+        tsr_operand a = shape_a(&p, x->a), b = shape_b(&p, x->b);
         /* Above, the float64 product would take seconds. */
         bool all = (double)s.m * (double)s.n * (double)s.k <= 0x1p27;
         status = exact_make(&x->exact, &a, &b, all ? 1 : 16, all ? 0 : 64, tf32, seed);
@@ -95,7 +95,7 @@ static tsr_operand operand_of(const float *data, int64_t rows, int64_t cols, boo
 }
 
 static int multiply_on_device(device *d, const stored_product *x) {
-    const problem *p = &x->shape;
+    const product_shape *p = &x->shape;
     size_t a_bytes = (size_t)(stored_rows(p->transpose_a, p->m, p->k) * x->lda) * sizeof(float);
     size_t b_bytes = (size_t)(stored_rows(p->transpose_b, p->k, p->n) * x->ldb) * sizeof(float);
     size_t c_bytes = (size_t)(p->m * x->ldc) * sizeof(float);
@@ -124,9 +124,9 @@ static int multiply(const grading *g, const stored_product *x) {
 
 /* ---- Judging ----------------------------------------------------------------------------------------------------- */
 
-static void describe_failure(char text[400], const problem *p, const judgement *j, bool outside, bool repeated) {
+static void describe_failure(char text[400], const product_shape *p, const judgement *j, bool outside, bool repeated) {
     int length = snprintf(text, 400, "%lld x %lld x %lld %s: ", (long long)p->m, (long long)p->n, (long long)p->k,
-                          problem_layout(p));
+                          shape_layout(p));
     size_t left = (size_t)(400 - length);
     if (outside)
         snprintf(text + length, left, "memory between the rows of C was written");
@@ -162,7 +162,7 @@ static void outcome_add(outcome *total, const outcome *part) {
 }
 
 /* One product, twice. */
-static int grade_product(grading *g, int family_index, int shape_index, const problem *p, const material *x) {
+static int grade_product(grading *g, int family_index, int shape_index, const product_shape *p, const material *x) {
     const family *f = &families[family_index];
     shape s = shapes[shape_index];
     stored_product asked = {.shape = *p,
@@ -216,7 +216,7 @@ int grade_family(grading *gradings, int count, int family_index, scope limit, ui
             if (!is_held_to(f, gradings[g].precision)) continue;
             if (gradings[g].device) status = device_use_precision(gradings[g].device, gradings[g].precision);
             for (int layout = 0; layout < 4 && !status; layout++) {
-                problem p = {s.m, s.n, s.k, layout & 1, layout >> 1};
+                product_shape p = {s.m, s.n, s.k, layout & 1, layout >> 1};
                 status = grade_product(&gradings[g], family_index, i, &p, &x);
             }
         }

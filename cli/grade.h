@@ -13,7 +13,7 @@ typedef struct outcome {
     int broken;       /* of these, how many break the contract */
     int unrepeatable; /* and how many have other bits when computed again */
     int shape;        /* of the product nearest to what is allowed, or furthest beyond: index, layout, judgement */
-    problem layout;
+    product_shape layout;
     judgement worst;
     double used;     /* how much of what is allowed that one uses */
     double relative; /* the largest relative Frobenius error of all */

@@ -136,7 +136,7 @@ static void on_exit_within(void) {
 
 /* Fortran's matrices are stored in columns: what is stored in rows is their transpose, and C^T = B^T A^T. */
 static void call_fortran(const library *l, const stored_product *x) {
-    const problem *p = &x->shape;
+    const product_shape *p = &x->shape;
     fortran_sgemm *function;
     memcpy(&function, &l->function, sizeof function);
     function(p->transpose_b ? "T" : "N", p->transpose_a ? "T" : "N", &p->n, &p->m, &p->k, &x->alpha, x->b, &x->ldb,
@@ -144,7 +144,7 @@ static void call_fortran(const library *l, const stored_product *x) {
 }
 
 static void call_cblas(const library *l, const stored_product *x) {
-    const problem *p = &x->shape;
+    const product_shape *p = &x->shape;
     int transpose_a = p->transpose_a ? TRANSPOSE : NO_TRANSPOSE,
         transpose_b = p->transpose_b ? TRANSPOSE : NO_TRANSPOSE;
     if (l->symbol->convention == CBLAS_64) {
@@ -165,11 +165,11 @@ void library_multiply(library *l, const stored_product *x) {
     if (!watching) watching = atexit(on_exit_within) == 0;
     struct sigaction crash = {.sa_handler = on_crash}, before[CRASH_SIGNAL_TOTAL];
     fenv_t ours;
-    const problem *p = &x->shape;
+    const product_shape *p = &x->shape;
     snprintf(last_words, sizeof last_words,
              "tessera check: --library %s: the library crashed or ended the process in %s, %lld x %lld x %lld %s; it "
              "cannot be graded\n",
-             l->given, l->symbol->name, (long long)p->m, (long long)p->n, (long long)p->k, problem_layout(p));
+             l->given, l->symbol->name, (long long)p->m, (long long)p->n, (long long)p->k, shape_layout(p));
     for (int i = 0; i < CRASH_SIGNAL_TOTAL; i++) sigaction(crash_signals[i], &crash, &before[i]);
     fegetenv(&ours);
     fesetenv(&l->environment);

@@ -4,7 +4,7 @@
 
 #include <fenv.h>
 
-#include "problem.h"
+#include "shape.h"
 
 typedef struct blas_symbol blas_symbol;
 

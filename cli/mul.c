@@ -4,8 +4,8 @@
 #include "command.h"
 #include "device.h"
 #include "npy.h"
-#include "problem.h"
 #include "progress.h"
+#include "shape.h"
 
 static tsr_operand operand_of(const npy_matrix *matrix, bool transpose) {
     tsr_operand o = {.data = matrix->data,
@@ -30,7 +30,7 @@ static int multiply_files(const options *chosen, const npy_matrix *a_file, const
             "must equal the rows of the second",
             chosen->arguments[0], (long long)a.rows, (long long)a.cols, chosen->transpose_a ? " (transposed)" : "",
             chosen->arguments[1], (long long)b.rows, (long long)b.cols, chosen->transpose_b ? " (transposed)" : "");
-    problem p = {a.rows, b.cols, a.cols, chosen->transpose_a, chosen->transpose_b};
+    product_shape p = {a.rows, b.cols, a.cols, chosen->transpose_a, chosen->transpose_b};
     float *product;
     npy_output output;
     device d;
@@ -81,7 +81,7 @@ const command mul_command = {
                    "or Fortran order; C is written in C order. C may be one of the inputs. A run that fails leaves\n"
                    "whatever was at C as it was.\n"
                    "\n"
-                   "--precision   fp32 (default) float32-accurate for every input, on the quickest units that can be\n"
+                   "--precision   fp32 (default) float32-accurate for every input, on the fastest units that can be\n"
                    "              ieee           every operation in IEEE float32 or wider\n"
                    "              tf32           operands rounded to 11 significant bits\n"
                    "--device      auto takes the GPU if there is one and the CPU would take longer than its start\n",

@@ -4,12 +4,12 @@
 
 #include "command.h"
 #include "device.h"
-#include "problem.h"
+#include "shape.h"
 
-static int print_plan(const device *d, const problem *p, int64_t batch) {
+static int print_plan(const device *d, const product_shape *p, int64_t batch) {
     tsr_operand a, b;
     tsr_result c;
-    if (!problem_batch(p, &a, &b, &c))
+    if (!shape_batch(p, &a, &b, &c))
         return fail("the matrices of M,N,K = %lld,%lld,%lld have more elements than 64 bits count", (long long)p->m,
                     (long long)p->n, (long long)p->k);
     tsr_plan *plan;
@@ -25,12 +25,12 @@ static int print_plan(const device *d, const problem *p, int64_t batch) {
 
 static int run_plan(const options *chosen) {
     if (chosen->argument_count != 3) return misuse("it takes three sizes, M N K, and got %d", chosen->argument_count);
-    problem p = {.transpose_a = chosen->transpose_a, .transpose_b = chosen->transpose_b};
-    int status = problem_parse(&p, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
+    product_shape p = {.transpose_a = chosen->transpose_a, .transpose_b = chosen->transpose_b};
+    int status = shape_parse(&p, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
     if (status) return status;
     device d;
     const double seconds = device_cpu_seconds(chosen, &p, chosen->batch);
-    if ((status = device_open(&d, chosen, seconds, (double)chosen->batch * problem_bytes(&p)))) return status;
+    if ((status = device_open(&d, chosen, seconds, (double)chosen->batch * shape_bytes(&p)))) return status;
     status = print_plan(&d, &p, chosen->batch);
     device_close(&d);
     return status;

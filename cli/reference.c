@@ -10,7 +10,7 @@
 /* KernelBench level 1, numbers 1, 2, 8, 16 and 18. */
 static const struct {
     const char *name;
-    problem shape;
+    product_shape shape;
 } references[] = {
     {.name = "square", .shape = {4096, 4096, 4096, false, false}},
     {.name = "standard", .shape = {2048, 4096, 8192, false, false}},
@@ -25,8 +25,8 @@ enum { REFERENCE_TOTAL = sizeof references / sizeof references[0] };
 enum { ROW_STEP = 128, COL_STEP = 512 };
 
 static int judge_product(judgement *j, const workload *w, tsr_precision precision, uint64_t seed) {
-    tsr_operand a = problem_a(&w->shape, w->a), b = problem_b(&w->shape, w->b);
-    tsr_result c = problem_c(&w->shape, w->c);
+    tsr_operand a = shape_a(&w->shape, w->a), b = shape_b(&w->shape, w->b);
+    tsr_result c = shape_c(&w->shape, w->c);
     exact_lines exact;
     int status = exact_make(&exact, &a, &b, ROW_STEP, COL_STEP, precision == TSR_TF32, seed);
     if (status) return status;
@@ -37,7 +37,7 @@ static int judge_product(judgement *j, const workload *w, tsr_precision precisio
 
 static int run_problem(device *d, int index, const options *chosen, bool *kept) {
     const char *name = references[index].name;
-    const problem *p = &references[index].shape;
+    const product_shape *p = &references[index].shape;
     workload w;
     timing t;
     judgement j;
@@ -58,8 +58,8 @@ static int run_problem(device *d, int index, const options *chosen, bool *kept) 
     double share = contract_share(&j, chosen->precision);
     char shape[32];
     snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)p->m, (long long)p->n, (long long)p->k);
-    progress_print("%-16s %-15s %-6s %10.3f %10.1f %10.2e %8.4f  %s\n", name, shape, problem_layout(p), 1e3 * t.median,
-                   1e-9 * problem_flops(p) / t.median, j.relative, share, *kept ? "pass" : "FAILED");
+    progress_print("%-16s %-15s %-6s %10.3f %10.1f %10.2e %8.4f  %s\n", name, shape, shape_layout(p), 1e3 * t.median,
+                   1e-9 * shape_flops(p) / t.median, j.relative, share, *kept ? "pass" : "FAILED");
     return EXIT_OK;
 }
 
@@ -67,7 +67,7 @@ static int run_reference(const options *chosen) {
     if (chosen->argument_count) return misuse("unexpected argument '%s'", chosen->arguments[0]);
     device d;
     double bytes = 0;
-    for (int i = 0; i < REFERENCE_TOTAL; i++) bytes = fmax(bytes, problem_bytes(&references[i].shape));
+    for (int i = 0; i < REFERENCE_TOTAL; i++) bytes = fmax(bytes, shape_bytes(&references[i].shape));
     int status = device_open(&d, chosen, INFINITY, bytes), failures = 0;
     if (status) return status;
     printf("tessera %s on %s, precision %s\n\n%-16s %-15s %-6s %10s %10s %10s %8s\n", tsr_version(), d.name,

@@ -1,9 +1,9 @@
 /* selftest.c: `tessera selftest`, products whose results are known, on every kernel this machine can run.
  *
  * Operands are small integers, so that every sum is exact in float32 whatever its order and must be equal, not close.
- * What is expected is computed in 64-bit integers, away from the units under test, and its checksum is a constant below:
- * a processor that gets the reference wrong as well is found out, too. Uniform data, whose rounding depends on the
- * order of the sums, is held to the contract of tessera.h. */
+ * What is expected is computed in 64-bit integers, away from the units under test, and its checksum is a constant
+ * below: a processor that gets the reference wrong as well is found out, too. Uniform data, whose rounding depends on
+ * the order of the sums, is held to the contract of tessera.h. */
 #include "selftest.h"
 
 #include <math.h>
@@ -329,8 +329,8 @@ static int test_precision(selftest *s, const device *opened, const char *label, 
     return status;
 }
 
-/* All products at the strictest precision that the kernel keeps, the brief ones at the others. Prints a line unless `to`
- * is NULL. */
+/* All products at the strictest precision that the kernel keeps, the brief ones at the others. Prints a line unless
+ * `to` is NULL. */
 static int test_kernel(selftest *s, const device *d, const char *label, const char *kernel, FILE *to) {
     static const tsr_precision precisions[] = {TSR_IEEE, TSR_FP32, TSR_TF32};
     const int before = s->products;

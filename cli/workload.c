@@ -6,7 +6,7 @@
 #include "command.h"
 #include "random.h"
 
-int workload_make(workload *w, device *d, const problem *shape, uint64_t seed) {
+int workload_make(workload *w, device *d, const product_shape *shape, uint64_t seed) {
     *w = (workload){.shape = *shape};
     int64_t m = shape->m, n = shape->n, k = shape->k;
     int status;
@@ -32,8 +32,8 @@ void workload_free(workload *w, device *d) {
 }
 
 int workload_time(const workload *w, device *d, timing *t, double seconds, char **plan_text) {
-    tsr_operand a = problem_a(&w->shape, w->a_data), b = problem_b(&w->shape, w->b_data);
-    tsr_result c = problem_c(&w->shape, w->c_data);
+    tsr_operand a = shape_a(&w->shape, w->a_data), b = shape_b(&w->shape, w->b_data);
+    tsr_result c = shape_c(&w->shape, w->c_data);
     tsr_plan *plan;
     tsr_status made = tsr_plan_create(&plan, d->context, 1, &a, &b, &c);
     if (made) return fail_status("cannot plan this product", made);

@@ -3,17 +3,17 @@
 #define TESSERA_CLI_WORKLOAD_H
 
 #include "device.h"
-#include "problem.h"
+#include "shape.h"
 
 typedef struct workload {
-    problem shape;
+    product_shape shape;
     float *a, *b, *c; /* on the host; c is not filled */
     const float *a_data, *b_data;
     float *c_data;
 } workload;
 
 /* EXIT_OK or EXIT_FAILED; either way workload_free is due. */
-int workload_make(workload *w, device *d, const problem *shape, uint64_t seed);
+int workload_make(workload *w, device *d, const product_shape *shape, uint64_t seed);
 void workload_free(workload *w, device *d);
 
 /* Plans the product in the device's context and times it. *plan_text: the plan as tsr_plan_print has it, to be freed;

@@ -1,5 +1,5 @@
-/* problem.c: shapes, layouts and memory of a product. */
-#include "problem.h"
+/* shape.c: shapes, layouts and memory of a product. */
+#include "shape.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 /* Beyond it the bytes of even one row overflow. */
 static const int64_t largest_size = INT64_MAX / 16;
 
-int problem_parse(problem *p, const char *m, const char *n, const char *k) {
+int shape_parse(product_shape *p, const char *m, const char *n, const char *k) {
     int status;
     if ((status = parse_count(&p->m, "M", m, 0, largest_size)) ||
         (status = parse_count(&p->n, "N", n, 0, largest_size)) ||
@@ -20,24 +20,24 @@ int problem_parse(problem *p, const char *m, const char *n, const char *k) {
     return EXIT_OK;
 }
 
-int problem_parse_shape(problem *p, const char *shape) {
+int shape_parse_word(product_shape *p, const char *shape) {
     char m[72];
     if ((size_t)snprintf(m, sizeof m, "%s", shape) >= sizeof m) return misuse("'%s' is no shape M,N,K", shape);
     char *n = strchr(m, ','), *k = n ? strchr(n + 1, ',') : NULL;
     if (!k) return misuse("'%s' is no shape: write M,N,K, as in 1024,1024,512", shape);
     *n++ = '\0';
     *k++ = '\0';
-    return problem_parse(p, m, n, k);
+    return shape_parse(p, m, n, k);
 }
 
-const char *problem_layout(const problem *p) {
+const char *shape_layout(const product_shape *p) {
     static const char *const names[2][2] = {{"nn", "nt"}, {"tn", "tt"}};
     return names[p->transpose_a][p->transpose_b];
 }
 
-double problem_flops(const problem *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->k; }
+double shape_flops(const product_shape *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->k; }
 
-double problem_bytes(const problem *p) {
+double shape_bytes(const product_shape *p) {
     double m = (double)p->m, n = (double)p->n, k = (double)p->k;
     return sizeof(float) * (m * k + k * n + m * n);
 }
@@ -50,17 +50,21 @@ static tsr_operand dense_operand(const float *data, int64_t rows, int64_t cols, 
                          .col_stride = transposed ? rows : 1};
 }
 
-tsr_operand problem_a(const problem *p, const float *data) { return dense_operand(data, p->m, p->k, p->transpose_a); }
-tsr_operand problem_b(const problem *p, const float *data) { return dense_operand(data, p->k, p->n, p->transpose_b); }
+tsr_operand shape_a(const product_shape *p, const float *data) {
+    return dense_operand(data, p->m, p->k, p->transpose_a);
+}
+tsr_operand shape_b(const product_shape *p, const float *data) {
+    return dense_operand(data, p->k, p->n, p->transpose_b);
+}
 
-tsr_result problem_c(const problem *p, float *data) {
+tsr_result shape_c(const product_shape *p, float *data) {
     return (tsr_result){.data = data, .rows = p->m, .cols = p->n, .row_stride = p->n, .col_stride = 1};
 }
 
-bool problem_batch(const problem *p, tsr_operand *a, tsr_operand *b, tsr_result *c) {
-    *a = problem_a(p, NULL);
-    *b = problem_b(p, NULL);
-    *c = problem_c(p, NULL);
+bool shape_batch(const product_shape *p, tsr_operand *a, tsr_operand *b, tsr_result *c) {
+    *a = shape_a(p, NULL);
+    *b = shape_b(p, NULL);
+    *c = shape_c(p, NULL);
     return !__builtin_mul_overflow(p->m, p->k, &a->batch_stride) &&
            !__builtin_mul_overflow(p->k, p->n, &b->batch_stride) &&
            !__builtin_mul_overflow(p->m, p->n, &c->batch_stride);

@@ -1,6 +1,6 @@
-/* problem.h: a product to plan, time or check: its shape, how its matrices lie, and memory for them. */
-#ifndef TESSERA_CLI_PROBLEM_H
-#define TESSERA_CLI_PROBLEM_H
+/* shape.h: a product to plan, time or check: its shape, how its matrices lie, and memory for them. */
+#ifndef TESSERA_CLI_SHAPE_H
+#define TESSERA_CLI_SHAPE_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -8,14 +8,14 @@
 #include "tessera.h"
 
 /* C (m x n) = A (m x k) * B (k x n). A transposed matrix is stored the other way round: A as k x m, B as n x k. */
-typedef struct problem {
+typedef struct product_shape {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
-} problem;
+} product_shape;
 
 /* alpha*A*B + beta*C of matrices in host memory, each stored in rows that lie `ld` floats apart. */
 typedef struct stored_product {
-    problem shape;
+    product_shape shape;
     float alpha, beta;
     const float *a, *b;
     float *c;
@@ -23,22 +23,22 @@ typedef struct stored_product {
 } stored_product;
 
 /* The three sizes from three words, or from one word "M,N,K". EXIT_OK or EXIT_USAGE. */
-int problem_parse(problem *p, const char *m, const char *n, const char *k);
-int problem_parse_shape(problem *p, const char *shape);
+int shape_parse(product_shape *p, const char *m, const char *n, const char *k);
+int shape_parse_word(product_shape *p, const char *shape);
 
 /* "nn", "tn", "nt" or "tt": how A and B are stored. */
-const char *problem_layout(const problem *p);
+const char *shape_layout(const product_shape *p);
 
-double problem_flops(const problem *p); /* 2*m*n*k */
-double problem_bytes(const problem *p); /* of A, B and C */
+double shape_flops(const product_shape *p); /* 2*m*n*k */
+double shape_bytes(const product_shape *p); /* of A, B and C */
 
 /* The matrices at these addresses, densely stored. */
-tsr_operand problem_a(const problem *p, const float *data);
-tsr_operand problem_b(const problem *p, const float *data);
-tsr_result problem_c(const problem *p, float *data);
+tsr_operand shape_a(const product_shape *p, const float *data);
+tsr_operand shape_b(const product_shape *p, const float *data);
+tsr_result shape_c(const product_shape *p, float *data);
 
 /* Those of a batch, one matrix behind the other, without addresses; false if 64 bits do not count their elements. */
-bool problem_batch(const problem *p, tsr_operand *a, tsr_operand *b, tsr_result *c);
+bool shape_batch(const product_shape *p, tsr_operand *a, tsr_operand *b, tsr_result *c);
 
 /* Memory for rows x cols floats, to be freed; never NULL on success. `name` is the matrix's name in the message. */
 int matrix_allocate(float **data, const char *name, int64_t rows, int64_t cols);
