@@ -77,15 +77,17 @@ void forget_counts() {
 /* Whether the sizes alone say that torch is faster. This comes first and looks at nothing else, because such products
  * are small and host time matters for them. */
 template <const Switch &device, int dims>
-static bool is_small(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
+static bool torch_is_faster_by_size(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
     if (word & ALWAYS || a.dim() != dims || b.dim() != dims || a.scalar_type() != at::kFloat) return false;
     const at::IntArrayRef a_sizes = a.sizes(), b_sizes = b.sizes();
     const Sizes sizes = {dims == 3 ? static_cast<double>(a_sizes[0]) : 1, static_cast<double>(a_sizes[dims - 2]),
                          static_cast<double>(b_sizes[dims - 1]), static_cast<double>(a_sizes[dims - 1])};
     const bool faster = &device == &cpu_switch
                             ? tessera_is_faster_on_cpu(sizes)
-                            : tessera_is_faster_on_cuda(precision_of(word), is_hopper(a.device()), {true, true}, sizes);
-    return !faster && !pass(TORCH_IS_FASTER);
+                            : tessera_is_faster_on_cuda(precision_of(word), is_hopper(a.device()), UNPLANNED, sizes);
+    if (faster) return false;
+    pass(TORCH_IS_FASTER);
+    return true;
 }
 
 /* ---- Taking a product -------------------------------------------------------------------------------------------- */
@@ -138,10 +140,12 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
         return pass(NOT_POSSIBLE);
     }
     if (!always && p.a.is_cuda()) {
-        const Sizes sizes = {static_cast<double>(planned->batch), static_cast<double>(planned->m),
-                             static_cast<double>(planned->n), static_cast<double>(planned->k)};
-        const bool split = is_split(*planned);
-        if (!tessera_is_faster_on_cuda(p.precision, is_hopper(p.a.device()), {split, !split}, sizes))
+        const Sizes of_plan = {static_cast<double>(planned->batch), static_cast<double>(planned->m),
+                               static_cast<double>(planned->n), static_cast<double>(planned->k)};
+        Candidates chosen;
+        chosen.split = is_split(*planned);
+        chosen.ieee = !chosen.split;
+        if (!tessera_is_faster_on_cuda(p.precision, is_hopper(p.a.device()), chosen, of_plan))
             return pass(TORCH_IS_FASTER);
     }
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
@@ -186,7 +190,7 @@ static bool is_real(const Scalar &beta, const Scalar &alpha) { return !beta.isCo
 /* The switch's word where there is a product to look at, or 0. */
 template <const Switch &device, int dims> static uint32_t word_for(const Tensor &a, const Tensor &b) {
     const uint32_t word = device.word.load(std::memory_order_relaxed);
-    return word && !is_small<device, dims>(word, a, b) ? word : 0;
+    return word && !torch_is_faster_by_size<device, dims>(word, a, b) ? word : 0;
 }
 
 /* Each takes a product of `dims`-dimensional tensors or passes it on to torch's function. */

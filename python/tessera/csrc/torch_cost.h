@@ -19,8 +19,9 @@ struct Sizes {
 
 /* What a plan may do: both until the product is planned, one of them afterwards. */
 struct Candidates {
-    bool split, ieee;
+    bool split = true, ieee = true;
 };
+constexpr Candidates UNPLANNED = {};
 
 namespace torch_cost {
 
@@ -35,20 +36,14 @@ struct Packing {
 constexpr Packing packing[] = {
     {16384, 2.4e-12, 0}, {4096, 4e-12, 0}, {1024, 9e-12, 0}, {256, 14e-12, 32e-6}, {128, 24e-12, 32e-6}};
 
-/* The ieee kernels on Hopper. */
-constexpr double THIN = 8;                  /* up to so many rows or columns, a product reads the other operand once */
-constexpr double THIN_SECONDS = 0.8e-6;     /* up to which one launch of ours is the faster one, */
-constexpr double THIN_BYTES = 20e6;         /* if the operand is in the L2 cache, too; */
-constexpr double THIN_K = 4096;             /* from which on split-K makes up for its second launch, */
-constexpr double THIN_WIDTH = 512;          /* if C is so small that torch does not fill the GPU */
-constexpr double LONG_K = 1024;             /* from which on k is split, which takes a second launch */
-constexpr double ONE_LAUNCH_SECONDS = 4e-6; /* up to which one launch of ours takes less host time than torch's */
-constexpr double ONE_LAUNCH_BYTES = 48e6;   /* a C beyond the L2 cache is written faster by torch */
-constexpr double SPLIT_K_SECONDS = 12e-6;   /* up to which torch does not fill the GPU with a long k, */
-constexpr double SPLIT_K = 2048;            /* nor from this k on */
-constexpr double FEW_ROWS = 32;             /* below, torch's times vary from 0.6 to 3.9 of ours, */
-constexpr double SOME_ROWS = 16;            /* except with as many rows in products */
-constexpr double SOME_ROWS_SECONDS = 8e-6;  /* as large as this */
+/* The ieee kernels on Hopper: ieee_is_faster has the rules. Seconds are torch's. */
+constexpr double THIN = 8;      /* rows or columns */
+constexpr double LONG_K = 1024; /* from here on k is split, which takes a second launch */
+constexpr double THIN_LONG_K = 4096, THIN_LONG_WIDTH = 512;
+constexpr double THIN_SECONDS = 0.8e-6, THIN_BYTES = 20e6;
+constexpr double ONE_LAUNCH_SECONDS = 4e-6, ONE_LAUNCH_BYTES = 48e6;
+constexpr double SPLIT_K_SECONDS = 12e-6, SPLIT_K = 2048;
+constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
 
 /* Where the ieee kernels are known to gain on other GPUs. */
 constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
@@ -71,11 +66,18 @@ inline bool ieee_is_faster(tsr_precision precision, bool on_hopper, const Sizes 
     if (!on_hopper) return precision == TSR_IEEE && narrow >= OTHER_GPU_SIDE && seconds >= OTHER_GPU_SECONDS;
     if (precision == TSR_TF32) return false;
     if (narrow <= THIN) {
-        if (s.k >= LONG_K) return s.batch == 1 && s.k >= THIN_K && wide <= THIN_WIDTH;
+        /* A thin product reads the wide operand once. With a long k, splitting it makes up for the second launch only
+         * if k is longer still and C so small that torch does not fill the GPU. */
+        if (s.k >= LONG_K) return s.batch == 1 && s.k >= THIN_LONG_K && wide <= THIN_LONG_WIDTH;
+        /* Our one launch is faster for short products whose wide operand is in the L2 cache. */
         return seconds <= THIN_SECONDS && FLOAT * s.batch * wide * s.k <= THIN_BYTES;
     }
+    /* One launch of ours takes less host time than torch's. A C beyond the L2 cache is written faster by torch. */
     if (s.k < LONG_K) return seconds <= ONE_LAUNCH_SECONDS && FLOAT * s.batch * s.m * s.n <= ONE_LAUNCH_BYTES;
+    /* With few rows torch takes between 0.6 and 3.9 times our time: left to torch, except larger products of some
+     * rows. */
     if (narrow < FEW_ROWS) return narrow >= SOME_ROWS && seconds >= SOME_ROWS_SECONDS;
+    /* Torch does not fill the GPU with a short product of long k, nor with any product where k is SPLIT_K or more. */
     return seconds <= SPLIT_K_SECONDS || s.k >= SPLIT_K;
 }
 
