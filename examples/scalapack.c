@@ -1,7 +1,7 @@
 /* scalapack.c: C = A*B on matrices that no one process holds, by ScaLAPACK's psgemm_ over MPI.
  *
- * The processes form a grid; each holds blocks of every matrix, dealt out in turn. psgemm_ sends blocks around and calls
- * sgemm_ for what is local, so with libtessera_blas in front those products are Tessera's:
+ * The processes form a grid; each holds blocks of every matrix, dealt out in turn. psgemm_ sends blocks around and
+ * calls sgemm_ for what is local, so with libtessera_blas in front those products are Tessera's:
  *
  *     mpicc scalapack.c -o scalapack -lscalapack-openmpi
  *     mpirun -np 4 tessera run -- ./scalapack 4000

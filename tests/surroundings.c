@@ -1,8 +1,7 @@
 /* surroundings.c: products in threads that do not have the usual surroundings.
  *
  *   - denormals-are-zero, flush-to-zero, each rounding mode, and unmasked traps: the bits are those of the default
- * mode, and the
- *     caller finds its mode again;
+ *     mode, and the caller finds its mode again;
  *   - a stack of 32 KiB (48 KiB with avx512 or AMX) beyond the least that a thread can have, with a guard page below;
  *   - a page that a signal handler makes readable when a thread touches it.
  *

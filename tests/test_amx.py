@@ -169,8 +169,8 @@ def test_zeros_are_carried(amx, rng):
 
 
 @needs_amx
-def test_every_float_is_its_pieces(amx, rng):
-    """Times one, floats of every exponent come back: the pieces hold all 24 bits, or the ieee kernel takes over."""
+def test_every_float_is_its_components(amx, rng):
+    """Times one, floats of every exponent come back: the components hold all 24 bits, or ieee takes over."""
     x = rng.integers(0, 2**32, (64, 64), np.uint32).view(np.float32)
     x[~np.isfinite(x)] = 1
     assert np.array_equal(amx.product(np.eye(64, dtype=np.float32), x), x)

@@ -194,7 +194,7 @@ def test_rows_of_zeros(accurate_cuda, rng):
 
 
 def test_values_that_rounding_carries_over(accurate_cuda):
-    """Just below powers of two, where rounding to a piece reaches the next one."""
+    """Just below powers of two, where rounding to a component reaches the next one."""
     below = np.nextafter(np.ldexp(np.float32(1), np.arange(-20, 20)), np.float32(0), dtype=np.float32)
     a = np.resize(below, (200, 333)).astype(np.float32)
     b = np.resize(np.float32(1) - np.float32(2.0**-24) * np.arange(1, 4, dtype=np.float32), (333, 150)).astype(
@@ -221,7 +221,7 @@ def uneven(rng, m, n, k):
 
 
 @pytest.mark.parametrize("m, n, k", [(300, 260, 512), (768, 768, 4096)])
-def test_deep_elements_beside_ordinary_ones(accurate_cuda, m, n, k):
+def test_tiny_elements_beside_ordinary_ones(accurate_cuda, m, n, k):
     """They are no reason to compute most of C again, nor are rows and columns of zeros beside them."""
     a, b = uneven(np.random.default_rng(k), m, n, k)
     a[5], b[:, 40:80] = 0, 0
@@ -233,7 +233,7 @@ def test_deep_elements_beside_ordinary_ones(accurate_cuda, m, n, k):
 
 
 @pytest.mark.parametrize("alpha, beta", [(1.0, 1.0), (-2.0, 0.5), (0.5, 0.0)])
-def test_sums_of_deep_elements_alone(accurate_cuda, rng, alpha, beta):
+def test_sums_of_tiny_elements_alone(accurate_cuda, rng, alpha, beta):
     """They are computed again, in their blocks of C only, and add beta*C once like the others."""
     (a, b), before = uneven(rng, M, N, 512), integers(rng, M, N)
     alone = [3, 40, 41, N - 1]
@@ -248,7 +248,7 @@ def test_sums_of_deep_elements_alone(accurate_cuda, rng, alpha, beta):
 
 
 @pytest.mark.parametrize("limit", [2**21, 2**22])
-def test_deep_elements_in_parts_of_the_product(fp32_cuda, rng, limit):
+def test_tiny_elements_in_parts_of_the_product(fp32_cuda, rng, limit):
     a, b = uneven(rng, 700, 600, 512)
     try:
         assert_componentwise(fp32_cuda.product(a, b, context=fp32_cuda.new_context(max_workspace=limit)), a, b)
@@ -281,7 +281,7 @@ def test_tf32_takes_tiny_elements_beside_others_of_their_k(driver, rng, kernel, 
 def test_uniform_data_take_the_split_path(driver):
     """And mark nothing: the fallback is for hard data, not for the benchmark's."""
     if driver.capability()[0] != 9:
-        pytest.skip("that they are the quicker ones is certain on compute capability 9.0 alone")
+        pytest.skip("that they are the faster ones is certain on compute capability 9.0 alone")
     rng = np.random.default_rng(3)
     for family in (uniform, normal):
         context = binding.Context(device=CUDA)

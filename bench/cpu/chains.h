@@ -1,4 +1,5 @@
-/* chains.h: multiply-adds that stay in registers, as many as a core can do, and a clock; for ceilings.c and disturbed.c. */
+/* chains.h: multiply-adds that stay in registers, as many as a core can do, and a clock; for ceilings.c and
+ * disturbed.c. */
 #ifndef TESSERA_BENCH_CHAINS_H
 #define TESSERA_BENCH_CHAINS_H
 

@@ -3,9 +3,9 @@
  *     disturbed CORES...
  *
  * CORES are numbers with commas between: those of one argument work at once, one argument after the other. For each it
- * prints the rate of its slowest core, in units of 10^9 multiply-adds a second: of AMX's tile instructions where there are
- * any, since the threads of a core share one unit for them, else of float32 vectors. A core is looked at for about a
- * millisecond. */
+ * prints the rate of its slowest core, in units of 10^9 multiply-adds a second: of AMX's tile instructions where there
+ * are any, since the threads of a core share one unit for them, else of float32 vectors. A core is looked at for about
+ * a millisecond. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -33,7 +33,7 @@ static bool may_use_tiles(void) {
 static void multiply_tiles(void) {
     _Alignas(64) unsigned short numbers[4 * TILE_BYTES / 2];
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        numbers[i] = (unsigned short)(0x3f00 + i * 7 % 256); /* bf16, from 0.5 to 2: zeros would be quicker */
+        numbers[i] = (unsigned short)(0x3f00 + i * 7 % 256); /* bf16, from 0.5 to 2: zeros would be faster */
     const char *data = (const char *)numbers;
     tile_load(4, data);
     tile_load(5, data + TILE_BYTES);

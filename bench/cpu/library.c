@@ -1,13 +1,14 @@
 /* library.c: one library's process. It multiplies when it is told to and says how long that took; bench/cpu/compare.py
  * tells it, in turns with the processes of the other libraries.
  *
- * A process of its own, because libraries export the same names and read their settings from the environment when loaded.
+ * A process of its own, because libraries export the same names and read their settings from the environment when
+ * loaded.
  *
  *     library STYLE SYMBOL THREADS FILE...
  *
  * STYLE is how the function SYMBOL wants to be called: tessera (SYMBOL is the precision), cblas, cblas64 (64-bit
- * integers), fortran or dnnl. The first of the FILEs that has it is taken. It says "here VERSION" or "absent REASON"; then
- * it answers requests, a line each:
+ * integers), fortran or dnnl. The first of the FILEs that has it is taken. It says "here VERSION" or "absent REASON";
+ * then it answers requests, a line each:
  *
  *     problem M N K LAYOUT BATCH SETS    makes that many sets of matrices for a batch of products and multiplies twice,
  *                                        answers with the seconds of the second time, or with 0 where a sampled element

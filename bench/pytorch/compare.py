@@ -47,7 +47,7 @@ def sizes_of_layers():
 
 
 def orders_of(count):
-    """Orders of turns in which each follows each other equally often, for a function is quicker after itself than after
+    """Orders of turns in which each follows each other equally often, for a function is faster after itself than after
     another."""
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
     orders = [[(i + shift) % count for i in zigzag] for shift in range(count)]

@@ -1,5 +1,5 @@
-/* fork.c: a fork at some moment of another thread's first call; the child makes its own. Exits with 1 where the child does
- * not come to its end. */
+/* fork.c: a fork at some moment of another thread's first call; the child makes its own. Exits with 1 where the child
+ * does not come to its end. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/wait.h>

@@ -1,6 +1,6 @@
-/* modes.c: the same bits in every floating-point mode of the caller: denormals-are-zero and flush-to-zero, as -ffast-math
- * sets them, the four rounding modes, and unmasked traps. Subnormal alpha and beta are among the factors. Exits with 1
- * where a result differs, or the caller's mode is not as it was. */
+/* modes.c: the same bits in every floating-point mode of the caller: denormals-are-zero and flush-to-zero, as
+ * -ffast-math sets them, the four rounding modes, and unmasked traps. Subnormal alpha and beta are among the factors.
+ * Exits with 1 where a result differs, or the caller's mode is not as it was. */
 #include <stdio.h>
 #include <string.h>
 #ifdef __SSE__

@@ -82,11 +82,11 @@ def test_products(m, n, k, limit, beta):
 @pytest.mark.parametrize("precision, kernel", [(FP32, "split_fp32_sm90"), (TF32, "split_tf32_sm90")])
 @pytest.mark.parametrize("m, n, k, limit", [(200, 300, 500, 4 * MIB), (700, 1100, 130, 0), (1100, 300, 130, 0)])
 def test_splitting_kernels(m, n, k, limit, precision, kernel):
-    """The second and third in panels that are packed once, for several blocks."""
+    """The second and third in strips that are packed once, for several blocks."""
     problem, context = Problem(m, n, k, 3.0), Context(CUDA, precision, kernel=kernel, max_workspace=limit)
     assert problem.run(context) == (0, 1)
     problem.check()
-    assert context.stats().fallback_tiles == 0, "panels that were not packed are recomputed"
+    assert context.stats().fallback_tiles == 0, "strips that were not packed are recomputed"
 
 
 @pytest.mark.parametrize("layout", [("row_major", "column_major", "column_major"),

@@ -148,7 +148,7 @@ def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
                                                      (300, 260, 256, 3, {}),
                                                      (600, 260, 256, 1, {"max_workspace": 700000})],
                          ids=["whole", "slices", "batch", "parts"])
-def test_blocks_in_doubt_are_recomputed_alone(m, n, k, batch, options):
+def test_flagged_blocks_are_recomputed_alone(m, n, k, batch, options):
     """Columns of B that meet nothing but elements far below their rows' largest; C is its own addend, so that what is
     written twice, or not at all, shows."""
     rng = np.random.default_rng(k + batch)

@@ -1,5 +1,5 @@
-/* stall.h: included in front of src/offload/copier.c. Every so often a thread that copies stops for a while, as a thread
- * does that loses its core. */
+/* stall.h: included in front of src/offload/copier.c. Every so often a thread that copies stops for a while, as a
+ * thread does that loses its core. */
 #include <string.h>
 #include <time.h>
 

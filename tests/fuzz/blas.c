@@ -146,8 +146,8 @@ enum {
     SPOIL_LDC
 };
 
-/* What the reference reports: cblas_sgemm finds layout and transposes by itself; the rest is found by sgemm, which gets A
- * and B exchanged where C is row-major. */
+/* What the reference reports: cblas_sgemm finds layout and transposes by itself; the rest is found by sgemm, which gets
+ * A and B exchanged where C is row-major. */
 static int sgemm_number(const product *p, bool exchanged) {
     const bool ta = exchanged ? p->transpose_b : p->transpose_a, tb = exchanged ? p->transpose_a : p->transpose_b;
     const int64_t m = exchanged ? p->n : p->m, n = exchanged ? p->m : p->n;

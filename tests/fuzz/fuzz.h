@@ -1,5 +1,5 @@
-/* fuzz.h: what the fuzz targets share. A target turns bytes into arguments, calls, and compares with an answer of its own;
- * what is wrong aborts, which libFuzzer and standalone.c report with the bytes that caused it. */
+/* fuzz.h: what the fuzz targets share. A target turns bytes into arguments, calls, and compares with an answer of its
+ * own; what is wrong aborts, which libFuzzer and standalone.c report with the bytes that caused it. */
 #ifndef TESSERA_FUZZ_H
 #define TESSERA_FUZZ_H
 

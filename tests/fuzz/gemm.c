@@ -1,8 +1,9 @@
 /* gemm.c: products through every entry point of tessera.h on every CPU kernel, with operands between guard pages.
  *
- * Operands may only be read while the call runs, C has a known pattern around and between its elements, and the result is
- * compared with a loop in float64: exactly for integers, by the contract's bound for floats of any size. What must be
- * refused (NULL, shapes that do not agree, elements of C that share an address, an operand in C) must leave C as it was. */
+ * Operands may only be read while the call runs, C has a known pattern around and between its elements, and the result
+ * is compared with a loop in float64: exactly for integers, by the contract's bound for floats of any size. What must
+ * be refused (NULL, shapes that do not agree, elements of C that share an address, an operand in C) must leave C as it
+ * was. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* options.c: any words as a subcommand's options. The first four bytes are the options that it takes, the rest are words
- * that end in NUL. */
+/* options.c: any words as a subcommand's options. The first four bytes are the options that it takes, the rest are
+ * words that end in NUL. */
 #include "options.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* plan.c: plans of products of any size, up to 2^62, on every CPU kernel: made and printed, or refused with a sentence. */
+/* plan.c: plans of products of any size, up to 2^62, on every CPU kernel: made and printed, or refused with a
+ * sentence. */
 #include <math.h>
 #include <string.h>
 

@@ -2,9 +2,9 @@
  *
  *     TARGET FOLDER [SECONDS [SEED]]
  *
- * Replays the files of FOLDER, then runs mutations of them for so many seconds, at least LEAST_RUNS; the same ones for the
- * same seed. Before each input it writes the bytes to `crash-input` in the current folder, which a target that dies leaves
- * behind. */
+ * Replays the files of FOLDER, then runs mutations of them for so many seconds, at least LEAST_RUNS; the same ones for
+ * the same seed. Before each input it writes the bytes to `crash-input` in the current folder, which a target that dies
+ * leaves behind. */
 #include <dirent.h>
 #include <string.h>
 #include <time.h>
