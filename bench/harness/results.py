@@ -207,9 +207,9 @@ def write(path, text):
 
 
 def save(path, records):
-    """One line for each product: what all libraries took for it stands side by side."""
+    """One line for each product: what all libraries took for it, in all layouts, stands side by side."""
     def product(record):
-        return [record.get(field) for field in ("what", "problem", "m", "n", "k", "layout", "threads", "data")]
+        return [record.get(field) for field in ("what", "problem", "m", "n", "k", "threads")]
 
     lines = [", ".join(map(json.dumps, group)) for _, group in itertools.groupby(records, product)]
     write(path, "[\n" + ",\n".join(lines) + "\n]\n")

@@ -23,11 +23,19 @@ def anchor(title):
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
+# Figures that say more as charts than as tables: on the HTML pages alone.
+CHARTS_ALONE = ("The worst element", "Roofline")
+
+
+def tabled(machine):
+    return [figure for figure in machine.figures if figure.title not in CHARTS_ALONE]
+
+
 def anchors(machines):
     """The anchor of each figure: a title that comes again is counted."""
     seen, made = {}, {}
     for machine in machines:
-        for title in [machine.name, *(figure.title for figure in machine.figures), "Where it loses"]:
+        for title in [machine.name, *(figure.title for figure in tabled(machine)), "Where it loses"]:
             base = anchor(title)
             made[machine.slug, title] = f"{base}-{seen[base]}" if base in seen else base
             seen[base] = seen.get(base, 0) + 1
@@ -43,7 +51,7 @@ def results_page(machines):
         "for each machine, in `build/report`.",
     ]
     for machine in machines:
-        titles = [figure.title for figure in machine.figures] + ["Where it loses"] * bool(machine.losses)
+        titles = [figure.title for figure in tabled(machine)] + ["Where it loses"] * bool(machine.losses)
         parts.append(
             prose(
                 f"- [{machine.name}](#{named[machine.slug, machine.name]}): "
@@ -59,7 +67,7 @@ def results_page(machines):
         ]
         if page.picture_of(machine):
             parts.append(f"![Speed and error of each library](results-{machine.slug}.svg)")
-        for made in machine.figures:
+        for made in tabled(machine):
             parts += [f"### {made.title}", prose(made.says, made.note), markdown_table(*made.table)]
         if machine.losses:
             rows = [[what, "; ".join(where)] for what, where in machine.losses.items()]
