@@ -4,11 +4,11 @@
     C = model(A, B)         # A: (K, M), B: (K, N), C: (M, N)
 
 It takes any sizes and strides, uses the current stream, and is differentiable; the gradients are products by the same
-kernels. Tensors on the CPU are moved to the GPU, where the result stays. The first use compiles the CUDA and C++ text
-below, which takes less than a minute; torch keeps the result.
+kernels. Tensors on the CPU are moved to the GPU, where the result stays. The first use compiles the text below, in less
+than a minute; torch keeps what it compiled.
 
-How it computes, and how it stays float32-accurate
---------------------------------------------------
+How it computes
+---------------
 precision="fp32", the default, uses Hopper's tensor cores. They multiply half-precision numbers, so each float32 number
 is split into two of those:
 
@@ -44,13 +44,13 @@ from torch.utils.cpp_extension import load_inline
 ARGUMENTS = r"""
 #include <stdint.h>
 
-/* args.h: what every kernel of a module takes, as its one parameter. */
-
-/* An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r]
- * and each element x is split, x*2^e = hi + lo*2^-11. Rows are grouped in panels of PANEL_ROWS, k in blocks of SPLIT_K.
- * Block kb of a panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or
- * in the last panel its number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r %
- * 8): the 128-byte swizzle that wgmma reads. Missing rows and k are zero.
+/* args.h: what every kernel of a module takes, as its one parameter.
+ *
+ * An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r],
+ * split into hi and lo, and grouped with others in panels of PANEL_ROWS; k is cut into blocks of SPLIT_K. Block kb of a
+ * panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last
+ * panel its number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the
+ * 128-byte swizzle that wgmma reads. Missing rows and k are zero.
  *
  *     panel p starts at    p * k_blocks * 2 * PANEL_ROWS * 128
  *     block kb of it at  + kb * 2 * stored_rows * 128
@@ -62,7 +62,7 @@ enum { PANEL_ROWS = 128, SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 1
 enum { SPLIT_SUM_K = 32 }; /* terms that tensor cores sum before the sum is promoted to float32 registers */
 enum { ALL_ZERO = 63 };    /* the exponent of a row of zeros; those of others are within +-62 */
 
-typedef struct operand {
+struct operand {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride]; one of the strides is 1 */
     int64_t row_stride, k_stride, batch_stride;
     int32_t rows, k;
@@ -72,26 +72,21 @@ typedef struct operand {
     float *marks;                /* [batch][panels] */
     float *overflows;            /* [batch][rows]: a row's largest element that did not fit at first, or 0 */
     int32_t *overflowed;         /* [batch][panels]: 1 if something did not fit at first, else 0 */
-} operand;
+};
 
 /* C = A*B, with C [batch][m][n]: m = a.rows, n = b.rows, k = a.k = b.k. The Hopper kernel stores the tiles of C whose
- * marks, of A and of B, multiply to at most mark_limit; only_marked: the portable kernel computes the others, and
- * nothing else. */
-typedef struct product {
+ * marks, of A and of B, multiply to at most mark_limit; only_marked: the portable kernel computes only the others. */
+struct product {
     operand a, b;
     float *c;
-    int32_t batch;
-    int32_t only_marked;
+    int32_t batch, only_marked;
     float mark_limit;
     int32_t *any_overflowed; /* 1 if any panel overflowed, else 0 */
-} product;
+};
 
-/* What the host needs to know for a launch. */
-enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8 };
-
-/* Terms in a slab of the portable kernel. Longer ones need fewer barriers; of the shorter ones two blocks fit wherever
- * an SM has 100 KB of shared memory. */
-enum { PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
+/* What the host needs to know for a launch. PORTABLE_SLAB: terms in a slab of the portable kernel. Longer slabs need
+ * fewer barriers; of the shorter ones two blocks fit wherever an SM has 100 KB of shared memory. */
+enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8, PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }
 enum { MULTIPLY_THREADS = 384, MULTIPLY_CLUSTER = 1, MULTIPLY_SHARED = 217136 };
 """
@@ -99,7 +94,11 @@ enum { MULTIPLY_THREADS = 384, MULTIPLY_CLUSTER = 1, MULTIPLY_SHARED = 217136 };
 # ---- Instructions and arithmetic that all kernels use (CUDA) --------------------------------------------------------
 
 COMMON = r"""
-/* ---- Shared memory ----------------------------------------------------------------------------------------------- */
+#ifdef __CUDA_ARCH__
+constexpr int ARCHITECTURE = __CUDA_ARCH__;
+#else
+constexpr int ARCHITECTURE = 0; /* the compiler's host side, which makes no machine code of this */
+#endif
 
 /* Many instructions take shared memory by its 32-bit address. */
 __device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
@@ -109,89 +108,59 @@ template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
     extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
     return memory;
 }
-/* ---- Programmatic launch: the start of a kernel overlaps the end of the one before, on Hopper and later ---------- */
 
-/* Returns when the previous kernel of the stream, and all before it, have ended. Every thread calls it before it reads
- * what the previous kernel writes, or writes what that one reads. Results of earlier kernels may be read without
- * waiting, but at least one thread of the grid must wait. */
+/* From Hopper on, a kernel may start before the one in front of it ends. This returns when that one, and all before it,
+ * have ended. Every thread calls it before it reads what they write, or writes what they read. */
 __device__ inline void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    if constexpr (ARCHITECTURE >= 900) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-/* Once all blocks have called this or ended, blocks of the next kernel may start on free SMs. Never before
- * wait_for_previous_kernel. */
+/* Once all blocks have called this or ended, blocks of the next kernel may start on free SMs. Never before the wait. */
 __device__ inline void allow_next_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-/* ---- cp.async: each thread copies 4 or 16 bytes, aligned; on Turing by a load and a store ------------------------ */
-
-__device__ inline void cp_async_commit() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
+    if constexpr (ARCHITECTURE >= 900) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* Waits until at most the GROUPS groups that this thread committed last are under way. */
-template <int GROUPS> __device__ inline void cp_async_wait() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
-#endif
-}
-
-/* Copies BYTES if `wanted`, else writes zeros. */
-template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const void *from, bool wanted) {
-    static_assert(BYTES == 4 || BYTES == 16, "the sizes that are used");
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0)
-                     : "memory");
-#else
-    if constexpr (BYTES == 16) {
-        const float4 v = wanted ? *(const float4 *)from : make_float4(0, 0, 0, 0);
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                     : "memory");
-    } else
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(wanted ? *(const float *)from : 0) : "memory");
-#endif
-}
-
-/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between
- * multiplications. */
+/* Copies BYTES, 4 or 16, to shared memory if `wanted`: by cp.async, where that is a predicate and not a branch, so that
+ * copies can stand between multiplications; on Turing by a load and a store. */
 template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
-                     "l"(from), "r"(wanted)
-                     : "memory");
-    else
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}" ::"r"(to),
-                     "l"(from), "r"(wanted)
-                     : "memory");
-#else
-    if (wanted) cp_async_or_zero<BYTES>(to, from, true);
-#endif
+    if constexpr (ARCHITECTURE >= 800 && BYTES == 16)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}"
+                     :: "r"(to), "l"(from), "r"(wanted) : "memory");
+    else if constexpr (ARCHITECTURE >= 800)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}"
+                     :: "r"(to), "l"(from), "r"(wanted) : "memory");
+    else if (BYTES == 4 && wanted)
+        asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(*(const float *)from) : "memory");
+    else if (wanted) {
+        const float4 v = *(const float4 *)from;
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                     :: "r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+    }
+}
+
+/* Closes a group of copies; cp_async_wait<N> returns when at most the N youngest groups are unfinished. */
+__device__ inline void cp_async_commit() {
+    if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ inline void cp_async_wait() {
+    if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
 /* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
 __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }
+
 constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 
-__device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
+__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
 
 /* The mark of the panel that this row is in. */
 __device__ inline float mark_of(const operand &o, int batch, int row) {
-    return o.marks[batch * ceil_div(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
+    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
 }
 """
 
@@ -208,24 +177,21 @@ PACKING = r"""
  *
  * So an operand is read once, unless its sample misleads. Tile map: a pack tile is 64 rows x SPLIT_K; a block of 128
  * threads loads it as it lies in memory, in lines along whichever of rows and k is contiguous, and passes it through
- * shared memory. A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. Eight blocks per SM
- * keep memory busy. / */
+ * shared memory. A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. */
 
 namespace packing {
 
 constexpr int THREADS = 128, QUAD = 4, QUADS = SPLIT_K / QUAD; /* QUADS: of a row */
 constexpr int LINE = 64, LINE_PITCH = LINE + 1;                /* a pack tile is 64 lines of 64; odd, to spread banks */
-constexpr int SAMPLES = 128;
-constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
-constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
-constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
+constexpr int SAMPLES = 128, SAMPLE_EXPONENT = 12; /* their largest lands in [2^12, 2^13): others may be 8 times it */
+constexpr int LARGEST_EXPONENT = 14;               /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
+constexpr int EXPONENT_LIMIT = 62;                 /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
 static_assert(PACK_ROWS == LINE && SPLIT_K == LINE, "a pack tile has as many lines whichever way they run");
 
 /* The exponent that scales a row whose largest element is `largest` to [2^at, 2^(at + 1)). */
 __device__ int exponent_for(float largest, int at) {
-    const int exponent = (int)(__float_as_uint(largest) >> 23) -
-                         127; /* a subnormal number's is lower: the limit holds */
+    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127; /* a subnormal's is lower: the limit holds */
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, at - exponent));
 }
 
@@ -239,15 +205,13 @@ struct place {
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* Number `index` of the groups of rows, or with_k_blocks of these and a block of k: those of A, then those of B, so
- * that neighbours in time are neighbours in memory. */
-__device__ place place_at(const product &g, int index, int group_rows, bool with_k_blocks) {
-    const int k_blocks = with_k_blocks ? ceil_div(g.a.k, SPLIT_K) : 1;
-    const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
+/* Group `index` of rows, in a block of k: first those of A, then of B; neighbours in time are neighbours in memory. */
+__device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
+    const int in_a = g.batch * divide_up(g.a.rows, group_rows) * k_blocks;
     place at = {};
     at.in_b = index >= in_a;
     if (at.in_b) index -= in_a;
-    const int groups = ceil_div(at.of(g).rows, group_rows);
+    const int groups = divide_up(at.of(g).rows, group_rows);
     at.batch = index / (groups * k_blocks);
     index -= at.batch * groups * k_blocks;
     const bool across = at.of(g).row_stride == 1;
@@ -255,8 +219,6 @@ __device__ place place_at(const product &g, int index, int group_rows, bool with
     at.row0 = (across ? index % groups : index / k_blocks) * group_rows;
     return at;
 }
-
-/* ---- Splitting a pack tile --------------------------------------------------------------------------------------- */
 
 struct pack_tile {
     float lines[LINE][LINE_PITCH];
@@ -266,7 +228,7 @@ struct pack_tile {
 /* A thread's share of a tile: 32 floats, either four neighbours of every 8th line or one of every 2nd. All are loaded
  * before the first is used. What lies past the matrix is zero. */
 struct share {
-    float x[LINE * LINE / THREADS];
+    __align__(16) float x[LINE * LINE / THREADS];
     bool vectors;
 
     __device__ void load(const operand &o, const place &u) {
@@ -280,22 +242,17 @@ struct share {
         if (vectors) {
             first += threadIdx.x / 16 * stride + threadIdx.x % 16 * 4;
 #pragma unroll
-            for (int i = 0; i < LINE / 8; i++) {
-                const float4 v = *(const float4 *)(first + i * 8 * stride);
-                x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-            }
+            for (int i = 0; i < LINE / 8; i++) *(float4 *)&x[4 * i] = *(const float4 *)(first + i * 8 * stride);
         } else {
             const int line = threadIdx.x / 64, column = threadIdx.x % 64;
             first += line * stride + column;
-#pragma unroll
-            for (int i = 0; i < LINE / 2; i++)
+            _Pragma("unroll") for (int i = 0; i < LINE / 2; i++)
                 x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
         }
     }
 
     __device__ void store(pack_tile &tile) const {
-#pragma unroll
-        for (int i = 0; i < LINE * LINE / THREADS; i++)
+        _Pragma("unroll") for (int i = 0; i < LINE * LINE / THREADS; i++)
             if (vectors)
                 tile.lines[i / 4 * 8 + threadIdx.x / 16][threadIdx.x % 16 * 4 + i % 4] = x[i];
             else
@@ -324,8 +281,8 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
 __device__ float split(const operand &o, const place &u, const pack_tile &tile) {
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
+    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
     uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
                   (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
                   ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
@@ -336,8 +293,7 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
         const int e = tile.exponents[row];
         float x[QUAD];
         __half2 hi[QUAD / 2], lo[QUAD / 2];
-#pragma unroll
-        for (int k = 0; k < QUAD; k++)
+        _Pragma("unroll") for (int k = 0; k < QUAD; k++)
             x[k] = o.row_stride == 1 ? tile.lines[quad * QUAD + k][row] : tile.lines[row][quad * QUAD + k];
         bool ordinary = true;
 #pragma unroll
@@ -359,9 +315,9 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
 /* Packs a tile; AGAIN: only if its panel overflowed. */
 template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
     __shared__ pack_tile tile;
-    const place u = place_at(g, index, PACK_ROWS, true);
+    const place u = place_at(g, index, PACK_ROWS, divide_up(g.a.k, SPLIT_K));
     const operand &o = u.of(g);
-    const int panel = u.batch * ceil_div(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
+    const int panel = u.batch * divide_up(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
     if (AGAIN && !o.overflowed[panel]) return;
     share mine;
     mine.load(o, u); /* the matrix was there before the kernel in front of this one, the exponents were not */
@@ -386,42 +342,36 @@ template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
 
 } // namespace packing
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. The sample is four runs of 32 along k, spread evenly
- * over it. Also sets what the next kernels count and raise. */
+/* Grid: batch * ceil(rows / SAMPLE_ROWS) blocks for each operand. The sample is four runs of 32, spread over k. */
 extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_constant__ product g) {
     using namespace packing;
     __shared__ float largest[SAMPLE_ROWS];
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    const place at = place_at(g, blockIdx.x, SAMPLE_ROWS, false);
+    wait_for_previous_kernel(), allow_next_kernel();
+    const place at = place_at(g, blockIdx.x, SAMPLE_ROWS, 1);
     const operand &o = at.of(g);
     const bool across = o.row_stride == 1;
     const int row = across ? threadIdx.x % SAMPLE_ROWS : threadIdx.x / 16;
     const int lane = across ? threadIdx.x / SAMPLE_ROWS : threadIdx.x % 16;
     const float *first = o.data + at.batch * o.batch_stride + min(at.row0 + row, o.rows - 1) * o.row_stride;
     float x[SAMPLES / 16], most = 0;
-#pragma unroll
-    for (int i = 0; i < SAMPLES / 16; i++) {
+    _Pragma("unroll") for (int i = 0; i < SAMPLES / 16; i++) {
         const int run = (int)((int64_t)max(0, o.k - 32) * (i / 2) / 3);
         x[i] = first[min(run + i % 2 * 16 + lane, o.k - 1) * o.k_stride];
     }
     if (threadIdx.x < SAMPLE_ROWS) largest[threadIdx.x] = 0;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < SAMPLES / 16; i++) most = fmaxf(most, fabsf(x[i]));
+    _Pragma("unroll") for (int i = 0; i < SAMPLES / 16; i++) most = fmaxf(most, fabsf(x[i]));
     raise(&largest[row], most);
     __syncthreads();
     if (threadIdx.x < SAMPLE_ROWS && at.row0 + threadIdx.x < o.rows) {
         const int64_t i = (int64_t)at.batch * o.rows + at.row0 + threadIdx.x;
         most = largest[threadIdx.x];
-        o.exponents[i] = most == 0 ? (int)ALL_ZERO
-                                   : exponent_for(most, SAMPLE_EXPONENT); /* zero, until something is seen */
+        o.exponents[i] = most == 0 ? (int)ALL_ZERO : exponent_for(most, SAMPLE_EXPONENT);
         o.overflows[i] = 0;
     }
     if (threadIdx.x == 0 && at.row0 % PANEL_ROWS == 0) {
-        const int panel = at.batch * ceil_div(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
-        o.marks[panel] = 1;
-        o.overflowed[panel] = 0;
+        const int panel = at.batch * divide_up(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
+        o.marks[panel] = 1, o.overflowed[panel] = 0;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) *g.any_overflowed = 0;
 }
@@ -433,11 +383,10 @@ extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_split
 
 /* Grid: as many blocks as are resident; each takes every gridDim-th pack tile. */
 extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_again(const __grid_constant__ product g) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
+    wait_for_previous_kernel(), allow_next_kernel();
     if (!*g.any_overflowed) return;
-    const int groups = ceil_div(g.a.rows, PACK_ROWS) + ceil_div(g.b.rows, PACK_ROWS);
-    const int tiles = g.batch * groups * ceil_div(g.a.k, SPLIT_K);
+    const int groups = divide_up(g.a.rows, PACK_ROWS) + divide_up(g.b.rows, PACK_ROWS);
+    const int tiles = g.batch * groups * divide_up(g.a.k, SPLIT_K);
     for (int index = blockIdx.x; index < tiles; index += gridDim.x) packing::pack_one<true>(g, index);
 }
 """
@@ -448,68 +397,44 @@ extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_again
 HOPPER = r"""
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* ---- Barriers in shared memory, waited on by phase (Hopper) ------------------------------------------------------ */
-
+/* Barriers in shared memory; threads wait for the end of a phase. */
 __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/* Makes freshly initialised barriers visible to the copy engine. */
-__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
 __device__ inline void barrier_arrive(uint64_t *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
 
 /* Arrives, and makes the phase last until `bytes` have been copied as well. */
 __device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
-    asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
-                 " @!done bra wait;}" ::"r"(shared_address(barrier)),
-                 "r"(phase)
-                 : "memory");
+    asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra wait;}"
+                 :: "r"(shared_address(barrier)), "r"(phase) : "memory");
 }
-/* ---- Bulk copies (Hopper) ---------------------------------------------------------------------------------------- */
 
 /* Copies `bytes` (a multiple of 16); completes on `barrier`. */
 __device__ inline void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
-/* ---- Values that the compiler knows to be the same in a warp ----------------------------------------------------- */
 
-/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with
- * it what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want
- * them, as long as no branch around them depends on anything else. */
+/* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform: what
+ * follows from it, descriptors and loop counters, stays in uniform registers, where matrix instructions want it. */
 __device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
-/* ---- Registers, moved between warpgroups (Hopper) ---------------------------------------------------------------- */
 
-template <int N> __device__ inline void registers_release_to() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-template <int N> __device__ inline void registers_take() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-}
-/* ---- wgmma: matrix products of a warpgroup from shared memory (Hopper) ------------------------------------------- */
-
-/* The low word of a tile's descriptor. The tile is rows of 128 bytes, swizzled, from a multiple of 1024 bytes on; what
- * lies n bytes further, along k or in another tile, has the address + n/16. */
+/* wgmma, the matrix product of a warpgroup, takes tiles in shared memory by descriptors. This is the low word of one.
+ * The tile starts at a multiple of 1024 bytes; what lies n bytes further has the address + n/16. */
 __device__ inline uint32_t tile_address(const void *tile) {
-    const uint32_t unused_stride = 1u << 16;
-    return unused_stride | (shared_address(tile) & 0x3ffff) >> 4;
+    return 1u << 16 /* a stride that is not used */ | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-/* The whole descriptor: groups of 8 rows are 1024 bytes apart. */
-__device__ inline uint64_t tile_descriptor(uint32_t address) {
-    const uint32_t swizzle_128 = 1u << 30, group_stride = 1024 >> 4;
-    return (uint64_t)(swizzle_128 | group_stride) << 32 | address;
-}
+/* The whole descriptor: rows swizzled over 128 bytes, in groups of 8 that are 1024 bytes apart. */
+__device__ inline uint64_t tile_descriptor(uint32_t address) { return (1ull << 30 | 1024 >> 4) << 32 | address; }
 
 /* Orders earlier accesses of the warpgroup to registers and shared memory before the products that follow. */
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -518,33 +443,30 @@ __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" 
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <int N> __device__ inline void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
 /* Keeps the compiler from moving uses of the accumulators across this point. */
-template <int N> __device__ inline void hold(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+__device__ inline void hold(float (&d)[64]) {
+    _Pragma("unroll") for (int i = 0; i < 64; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
 
 /* Operands of an asm statement: d[i], ... */
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define ACCUMULATORS_16(d, i) \
     ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, i + 4), ACCUMULATORS_4(d, i + 8), ACCUMULATORS_4(d, i + 12)
-#define ACCUMULATORS_32(d, i) ACCUMULATORS_16(d, i), ACCUMULATORS_16(d, i + 16)
 
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
+                 "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+                 "%62, %63}, %64, %65, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
+
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 constexpr int TILE = 128, GROUP_ROWS = 8; /* tile rows walked together, so that tiles in progress share panels in L2 */
@@ -553,14 +475,13 @@ struct tile {
     int batch, m0, n0; /* m0, n0: its first row and column */
 };
 
-__device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE); }
+__device__ int tile_count(const product &g) { return g.batch * divide_up(g.a.rows, TILE) * divide_up(g.b.rows, TILE); }
 
 /* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
 __device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE),
-              batch = index / (tiles_m * tiles_n);
-    index -= batch * tiles_m * tiles_n;
-    const int first = index / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = index - first * tiles_n;
+    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE);
+    const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
+    const int first = in_batch / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = in_batch - first * tiles_n;
     const int rows = min(GROUP_ROWS, tiles_m - first);
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
@@ -573,8 +494,8 @@ struct panel_rows {
 };
 
 template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
-    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
+    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
+    const int stored = max(0, min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8));
     const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
     return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
             (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
@@ -587,14 +508,14 @@ template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int ba
 constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_BLOCKS = TILE / OUT_COLS;
 typedef float out_buffer[OUT_ROWS][40];
 
+__device__ int exponent_of(const operand &o, int batch, int row) {
+    return row < o.rows ? o.exponents[(int64_t)batch * o.rows + row] : 0;
+}
+
 /* What a warp needs to store its 16 rows of a tile. */
 struct output {
     int row0, exponent_a, exponent_b[OUT_BLOCKS]; /* exponents of row `lane`; of column `lane` of each 32 columns */
     bool stores;
-
-    __device__ static int exponent_of(const operand &o, int batch, int row) {
-        return row < o.rows ? o.exponents[(int64_t)batch * o.rows + row] : 0;
-    }
 
     __device__ output(const product &g, const tile &t, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -612,13 +533,11 @@ struct output {
         const float down_a[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4)),
                                  power_of_two(-__shfl_sync(0xffffffffu, exponent_a, lane / 4 + 8))};
         float *c = g.c + ((int64_t)t.batch * m + row0) * n + t.n0;
-#pragma unroll
-        for (int block = 0; block < OUT_BLOCKS; block++, c += OUT_COLS) {
+        _Pragma("unroll") for (int block = 0; block < OUT_BLOCKS; block++, c += OUT_COLS) {
             const int rows = m - row0, cols = n - t.n0 - block * OUT_COLS;
             const float down_b = power_of_two(-exponent_b[block]);
             __syncwarp();
-#pragma unroll
-            for (int i = 0; i < 16; i += 2)
+            _Pragma("unroll") for (int i = 0; i < 16; i += 2)
                 *(float2 *)&out[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2] = make_float2(
                     sums[block * 16 + i] * down_a[i / 2 % 2], sums[block * 16 + i + 1] * down_a[i / 2 % 2]);
             __syncwarp();
@@ -626,67 +545,53 @@ struct output {
             if (n % 4 == 0 && cols >= OUT_COLS) { /* four rows of 32 at once, 16 bytes a thread */
                 const int row = lane / 8, col = lane % 8 * 4;
                 float down[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) down[i] = __shfl_sync(0xffffffffu, down_b, col + i);
-#pragma unroll
-                for (int r = row; r < OUT_ROWS; r += 4) {
+                _Pragma("unroll") for (int i = 0; i < 4; i++) down[i] = __shfl_sync(0xffffffffu, down_b, col + i);
+                _Pragma("unroll") for (int r = row; r < OUT_ROWS; r += 4) {
                     const float4 x = *(const float4 *)&out[r][col];
-                    if (r < rows)
-                        *(float4 *)&c[(int64_t)r * n + col] = make_float4(x.x * down[0], x.y * down[1], x.z * down[2],
-                                                                          x.w * down[3]);
+                    const float4 y = {x.x * down[0], x.y * down[1], x.z * down[2], x.w * down[3]};
+                    if (r < rows) *(float4 *)&c[(int64_t)r * n + col] = y;
                 }
             } else {
-#pragma unroll
-                for (int r = 0; r < OUT_ROWS; r++)
+                _Pragma("unroll") for (int r = 0; r < OUT_ROWS; r++)
                     if (r < rows && lane < cols) c[(int64_t)r * n + lane] = out[r][lane] * down_b;
             }
         }
     }
 };
-/* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
-constexpr int WARPGROUP = 128;      /* threads */
-constexpr int WG_ROWS = 64;         /* rows of C one warpgroup computes: the instruction's m */
-constexpr int STEPS = SPLIT_K / 16; /* instructions along a block of k */
+/* ---- Stages of the copies ---------------------------------------------------------------------------------------- */
 
+constexpr int WARPGROUP = 128, WG_ROWS = 64; /* its threads; rows of C that it computes: the instruction's m */
+constexpr int STEPS = SPLIT_K / 16;          /* instructions along a block of k */
 static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
 
-template <int TILE_M, int TILE_N, int COMPONENTS> struct stage {
-    uint8_t a[COMPONENTS][TILE_M * SPLIT_ROW_BYTES];
-    uint8_t b[COMPONENTS][TILE_N * SPLIT_ROW_BYTES];
-};
-
-/* All of a thread block's shared memory. WARPS: those that multiply. */
-template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
-    STAGE stages[STAGES];
+/* A thread block's shared memory. full[s] completes when stage s has landed, empty[s] when all warps have read it. */
+template <int ROWS, int STAGES, int WARPS> struct shared_layout {
+    struct {
+        uint8_t a[2][ROWS * SPLIT_ROW_BYTES], b[2][TILE * SPLIT_ROW_BYTES]; /* a block of k: hi and lo */
+    } stages[STAGES];
     out_buffer out[WARPS];
     uint64_t full[STAGES], empty[STAGES];
-};
 
-/* `copiers` threads issue the copies of a stage; the warps of all blocks of the cluster release it. */
-template <typename STAGE, int STAGES, int WARPS>
-__device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s, int copiers = 1, int cluster = 1) {
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.full[i], copiers);
-            barrier_init(&s.empty[i], WARPS * cluster);
+    /* `copiers` threads issue the copies of a stage; `readers` warps release it. */
+    __device__ void make_barriers(int copiers, int readers) {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < STAGES; i++) barrier_init(&full[i], copiers), barrier_init(&empty[i], readers);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); /* shows them to the copy engine */
         }
-        barrier_init_fence();
+        __syncthreads();
     }
-    __syncthreads();
-}
+};
 
 /* Walks the ring of stages: which one is next, and in which phase its barriers are. */
 template <int STAGES> struct ring {
     int index = 0;
     uint32_t phase = 0;
     __device__ void advance() {
-        if (++index == STAGES) {
-            index = 0;
-            phase ^= 1;
-        }
+        if (++index == STAGES) index = 0, phase ^= 1;
     }
 };
+
 /* ---- The products of fp32, by one warpgroup ---------------------------------------------------------------------- */
 
 constexpr int SUM_STEPS = SPLIT_SUM_K / 16, PARTS = STEPS / SUM_STEPS;
@@ -711,8 +616,7 @@ struct stage_products {
     }
 
     __device__ void issue_hi_hi(float (&hi_hi)[64], int part) const {
-#pragma unroll
-        for (int i = 0; i < SUM_STEPS; i++) {
+        _Pragma("unroll") for (int i = 0; i < SUM_STEPS; i++) {
             const int at = 2 * (part * SUM_STEPS + i);
             wgmma_64x128x16(hi_hi, a[0] + at, b[0] + at, i > 0);
         }
@@ -721,24 +625,20 @@ struct stage_products {
 
     __device__ void issue_corrections(float (&corr)[64], int part, bool accumulate) const {
         const int at = 2 * part * SUM_STEPS;
-#pragma unroll
-        for (int i = 0; i < SUM_STEPS; i++)
+        _Pragma("unroll") for (int i = 0; i < SUM_STEPS; i++)
             wgmma_64x128x16(corr, a[0] + at + 2 * i, b[1] + at + 2 * i, accumulate || i > 0);
 #pragma unroll
         for (int i = 0; i < SUM_STEPS; i++) wgmma_64x128x16(corr, a[1] + at + 2 * i, b[0] + at + 2 * i, true);
         wgmma_commit();
     }
 
-    /* All of the stage but the first part's hi*hi, which has been issued. Returns with the last part's corrections
-     * under way. */
+    /* All of the stage but the first part's hi*hi. Returns with the last part's corrections under way. */
     __device__ void issue_rest(accumulators &sums, bool accumulate) const {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
+        _Pragma("unroll") for (int part = 0; part < PARTS; part++) {
             issue_corrections(sums.corr, part, accumulate || part > 0);
             wgmma_wait<1>();
             hold(sums.hi_hi);
-#pragma unroll
-            for (int i = 0; i < 64; i++) sums.main[i] += sums.hi_hi[i];
+            _Pragma("unroll") for (int i = 0; i < 64; i++) sums.main[i] += sums.hi_hi[i];
             if (part + 1 == PARTS) break;
             wgmma_fence();
             issue_hi_hi(sums.hi_hi, part + 1);
@@ -747,18 +647,15 @@ struct stage_products {
 };
 
 /* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
- * when this warp has read it. FENCE: release() does enough other work that a wgmma_fence is needed before the next
- * products. */
+ * when this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
 __device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
                                 int kb_begin, int kb_end, RELEASE release) {
-#pragma unroll
-    for (int i = 0; i < 64; i++) sums.main[i] = 0;
+    _Pragma("unroll") for (int i = 0; i < 64; i++) sums.main[i] = 0;
     barrier_wait(&full[at.index], at.phase);
     wgmma_fence();
     stage_products(stages, at.index, row).issue_hi_hi(sums.hi_hi, 0);
-#pragma unroll 1
-    for (int kb = kb_begin;; kb++) {
+    _Pragma("unroll 1") for (int kb = kb_begin;; kb++) {
         if (FENCE) wgmma_fence();
         stage_products(stages, at.index, row).issue_rest(sums, kb > kb_begin);
         const int done = at.index;
@@ -779,16 +676,15 @@ __device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_
 /* main += corr 2^-11. */
 __device__ inline void add_corrections(accumulators &sums) {
     hold(sums.corr);
-#pragma unroll
-    for (int i = 0; i < 64; i++) sums.main[i] = fmaf(sums.corr[i], LO_SCALE, sums.main[i]);
+    _Pragma("unroll") for (int i = 0; i < 64; i++) sums.main[i] = fmaf(sums.corr[i], LO_SCALE, sums.main[i]);
 }
+
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
 /* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232
  * registers, of which 3 x 64 are accumulators. One thread block per SM. */
 constexpr int STAGES = 3;
-typedef stage<TILE, TILE, 2> STAGE;
-typedef shared_layout<STAGE, STAGES, 8> SHARED;
+typedef shared_layout<TILE, STAGES, 8> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THREADS, "what the host asks for");
 
 __device__ void produce(const product &g, SHARED &s) {
@@ -798,13 +694,11 @@ __device__ void produce(const product &g, SHARED &s) {
         panel_rows a = panel_rows_at<TILE>(g.a, t.batch, t.m0), b = panel_rows_at<TILE>(g.b, t.batch, t.n0);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
-#pragma unroll 1
-        for (int kb = ceil_div(g.a.k, SPLIT_K); kb > 0; kb--, at.advance()) {
+        _Pragma("unroll 1") for (int kb = divide_up(g.a.k, SPLIT_K); kb > 0; kb--, at.advance()) {
             uint64_t *full = &s.full[at.index];
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
             barrier_arrive_and_expect(full, 2 * (a.bytes + b.bytes));
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
+            _Pragma("unroll") for (int c = 0; c < 2; c++) {
                 bulk_copy(s.stages[at.index].a[c], a.from, a.bytes, full);
                 bulk_copy(s.stages[at.index].b[c], b.from, b.bytes, full);
                 a.from += a.component_stride, b.from += b.component_stride;
@@ -815,17 +709,16 @@ __device__ void produce(const product &g, SHARED &s) {
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(const __grid_constant__ product g) {
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
-    make_barriers(s);
+    s.make_barriers(1, 8);
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
-        registers_release_to<40>();
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); /* the other registers go to warpgroups 1 and 2 */
         if (threadIdx.x == 0) produce(g, s);
         return;
     }
-    registers_take<232>();
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    const int row = (wg - 1) * WG_ROWS, k_blocks = ceil_div(g.a.k, SPLIT_K);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_previous_kernel(), allow_next_kernel();
+    const int row = (wg - 1) * WG_ROWS, k_blocks = divide_up(g.a.k, SPLIT_K);
     const bool short_end = (g.a.k - 1) % SPLIT_K < SPLIT_SUM_K; /* k ends in the first part of its last block */
     const auto release = [&](int stage) {
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
@@ -844,10 +737,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
             products.issue_corrections(sums.corr, 0, true);
             wgmma_wait<0>();
             hold(sums.hi_hi);
-#pragma unroll
-            for (int i = 0; i < 64; i++) sums.main[i] += sums.hi_hi[i];
-            release(at.index);
-            at.advance();
+            _Pragma("unroll") for (int i = 0; i < 64; i++) sums.main[i] += sums.hi_hi[i];
+            release(at.index), at.advance();
         }
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[threadIdx.x / 32 - 4]);
@@ -863,14 +754,12 @@ PORTABLE = r"""
 /* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on, or the tiles of it that the Hopper kernel left.
  *
  * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE +
- * 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
- *
+ * 4], two of each operand: one in use, one on its way.
  * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of
  * four neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
- *
  * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6
  * loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a
- * factor, which the hardware keeps at hand, and the other two differ in parity (see store). / */
+ * factor, which the hardware keeps at hand, and the other two differ in parity (see store). */
 namespace portable {
 
 constexpr int THREADS = 128, STEP = 8; /* terms in the main loop's body: more would not stay in the instruction cache */
@@ -894,10 +783,9 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
 
-    const float *next; /* what this thread copies next */
-    int64_t round_step,
-        finish;          /* in floats: from one round to the next, and from the last one's end to the next slab */
-    uint32_t offset, to; /* of its first element in a slab; where the next one goes */
+    const float *next;          /* what this thread copies next */
+    int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
+    uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
 
     /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
@@ -905,8 +793,7 @@ template <int TILE, reading HOW> struct operand_copy {
         const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
         const int line = HOW == TERMS ? thread / 8 : thread % across * WIDTH;
         const int term = HOW == TERMS ? thread % 8 : thread / across;
-        lines_left = lines - line;
-        offset = (term * PITCH + line) * 4;
+        lines_left = lines - line, offset = (term * PITCH + line) * 4;
         const int there = HOW == VECTORS ? min(line, lines - 4) : line; /* past the edge: the last ones again */
         next = first + there * o.row_stride + (term0 + term) * o.k_stride;
         round_step = ROUND_LINES * o.row_stride + ROUND_TERMS * o.k_stride;
@@ -917,25 +804,20 @@ template <int TILE, reading HOW> struct operand_copy {
     __device__ __forceinline__ void finish_slab() { next += finish; }
 
     __device__ __forceinline__ void copy_part(int wanted) {
-#pragma unroll
-        for (int round = 0; round < ROUNDS / PARTS; ++round) {
-#pragma unroll
-            for (int i = 0; i < ALONG; ++i) {
+        _Pragma("unroll") for (int round = 0; round < ROUNDS / PARTS; ++round) {
+            _Pragma("unroll") for (int i = 0; i < ALONG; ++i) {
                 const int line = HOW == LINES ? i * 32 : 0, term = HOW == TERMS ? i * 8 : 0;
                 const bool inside = !EDGES || HOW == VECTORS || line < lines_ahead;
                 cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, inside ? wanted : 0);
             }
-            next += round_step;
-            lines_ahead -= ROUND_LINES;
-            to += (ROUND_TERMS * PITCH + ROUND_LINES) * 4;
+            next += round_step, lines_ahead -= ROUND_LINES, to += (ROUND_TERMS * PITCH + ROUND_LINES) * 4;
         }
     }
 
     /* The first `terms` terms, to the last rows of a slab; the rows before them, from part `part` on, become zero. */
     static __device__ __forceinline__ void copy_ragged(const operand &o, const float *first, int lines, float *slab,
                                                        int terms, int part) {
-#pragma unroll 8
-        for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
+        _Pragma("unroll 8") for (int i = threadIdx.x; i < TILE * (SLAB - part * STEP); i += THREADS) {
             const int line = HOW == TERMS ? i / 8 % TILE : i % TILE;
             const int row = part * STEP + (HOW == TERMS ? i / (8 * TILE) * 8 + i % 8 : i / TILE);
             const int term = row - (SLAB - terms);
@@ -948,8 +830,7 @@ template <int TILE, reading HOW> struct operand_copy {
  * the matrix does, so that it reads no less than the others; it stores only what is its own. */
 struct tile_place {
     int first, own;
-    __device__ __forceinline__ tile_place(int begin, int tile, int size)
-        : first(min(begin, max(size - tile, 0))), own(begin) {}
+    __device__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -970,24 +851,17 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
     }
 
-    template <int COUNT>
-    static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
-#pragma unroll
-        for (int group = 0; group < COUNT / 4; ++group)
-            *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
-    }
-
     /* One term's values. */
-    static __device__ __forceinline__ void load_term(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
-                                                     const float *b_from) {
-        load(a, a_from, 4 * LANES_M);
-        load(b, b_from, 4 * LANES_N);
+    static __device__ __forceinline__ void load(float (&a)[ROWS], float (&b)[COLS], const float *from_a,
+                                                const float *from_b) {
+        _Pragma("unroll") for (int i = 0; i < ROWS; i += 4) *(float4 *)&a[i] = *(const float4 *)(from_a + i * LANES_M);
+        _Pragma("unroll") for (int i = 0; i < COLS; i += 4) *(float4 *)&b[i] = *(const float4 *)(from_b + i * LANES_N);
     }
 
     template <reading A, reading B>
     __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first,
                                                 int a_lines, int b_lines, float *shared) {
-        const int slabs = ceil_div(g.a.k, SLAB), ragged = g.a.k % SLAB;
+        const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
         const uint32_t memory = shared_address(shared);
@@ -998,34 +872,29 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
             b.copy_ragged(g.b, b_first, b_lines, shared + SLAB_FLOATS, ragged, part);
         } else {
             a.begin_slab(memory), b.begin_slab(memory + SLAB_FLOATS * 4);
-#pragma unroll 1
-            for (int i = 0; i < PARTS; ++i) a.copy_part(1), b.copy_part(1);
+            _Pragma("unroll 1") for (int i = 0; i < PARTS; ++i) a.copy_part(1), b.copy_part(1);
             a.finish_slab(), b.finish_slab();
         }
         int coming = 1, stage = 0, more = coming < slabs;
         cp_async_commit(), cp_async_wait<0>();
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
-        for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* what the steps left out would copy */
-        /* What these are made of is to be forgotten: the main loop would be longer for it. */
-        forget_origin(a.round_step, b.round_step, a.finish, b.finish);
+        for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* as the steps left out would */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* the main loop would be longer for it */
         __syncthreads();
-
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
-        const float *a_from = shared + a_offset + part * STEP * PITCH,
-                    *b_from = shared + b_offset + part * STEP * PITCH;
+        const float *a_from = shared + a_offset + part * STEP * PITCH;
+        const float *b_from = shared + b_offset + part * STEP * PITCH;
         float a_values[2][ROWS], b_values[2][COLS];
-        load_term(a_values[0], b_values[0], a_from, b_from);
-#pragma unroll 1
-        for (int steps = slabs * PARTS - part; steps > 0; --steps) {
+        load(a_values[0], b_values[0], a_from, b_from);
+        _Pragma("unroll 1") for (int steps = slabs * PARTS - part; steps > 0; --steps) {
             a.copy_part(more), b.copy_part(more);
             ++part;
-#pragma unroll
-            for (int term = 0; term < STEP; ++term) {
+            _Pragma("unroll") for (int term = 0; term < STEP; ++term) {
                 float(&a_now)[ROWS] = a_values[term % 2], (&b_now)[COLS] = b_values[term % 2];
+                float(&a_next)[ROWS] = a_values[(term + 1) % 2], (&b_next)[COLS] = b_values[(term + 1) % 2];
                 if (term + 1 < STEP) {
-                    load_term(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * PITCH,
-                              b_from + (term + 1) * PITCH);
+                    load(a_next, b_next, a_from + (term + 1) * PITCH, b_from + (term + 1) * PITCH);
                 } else {
                     a_from += STEP * PITCH, b_from += STEP * PITCH;
                     if (part == PARTS) { /* the slab's last values are in registers: the other slab, which has come */
@@ -1038,16 +907,12 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
                         a_from = shared + stage * STAGE_FLOATS + a_offset;
                         b_from = shared + stage * STAGE_FLOATS + b_offset;
                     }
-                    load_term(a_values[0], b_values[0], a_from, b_from);
+                    load(a_next, b_next, a_from, b_from);
                 }
                 /* Row by row, back and forth: each fma has a factor in common with the one before. */
-#pragma unroll
-                for (int row = 0; row < ROWS; ++row) {
-#pragma unroll
-                    for (int i = 0; i < COLS; ++i) {
-                        const int col = row % 2 ? COLS - 1 - i : i;
-                        sum[row][col] = fmaf(a_now[row], b_now[col], sum[row][col]);
-                    }
+                _Pragma("unroll") for (int i = 0; i < ROWS * COLS; ++i) {
+                    const int row = i / COLS, col = row % 2 ? COLS - 1 - i % COLS : i % COLS;
+                    sum[row][col] = fmaf(a_now[row], b_now[col], sum[row][col]);
                 }
             }
         }
@@ -1083,16 +948,13 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         const int lane = threadIdx.x % 32;
         float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);
         float *c = g.c + (int64_t)batch * g.a.rows * g.b.rows;
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
+        _Pragma("unroll") for (int row = 0; row < ROWS; ++row) {
             __syncwarp();
-#pragma unroll
-            for (int group = 0; group < COLS / 4; ++group)
+            _Pragma("unroll") for (int group = 0; group < COLS / 4; ++group)
                 *(float4 *)(staging + lane_m * RESULT_PITCH + group * 4 * LANES_N + lane_n * 4) = make_float4(
                     sum[row][group * 4 + 1], sum[row][group * 4], sum[row][group * 4 + 3], sum[row][group * 4 + 2]);
             __syncwarp();
-#pragma unroll
-            for (int i = 0; i < LANES_M * WARP / 32; ++i) {
+            _Pragma("unroll") for (int i = 0; i < LANES_M * WARP / 32; ++i) {
                 const int line = i * 32 / WARP, in_warp = i * 32 % WARP + lane;
                 const int out_row = rows.first + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
                 const int out_col = cols.first + warp_n + in_warp;
@@ -1104,26 +966,22 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* ---- Which tiles ------------------------------------------------------------------------------------------------- */
-
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call
- * it. */
+/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
 __device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
+    const int of_a = g.batch * divide_up(g.a.rows, PANEL_ROWS), of_b = g.batch * divide_up(g.b.rows, PANEL_ROWS);
     bool left = false;
     for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
         left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
     return !__syncthreads_or(left);
 }
 
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of
- * B, which stay in the L2 cache. */
+/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
-    float *const shared = (float *)dynamic_shared<1024>();
     constexpr int BAND = 16;
+    float *const shared = (float *)dynamic_shared<1024>();
     wait_for_previous_kernel();
     if (g.only_marked && nothing_left(g)) return;
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
+    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
         const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
         const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;
@@ -1157,21 +1015,12 @@ HOST = r"""
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
 extern "C" {
-void pack_sample(product);
-void pack_split(product);
-void pack_again(product);
-void multiply_sm90(product);
-void portable_128x128(product);
-void portable_64x64(product);
+void pack_sample(product), pack_split(product), pack_again(product), multiply_sm90(product);
+void portable_128x128(product), portable_64x64(product);
 }
 
 namespace {
@@ -1185,96 +1034,70 @@ void check(cudaError_t error, const char *doing, const char *what) {
 
 /* Queues a kernel. early: it waits by itself for the kernel before it, so its start may overlap that one's end
  * (programmatic launch). Never a call's first: the stranger before it may not have waited for what is before *it*. */
-void launch(const char *name, void (*kernel)(product), product *g, cudaStream_t stream, int64_t blocks, int threads,
-            int shared_bytes, bool early) {
+void launch(const char *name, void (*kernel)(product), product *g, int64_t grid, int block, int shared, bool early) {
     const void *function = (const void *)kernel;
-    const dim3 grid((unsigned)blocks), block((unsigned)threads);
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     void *args[] = {g};
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "preparing", name);
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "preparing", name);
 #if TESSERA_HOPPER
     cudaLaunchAttribute overlap = {};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {grid, block, (size_t)shared_bytes, stream, &overlap, early};
+    cudaLaunchConfig_t config = {dim3(grid), dim3(block), (size_t)shared, stream, &overlap, early};
     check(cudaLaunchKernelExC(&config, function, args), "launching", name);
 #else
-    check(cudaLaunchKernel(function, grid, block, args, (size_t)shared_bytes, stream), "launching", name);
+    check(cudaLaunchKernel(function, dim3(grid), dim3(block), args, shared, stream), "launching", name);
 #endif
 }
 
-/* ---- Two ways to compute a product ------------------------------------------------------------------------------- */
-
 /* All of C, or what the Hopper kernel left of it. Tiles of 128 x 128 are faster; a C with fewer of them than there are
  * SMs is cut into smaller ones. k is never cut: a small C with long k does not fill the GPU. */
-void multiply_portable(product *g, int64_t sms, cudaStream_t stream) {
+void multiply_portable(product *g, int64_t sms) {
     const int64_t m = g->a.rows, n = g->b.rows, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
     int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
     if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
-    launch("portable kernel", large ? portable_128x128 : portable_64x64, g, stream, blocks, 128,
+    launch("portable kernel", large ? portable_128x128 : portable_64x64, g, blocks, 128,
            portable_shared(large ? 128 : 64), g->only_marked);
 }
 
 #if TESSERA_HOPPER
 
-/* Hands out parts of a workspace; from nullptr on, it only counts bytes. */
-struct arena {
-    char *next;
-    template <typename T> void take(T *&part, int64_t count) {
-        part = (T *)next;
-        next += ceil_div(count * (int64_t)sizeof(T), 256) * 256;
+/* Hands out the workspace, from `next` on, and returns its end; from nullptr on, that is its size. */
+char *place_workspace(product *g, char *next) {
+    const auto take = [&next](auto *&part, int64_t count) {
+        part = (std::remove_reference_t<decltype(part)>)next;
+        next += ceil_div(count * (int64_t)sizeof *part, 256) * 256;
+    };
+    for (operand *o : {&g->a, &g->b}) {
+        const int64_t rows = g->batch * o->rows, panels = g->batch * ceil_div(o->rows, PANEL_ROWS);
+        o->panels_batch_stride = ceil_div(o->rows, 8) * 8 * ceil_div(o->k, SPLIT_K) * 2 * SPLIT_ROW_BYTES;
+        take(o->panels, g->batch * o->panels_batch_stride);
+        take(o->exponents, rows), take(o->overflows, rows);
+        take(o->marks, panels), take(o->overflowed, panels);
     }
-};
-
-void place_packed(operand *o, int64_t batch, arena *memory) {
-    o->panels_batch_stride = ceil_div(o->rows, 8) * 8 * ceil_div(o->k, SPLIT_K) * 2 * SPLIT_ROW_BYTES;
-    memory->take(o->panels, batch * o->panels_batch_stride);
-    memory->take(o->exponents, batch * o->rows);
-    memory->take(o->overflows, batch * o->rows);
-    memory->take(o->marks, batch * ceil_div(o->rows, PANEL_ROWS));
-    memory->take(o->overflowed, batch * ceil_div(o->rows, PANEL_ROWS));
+    take(g->any_overflowed, 1);
+    return next;
 }
 
-/* Whether packing pays for itself: it takes four launches and moves the operands twice. Below k = 128 the error of
- * splitting would show beside float32's own, (k + 2) 2^-24. */
-bool should_split(const product &g) {
-    const double terms = (double)g.batch * g.a.rows * g.b.rows * g.a.k;
-    return g.a.k >= 128 && g.a.rows >= 128 && g.b.rows >= 128 && terms >= 1 << 27;
-}
-
-void multiply_split(product *g, int64_t sms, cudaStream_t stream, const at::TensorOptions &options) {
-    const auto place = [g](char *memory) {
-        arena rest = {memory};
-        place_packed(&g->a, g->batch, &rest);
-        place_packed(&g->b, g->batch, &rest);
-        rest.take(g->any_overflowed, 1);
-        return rest.next;
-    };
-    const at::Tensor workspace = at::empty({(int64_t)place(nullptr)}, options.dtype(at::kByte));
-    place((char *)workspace.data_ptr()); /* torch keeps this memory for the stream's later work */
-    /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's smallest normal
-     * number. */
-    const float k = (float)g->a.k;
-    g->mark_limit = (k - k / 32 - 76) / (16.1f + k / 800);
-
-    const auto groups = [g](int64_t size) {
-        return g->batch * (ceil_div(g->a.rows, size) + ceil_div(g->b.rows, size));
-    };
-    const int64_t pack_tiles = groups(PACK_ROWS) * ceil_div(g->a.k, SPLIT_K);
-    const int64_t tiles = g->batch * ceil_div(g->a.rows, 128) * ceil_div(g->b.rows, 128), waves = ceil_div(tiles, sms);
-    launch("pack_sample", pack_sample, g, stream, groups(SAMPLE_ROWS), 128, 0, false);
-    launch("pack_split", pack_split, g, stream, pack_tiles, 128, 0, true);
-    launch("pack_again", pack_again, g, stream, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
-    /* No more blocks than fill the waves evenly: idle ones cost power. */
-    launch("multiply_sm90", multiply_sm90, g, stream, ceil_div(tiles, waves) * MULTIPLY_CLUSTER,
-           MULTIPLY_THREADS, MULTIPLY_SHARED, true);
+void multiply_split(product *g, int64_t sms, const at::TensorOptions &options) {
+    const at::Tensor workspace = at::empty({(int64_t)place_workspace(g, nullptr)}, options.dtype(at::kByte));
+    place_workspace(g, (char *)workspace.data_ptr()); /* torch keeps this memory for the stream's later work */
+    const int64_t m = g->a.rows, n = g->b.rows, k = g->a.k, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
+    const int64_t samples = g->batch * (ceil_div(m, SAMPLE_ROWS) + ceil_div(n, SAMPLE_ROWS));
+    const int64_t pack_tiles = g->batch * (ceil_div(m, PACK_ROWS) + ceil_div(n, PACK_ROWS)) * ceil_div(k, SPLIT_K);
+    const int64_t clusters = ceil_div(tiles, ceil_div(tiles, sms)); /* what fills the waves: idle ones cost power */
+    /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's normal numbers. */
+    g->mark_limit = (k - k / 32.0f - 76) / (16.1f + k / 800.0f);
+    launch("pack_sample", pack_sample, g, samples, 128, 0, false);
+    launch("pack_split", pack_split, g, pack_tiles, 128, 0, true);
+    launch("pack_again", pack_again, g, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
+    launch("multiply", multiply_sm90, g, clusters * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
     g->only_marked = 1;
-    multiply_portable(g, sms, stream);
+    multiply_portable(g, sms);
 }
 
 #endif
-
-/* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
 std::string shape_of(const at::Tensor &t) {
     std::string text;
@@ -1282,19 +1105,17 @@ std::string shape_of(const at::Tensor &t) {
     return text.empty() ? "()" : text + ")";
 }
 
-void check_tensor(const at::Tensor &t, const std::string &name, const at::Device &device) {
+void check_tensor(const at::Tensor &t, const std::string &name, const at::Device &gpu) {
     TORCH_CHECK(t.scalar_type() == at::kFloat, name + " must be float32, but is " + c10::toString(t.scalar_type()));
     TORCH_CHECK(t.layout() == at::kStrided, name + " must be an ordinary (strided) tensor");
     TORCH_CHECK(t.is_cuda(), name + " must be on a GPU, but is on " + t.device().str());
-    TORCH_CHECK(t.device() == device,
-                "A and B must be on one GPU, but are on " + device.str() + " and " + t.device().str());
+    TORCH_CHECK(t.device() == gpu, "A and B must be on one GPU, but are on " + gpu.str() + " and " + t.device().str());
     TORCH_CHECK(t.dim() == 2, name + " must have 2 dimensions, but has shape " + shape_of(t));
     for (const int64_t size : t.sizes()) /* kernels count rows and columns with 32 bits */
         TORCH_CHECK(size <= 1 << 30, name + " may have at most 2^30 rows and columns, but has shape " + shape_of(t));
 }
 
-/* The matrices of a tensor, k along k_dim. Where neither their rows nor their columns are contiguous, `t` becomes a
- * copy. */
+/* The matrices of a tensor, k along k_dim. Where neither rows nor columns are contiguous, `t` becomes a copy. */
 operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
     t = t.resolve_neg();
     if (t.stride(-1) != 1 && t.stride(-2) != 1) t = t.contiguous();
@@ -1311,13 +1132,12 @@ operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
 at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, bool right_transposed, bool ieee) {
     check_tensor(left, "A", left.device());
     check_tensor(right, "B", left.device());
-    const int64_t m_dim = left_transposed ? -1 : -2, n_dim = right_transposed ? -2 : -1, k_in_a = -3 - m_dim,
-                  k_in_b = -3 - n_dim;
+    const int m_dim = left_transposed ? -1 : -2, n_dim = right_transposed ? -2 : -1;
+    const int k_in_a = -3 - m_dim, k_in_b = -3 - n_dim;
     const bool batched = left.dim() == 3;
     TORCH_CHECK(left.size(k_in_a) == right.size(k_in_b) && (!batched || left.size(0) == right.size(0)),
-                "A must have as many rows as B has rows, but they have shapes " + shape_of(left) +
-                    " and " + shape_of(right));
-
+                "A must have as many rows as B has rows, but they have shapes " +
+                    shape_of(left) + " and " + shape_of(right));
     const c10::cuda::CUDAGuard guard(left.device());
     std::vector<int64_t> shape = left.sizes().vec();
     shape[shape.size() - 2] = left.size(m_dim), shape[shape.size() - 1] = right.size(n_dim);
@@ -1325,18 +1145,18 @@ at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, boo
     const at::Tensor result = at::empty(shape, left.options());
     product g = {};
     g.a = operand_of(left, m_dim, k_in_a), g.b = operand_of(right, n_dim, k_in_b);
-    g.c = result.data_ptr<float>();
-    g.batch = batched ? (int32_t)left.size(0) : 1;
-    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+    g.c = result.data_ptr<float>(), g.batch = batched ? (int32_t)left.size(0) : 1;
     int sms = 0;
     check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()), "asking about", "the GPU");
 #if TESSERA_HOPPER
-    if (!ieee && should_split(g)) {
-        multiply_split(&g, sms, stream, left.options());
-        return result;
-    }
+    /* Packing takes four launches and moves the operands twice: large products make up for it. Below k = 128 the error
+     * of splitting would show beside float32's own, (k + 2) 2^-24. */
+    const double terms = (double)g.batch * g.a.rows * g.b.rows * g.a.k;
+    if (!ieee && std::min({g.a.rows, g.b.rows, g.a.k}) >= 128 && terms >= 1 << 27)
+        multiply_split(&g, sms, left.options());
+    else
 #endif
-    multiply_portable(&g, sms, stream);
+        multiply_portable(&g, sms);
     return result;
 }
 """
@@ -1351,24 +1171,18 @@ def extension():
     if capability < (7, 5):
         raise RuntimeError("this module needs a GPU of compute capability 7.5 or newer, not {}.{}".format(*capability))
     hopper = capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12
-    flags = ["-DTESSERA_HOPPER={:d}".format(hopper)]
-    if int(torch.__version__.split(".")[0]) < 2:
-        flags.append("-std=c++17")  # older torches compile in an older C++
-    # wgmma exists on sm_90a alone. Some torches add architectures, which they take from the environment: give them one
-    # that no Hopper GPU would choose.
+    old = int(torch.__version__.split(".")[0]) < 2  # it would compile in an older C++
+    flags = ["-DTESSERA_HOPPER={:d}".format(hopper)] + ["-std=c++17"] * old
+    # Some torches add architectures, which they take from the environment: give them one that no Hopper GPU chooses.
     architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if hopper else []
     # Newer torches can leave out their own headers, which take longer to compile than all of this.
     lean = {"no_implicit_headers": True} if "no_implicit_headers" in inspect.signature(load_inline).parameters else {}
     with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": "8.0"} if hopper else {}):
         return load_inline(
-            name="tessera_16_transposed_a_for_{}{}".format(*capability),
-            cpp_sources=[ARGUMENTS, HOST],
+            name="tessera_16_transposed_a_for_{}{}".format(*capability), functions=["multiply"],
+            cpp_sources=[ARGUMENTS, HOST], extra_cflags=["-O2"] + flags,
             cuda_sources=[ARGUMENTS, COMMON] + ([PACKING, HOPPER] if hopper else []) + [PORTABLE],
-            functions=["multiply"],
-            extra_cflags=["-O2"] + flags,
-            extra_cuda_cflags=["-O3"] + flags + architecture,
-            **lean,
-        )
+            extra_cuda_cflags=["-O3"] + flags + architecture, **lean)
 
 
 # ---- Autograd and the model -----------------------------------------------------------------------------------------
@@ -1387,16 +1201,14 @@ class Product(torch.autograd.Function):
         left, right = context.saved_tensors
         left_transposed, right_transposed, ieee = context.options
         of_left = of_right = None
-        if context.needs_input_grad[0]:
-            if left_transposed:
-                of_left = product(right, right_transposed, gradient, True, ieee)
-            else:
-                of_left = product(gradient, False, right, not right_transposed, ieee)
-        if context.needs_input_grad[2]:
-            if right_transposed:
-                of_right = product(gradient, True, left, left_transposed, ieee)
-            else:
-                of_right = product(left, not left_transposed, gradient, False, ieee)
+        if context.needs_input_grad[0] and left_transposed:
+            of_left = product(right, right_transposed, gradient, True, ieee)
+        elif context.needs_input_grad[0]:
+            of_left = product(gradient, False, right, not right_transposed, ieee)
+        if context.needs_input_grad[2] and right_transposed:
+            of_right = product(gradient, True, left, left_transposed, ieee)
+        elif context.needs_input_grad[2]:
+            of_right = product(left, not left_transposed, gradient, False, ieee)
         return of_left, None, of_right, None, None
 
 

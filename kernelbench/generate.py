@@ -7,11 +7,11 @@
 Two things are replaced in a template. "@name@" stands for a value of the problem. A line "@include FILE" stands for
 that file's lines; "@include FILE: NAME ..." for its regions of these names, in the file's order; "-NAME" leaves a
 region out. A region is what stands between "// region: NAME" and "// endregion: NAME". Of what is included, these lines
-are left out: region markers, includes of the project's own headers, and include guards.
+are left out: region markers, clang-format's, includes of the project's own headers, and include guards. A #pragma that
+unrolls a loop joins the loop's line, where that leaves it short enough.
 
-Instructions (src/cuda/kernels/ptx.cuh), stages, barriers and the loop of products (src/cuda/kernels/split) are the
-library's own. Packing, tiles, epilogue and the portable kernel are in this folder: a module has no tf32, alpha, beta,
-split-K or strides of C, and what does without them has a third of the lines.
+The loop of products (src/cuda/kernels/split/split_wgmma.cuh) is the library's own. All else is in this folder: a module
+has no tf32, alpha, beta, split-K or strides of C, and what does without them has a third of the lines.
 """
 
 import pathlib
@@ -20,8 +20,10 @@ from dataclasses import dataclass
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
+WIDTH = 120  # of a line
 KEPT = (1, 2, 8, 16, 18)
 REFUSED = {"pass", "try", "except"}  # KernelBench's checker takes these for Python's statements, in any language
+
 
 # ---- The problems ---------------------------------------------------------------------------------------------------
 
@@ -52,24 +54,30 @@ class Problem:
     @property
     def forward(self):
         if self.kind == "rows":
-            return ("        if A.dim() < 2 or B.dim() != 2 or A.shape[-1] != B.shape[0]:\n"
-                    f'            raise RuntimeError("{self.mismatch}"\n'
-                    '                               f"{tuple(A.shape)} and {tuple(B.shape)}")\n'
-                    "        rows = product(A.flatten(0, -2), False, B, False, self.ieee)\n"
-                    "        return rows.view(A.shape[:-1] + B.shape[-1:])")
+            return (
+                "        if A.dim() < 2 or B.dim() != 2 or A.shape[-1] != B.shape[0]:\n"
+                f'            raise RuntimeError("{self.mismatch}"\n'
+                '                               f"{tuple(A.shape)} and {tuple(B.shape)}")\n'
+                "        rows = product(A.flatten(0, -2), False, B, False, self.ieee)\n"
+                "        return rows.view(A.shape[:-1] + B.shape[-1:])"
+            )
         call = "product(A, {}, B, {}, self.ieee)".format(*self.transposed)
         return f"        return {call}" + {"upper": ".triu_()", "lower": ".tril_()"}.get(self.kind, "")
 
     def values(self):
         """What the templates' names stand for."""
         t128 = self.kernel == "multiply_sm90_t128"
-        names = ("number", "file", "title", "formula", "shapes", "inputs", "forward", "mismatch", "kernel")
         return {
-            **{name: str(getattr(self, name)) for name in names}, "dimensions": "3" if self.kind == "batch" else "2",
-            "instructions": "barriers bulk uniform wgmma " + ("clusters" if t128 else "registers"),
-            "block_threads": "128" if t128 else "384", "cluster": "2" if t128 else "1",
+            **{
+                name: str(getattr(self, name))
+                for name in ("number", "file", "title", "formula", "shapes", "inputs", "forward", "mismatch", "kernel")
+            },
+            "dimensions": "3" if self.kind == "batch" else "2",
+            "instructions": "hopper clusters -arrive" if t128 else "hopper",
+            "block_threads": "128" if t128 else "384",
+            "cluster": "2" if t128 else "1",
             "shared": "108576" if t128 else "217136",
-            "threads": "\nEvery kernel has thread blocks of exactly 128 threads.\n" if t128 else ""
+            "threads": "\nEvery kernel has thread blocks of exactly 128 threads.\n" if t128 else "",
         }
 
 
@@ -82,31 +90,95 @@ SQUARES = "A, B, C: (N, N)"
 PROBLEMS = [
     Problem(1, "square", "Product of square matrices", "A @ B", SQUARES, rand("4096, 4096", "4096, 4096")),
     Problem(2, "standard", "Matrix product", "A @ B", MATRICES, rand("2048, 8192", "8192, 4096")),
-    Problem(3, "batched",
-            "Products of a batch of matrices", "A @ B", "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)",
-            rand("128, 512, 1024", "128, 1024, 2048"), kind="batch"),
+    Problem(
+        3,
+        "batched",
+        "Products of a batch of matrices",
+        "A @ B",
+        "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)",
+        rand("128, 512, 1024", "128, 1024, 2048"),
+        kind="batch",
+    ),
     Problem(6, "large_k", "Matrix product with large K", "A @ B", MATRICES, rand("256, 524288", "524288, 256")),
     Problem(7, "small_k", "Matrix product with small K", "A @ B", MATRICES, rand("32768, 64", "64, 32768")),
-    Problem(8, "irregular", "Product of matrices of irregular sizes", "A @ B", MATRICES, rand(
-        "8205, 2949", "2949, 5921")),
+    Problem(
+        8, "irregular", "Product of matrices of irregular sizes", "A @ B", MATRICES, rand("8205, 2949", "2949, 5921")
+    ),
     Problem(9, "tall_skinny", "Product of tall and skinny matrices", "A @ B", MATRICES, rand("32768, 32", "32, 32768")),
-    Problem(10, "tensor_3d", "Product of a 3-D tensor and a matrix", "A @ B", "A: (N, M, K), B: (K, L), C: (N, M, L)",
-            rand("16, 1024, 2048", "2048, 768"), kind="rows"),
-    Problem(11, "tensor_4d", "Product of a 4-D tensor and a matrix", "A @ B",
-            "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)", rand("8, 256, 512, 256", "256, 768"), kind="rows"),
-    Problem(13, "symmetric", "Product of symmetric matrices", "A @ B", SQUARES,
-            "    A, B = torch.rand(4096, 4096), torch.rand(4096, 4096)\n    return [(A + A.T) / 2, (B + B.T) / 2]"),
-    Problem(14, "upper_triangular", "Product of upper triangular matrices", "triu(A @ B)", SQUARES,
-            "    return [torch.triu(torch.rand(4096, 4096)), torch.triu(torch.rand(4096, 4096))]", kind="upper"),
-    Problem(15, "lower_triangular", "Product of lower triangular matrices", "tril(A @ B)", SQUARES,
-            "    return [torch.tril(torch.rand(4096, 4096)), torch.tril(torch.rand(4096, 4096))]", kind="lower"),
-    Problem(16, "transposed_a", "Matrix product, A transposed", "A.T @ B", "A: (K, M), B: (K, N), C: (M, N)",
-            rand("8192, 2048", "8192, 4096"), transposed=(True, False)),
-    Problem(17, "transposed_b", "Matrix product, B transposed", "A @ B.T", "A: (M, K), B: (N, K), C: (M, N)",
-            rand("2048, 8192", "4096, 8192"), transposed=(False, True)),
-    Problem(18, "transposed_both", "Matrix product, both transposed", "A.T @ B.T", "A: (K, M), B: (N, K), C: (M, N)",
-            rand("8192, 2048", "4096, 8192"), transposed=(True, True), kernel="multiply_sm90_t128")
+    Problem(
+        10,
+        "tensor_3d",
+        "Product of a 3-D tensor and a matrix",
+        "A @ B",
+        "A: (N, M, K), B: (K, L), C: (N, M, L)",
+        rand("16, 1024, 2048", "2048, 768"),
+        kind="rows",
+    ),
+    Problem(
+        11,
+        "tensor_4d",
+        "Product of a 4-D tensor and a matrix",
+        "A @ B",
+        "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)",
+        rand("8, 256, 512, 256", "256, 768"),
+        kind="rows",
+    ),
+    Problem(
+        13,
+        "symmetric",
+        "Product of symmetric matrices",
+        "A @ B",
+        SQUARES,
+        "    A, B = torch.rand(4096, 4096), torch.rand(4096, 4096)\n    return [(A + A.T) / 2, (B + B.T) / 2]",
+    ),
+    Problem(
+        14,
+        "upper_triangular",
+        "Product of upper triangular matrices",
+        "triu(A @ B)",
+        SQUARES,
+        "    return [torch.triu(torch.rand(4096, 4096)), torch.triu(torch.rand(4096, 4096))]",
+        kind="upper",
+    ),
+    Problem(
+        15,
+        "lower_triangular",
+        "Product of lower triangular matrices",
+        "tril(A @ B)",
+        SQUARES,
+        "    return [torch.tril(torch.rand(4096, 4096)), torch.tril(torch.rand(4096, 4096))]",
+        kind="lower",
+    ),
+    Problem(
+        16,
+        "transposed_a",
+        "Matrix product, A transposed",
+        "A.T @ B",
+        "A: (K, M), B: (K, N), C: (M, N)",
+        rand("8192, 2048", "8192, 4096"),
+        transposed=(True, False),
+    ),
+    Problem(
+        17,
+        "transposed_b",
+        "Matrix product, B transposed",
+        "A @ B.T",
+        "A: (M, K), B: (N, K), C: (M, N)",
+        rand("2048, 8192", "4096, 8192"),
+        transposed=(False, True),
+    ),
+    Problem(
+        18,
+        "transposed_both",
+        "Matrix product, both transposed",
+        "A.T @ B.T",
+        "A: (K, M), B: (N, K), C: (M, N)",
+        rand("8192, 2048", "4096, 8192"),
+        transposed=(True, True),
+        kernel="multiply_sm90_t128",
+    ),
 ]
+
 
 # ---- Putting modules together ---------------------------------------------------------------------------------------
 
@@ -126,8 +198,12 @@ def include(name, regions):
                 sys.exit(f"{name}:{number}: region {words[2]} is not open")
         elif words[:1] == ["#ifndef"] and words[1].startswith("TESSERA_") and words[1].endswith(("_H", "_CUH")):
             guard = words[1]
-        elif (words[:2] == ["#pragma", "once"] or words[:1] == ["#include"] and words[1].startswith('"cuda/') or
-              (guard and words[:2] == ["#define", guard])):
+        elif (
+            words[:2] in (["#pragma", "once"], ["//", "clang-format"])
+            or words[:1] == ["#include"]
+            and words[1].startswith('"cuda/')
+            or (guard and words[:2] == ["#define", guard])
+        ):
             continue
         elif (wanted.intersection(open_regions) or not wanted) and not unwanted.intersection(open_regions):
             lines.append(line)
@@ -135,6 +211,11 @@ def include(name, regions):
         sys.exit(f"{name}: no end of region {open_regions[-1]}")
     if (wanted | unwanted) - seen:
         sys.exit(f"{name}: no region {', '.join((wanted | unwanted) - seen)}")
+    for i in range(len(lines) - 1, 0, -1):
+        pragma, loop = lines[i - 1].split(), lines[i].lstrip()
+        joined = '{}_Pragma("{}") {}'.format(" " * (len(lines[i]) - len(loop)), " ".join(pragma[1:]), loop)
+        if pragma[:2] == ["#pragma", "unroll"] and len(joined) <= WIDTH:
+            lines[i - 1 : i + 1] = [joined]
     if guard and not wanted:  # its end is the last #endif
         del lines[len(lines) - 1 - lines[::-1].index("#endif")]
     return lines
@@ -146,7 +227,7 @@ def fill(lines, values):
         for name, value in values.items():
             line = line.replace(f"@{name}@", value)
         if line.startswith("@include "):
-            name, _, regions = line[len("@include "):].partition(":")
+            name, _, regions = line[len("@include ") :].partition(":")
             yield from fill(include(name, regions.split()), values)
         else:
             yield line

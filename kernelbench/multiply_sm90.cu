@@ -4,8 +4,7 @@
 /* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232
  * registers, of which 3 x 64 are accumulators. One thread block per SM. */
 constexpr int STAGES = 3;
-typedef stage<TILE, TILE, 2> STAGE;
-typedef shared_layout<STAGE, STAGES, 8> SHARED;
+typedef shared_layout<TILE, STAGES, 8> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THREADS, "what the host asks for");
 
 __device__ void produce(const product &g, SHARED &s) {
@@ -32,16 +31,15 @@ __device__ void produce(const product &g, SHARED &s) {
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(const __grid_constant__ product g) {
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
-    make_barriers(s);
+    s.make_barriers(1, 8);
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
-        registers_release_to<40>();
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); /* the other registers go to warpgroups 1 and 2 */
         if (threadIdx.x == 0) produce(g, s);
         return;
     }
-    registers_take<232>();
-    wait_for_previous_kernel();
-    allow_next_kernel();
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_previous_kernel(), allow_next_kernel();
     const int row = (wg - 1) * WG_ROWS, k_blocks = ceil_div(g.a.k, SPLIT_K);
     const bool short_end = (g.a.k - 1) % SPLIT_K < SPLIT_SUM_K; /* k ends in the first part of its last block */
     const auto release = [&](int stage) {
@@ -63,8 +61,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
             hold(sums.hi_hi);
 #pragma unroll
             for (int i = 0; i < 64; i++) sums.main[i] += sums.hi_hi[i];
-            release(at.index);
-            at.advance();
+            release(at.index), at.advance();
         }
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[threadIdx.x / 32 - 4]);

@@ -5,8 +5,7 @@
  * copies and multiplies in turn, and two blocks share an SM. Both blocks need the same columns of B, of which each
  * copies half, to both. */
 constexpr int CLUSTER = 2, STAGES = 2, WARPS = 4;
-typedef stage<WG_ROWS, TILE, 2> STAGE;
-typedef shared_layout<STAGE, STAGES, WARPS> SHARED;
+typedef shared_layout<WG_ROWS, STAGES, WARPS> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS && CLUSTER == MULTIPLY_CLUSTER,
               "what the host asks for");
 
@@ -20,8 +19,7 @@ struct quarter_copier {
     int rank, component, index, blocks_left; /* blocks_left: of k, in tile `index`; 0: there are no more tiles */
     bool of_b, copies;
     const uint8_t *from;
-    uint32_t step, bytes, landing; /* landing: bytes that arrive in this block's shared memory, from both blocks */
-    uint32_t ahead;                /* from `from` to what to prefetch */
+    uint32_t step, bytes, landing, ahead; /* landing: bytes that come from both blocks; ahead: to what to prefetch */
 
     __device__ quarter_copier(const product &g, int rank, int warp)
         : rank(rank), component(warp / 2), of_b(warp % 2), copies(elected()) {
@@ -29,23 +27,21 @@ struct quarter_copier {
     }
 
     __device__ void begin(const product &g, int tile_index) {
-        index = tile_index;
-        blocks_left = 0;
+        index = tile_index, blocks_left = 0;
         if (index >= tile_count(g)) return;
         const tile t = tile_at(g, index);
         blocks_left = ceil_div(g.a.k, SPLIT_K);
         const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
                                      : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0 + rank * WG_ROWS);
         from = rows.from + component * rows.component_stride;
-        step = 2 * rows.component_stride;
-        bytes = rows.bytes;
+        step = 2 * rows.component_stride, bytes = rows.bytes;
         landing = of_b ? panel_rows_at<TILE>(g.b, t.batch, t.n0).bytes : bytes;
         ahead = AHEAD * step + (of_b ? t.m0 / TILE : t.n0 / TILE) % PREFETCH_PARTS * (bytes / PREFETCH_PARTS);
     }
 
     __device__ void copy_next(const product &g, SHARED &s) {
         if (!blocks_left) return;
-        STAGE &to = s.stages[at.index];
+        auto &to = s.stages[at.index];
         uint64_t *full = &s.full[at.index];
         barrier_wait(&s.empty[at.index], at.phase ^ 1);
         if (copies) {
@@ -56,8 +52,7 @@ struct quarter_copier {
                 bulk_copy(to.a[component], from, bytes, full);
             if (bytes && blocks_left > AHEAD) bulk_prefetch(from + ahead, bytes / PREFETCH_PARTS);
         }
-        from += step;
-        at.advance();
+        from += step, at.advance();
         if (--blocks_left == 0) begin(g, index + gridDim.x / CLUSTER);
     }
 };
@@ -65,26 +60,23 @@ struct quarter_copier {
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
     multiply_sm90_t128(const __grid_constant__ product g) {
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
-    make_barriers(s, WARPS, CLUSTER);
+    s.make_barriers(WARPS, CLUSTER * WARPS);
     cluster_sync();
-    wait_for_previous_kernel();
-    allow_next_kernel();
-
+    wait_for_previous_kernel(), allow_next_kernel();
     const int rank = cluster_rank(), warp = warp_number();
     quarter_copier copier(g, rank, warp);
     for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
-    const auto release =
-        [&](int stage) { /* in both blocks, which copy into it; then this warp copies its next quarter */
-                         if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(&s.empty[stage], threadIdx.x % 32);
-                         copier.copy_next(g, s);
-        };
+    /* Releases a stage in both blocks, which copy into it; then this warp copies its next quarter. */
+    const auto release = [&](int stage) {
+        if (threadIdx.x % 32 < CLUSTER) barrier_arrive_in(&s.empty[stage], threadIdx.x % 32);
+        copier.copy_next(g, s);
+    };
     ring<STAGES> at;
     for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
         const tile t = tile_at(g, index);
         accumulators sums;
         multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, ceil_div(g.a.k, SPLIT_K), release);
-        const output out(g, t,
-                         t.m0 + rank * WG_ROWS); /* not sooner: while we wait for it, the SM's other block multiplies */
+        const output out(g, t, t.m0 + rank * WG_ROWS); /* only now: while this waits, the SM's other block multiplies */
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[warp]);
     }

@@ -6,24 +6,21 @@
  *
  * So an operand is read once, unless its sample misleads. Tile map: a pack tile is 64 rows x SPLIT_K; a block of 128
  * threads loads it as it lies in memory, in lines along whichever of rows and k is contiguous, and passes it through
- * shared memory. A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. Eight blocks per SM
- * keep memory busy. / */
+ * shared memory. A thread then splits quads: four neighbours along k, 8 bytes of hi and 8 of lo. */
 
 namespace packing {
 
 constexpr int THREADS = 128, QUAD = 4, QUADS = SPLIT_K / QUAD; /* QUADS: of a row */
 constexpr int LINE = 64, LINE_PITCH = LINE + 1;                /* a pack tile is 64 lines of 64; odd, to spread banks */
-constexpr int SAMPLES = 128;
-constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
-constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
-constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
+constexpr int SAMPLES = 128, SAMPLE_EXPONENT = 12; /* their largest lands in [2^12, 2^13): others may be 8 times it */
+constexpr int LARGEST_EXPONENT = 14;               /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
+constexpr int EXPONENT_LIMIT = 62;                 /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
 static_assert(PACK_ROWS == LINE && SPLIT_K == LINE, "a pack tile has as many lines whichever way they run");
 
 /* The exponent that scales a row whose largest element is `largest` to [2^at, 2^(at + 1)). */
 __device__ int exponent_for(float largest, int at) {
-    const int exponent = (int)(__float_as_uint(largest) >> 23) -
-                         127; /* a subnormal number's is lower: the limit holds */
+    const int exponent = (int)(__float_as_uint(largest) >> 23) - 127; /* a subnormal's is lower: the limit holds */
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, at - exponent));
 }
 
@@ -37,10 +34,8 @@ struct place {
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* Number `index` of the groups of rows, or with_k_blocks of these and a block of k: those of A, then those of B, so
- * that neighbours in time are neighbours in memory. */
-__device__ place place_at(const product &g, int index, int group_rows, bool with_k_blocks) {
-    const int k_blocks = with_k_blocks ? ceil_div(g.a.k, SPLIT_K) : 1;
+/* Group `index` of rows, in a block of k: first those of A, then of B; neighbours in time are neighbours in memory. */
+__device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
     const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};
     at.in_b = index >= in_a;
@@ -54,8 +49,6 @@ __device__ place place_at(const product &g, int index, int group_rows, bool with
     return at;
 }
 
-/* ---- Splitting a pack tile --------------------------------------------------------------------------------------- */
-
 struct pack_tile {
     float lines[LINE][LINE_PITCH];
     int exponents[PACK_ROWS];
@@ -64,7 +57,7 @@ struct pack_tile {
 /* A thread's share of a tile: 32 floats, either four neighbours of every 8th line or one of every 2nd. All are loaded
  * before the first is used. What lies past the matrix is zero. */
 struct share {
-    float x[LINE * LINE / THREADS];
+    __align__(16) float x[LINE * LINE / THREADS];
     bool vectors;
 
     __device__ void load(const operand &o, const place &u) {
@@ -78,10 +71,7 @@ struct share {
         if (vectors) {
             first += threadIdx.x / 16 * stride + threadIdx.x % 16 * 4;
 #pragma unroll
-            for (int i = 0; i < LINE / 8; i++) {
-                const float4 v = *(const float4 *)(first + i * 8 * stride);
-                x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-            }
+            for (int i = 0; i < LINE / 8; i++) *(float4 *)&x[4 * i] = *(const float4 *)(first + i * 8 * stride);
         } else {
             const int line = threadIdx.x / 64, column = threadIdx.x % 64;
             first += line * stride + column;
@@ -157,7 +147,7 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
 /* Packs a tile; AGAIN: only if its panel overflowed. */
 template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
     __shared__ pack_tile tile;
-    const place u = place_at(g, index, PACK_ROWS, true);
+    const place u = place_at(g, index, PACK_ROWS, ceil_div(g.a.k, SPLIT_K));
     const operand &o = u.of(g);
     const int panel = u.batch * ceil_div(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
     if (AGAIN && !o.overflowed[panel]) return;
@@ -184,14 +174,12 @@ template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
 
 } // namespace packing
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. The sample is four runs of 32 along k, spread evenly
- * over it. Also sets what the next kernels count and raise. */
+/* Grid: batch * ceil(rows / SAMPLE_ROWS) blocks for each operand. The sample is four runs of 32, spread over k. */
 extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_constant__ product g) {
     using namespace packing;
     __shared__ float largest[SAMPLE_ROWS];
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    const place at = place_at(g, blockIdx.x, SAMPLE_ROWS, false);
+    wait_for_previous_kernel(), allow_next_kernel();
+    const place at = place_at(g, blockIdx.x, SAMPLE_ROWS, 1);
     const operand &o = at.of(g);
     const bool across = o.row_stride == 1;
     const int row = across ? threadIdx.x % SAMPLE_ROWS : threadIdx.x / 16;
@@ -212,14 +200,12 @@ extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_const
     if (threadIdx.x < SAMPLE_ROWS && at.row0 + threadIdx.x < o.rows) {
         const int64_t i = (int64_t)at.batch * o.rows + at.row0 + threadIdx.x;
         most = largest[threadIdx.x];
-        o.exponents[i] = most == 0 ? (int)ALL_ZERO
-                                   : exponent_for(most, SAMPLE_EXPONENT); /* zero, until something is seen */
+        o.exponents[i] = most == 0 ? (int)ALL_ZERO : exponent_for(most, SAMPLE_EXPONENT);
         o.overflows[i] = 0;
     }
     if (threadIdx.x == 0 && at.row0 % PANEL_ROWS == 0) {
         const int panel = at.batch * ceil_div(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
-        o.marks[panel] = 1;
-        o.overflowed[panel] = 0;
+        o.marks[panel] = 1, o.overflowed[panel] = 0;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) *g.any_overflowed = 0;
 }
@@ -231,8 +217,7 @@ extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_split
 
 /* Grid: as many blocks as are resident; each takes every gridDim-th pack tile. */
 extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_again(const __grid_constant__ product g) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
+    wait_for_previous_kernel(), allow_next_kernel();
     if (!*g.any_overflowed) return;
     const int groups = ceil_div(g.a.rows, PACK_ROWS) + ceil_div(g.b.rows, PACK_ROWS);
     const int tiles = g.batch * groups * ceil_div(g.a.k, SPLIT_K);

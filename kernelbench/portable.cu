@@ -1,14 +1,12 @@
 /* portable.cu: C = A*B in IEEE float32 (fma) on any GPU from Turing on, or the tiles of it that the Hopper kernel left.
  *
  * Operands. A "line" is a row of A or a column of B. Lines come to shared memory in slabs of SLAB terms, [SLAB][TILE +
- * 4], two of each operand: one in use, one on its way (cp.async from Ampere on).
- *
+ * 4], two of each operand: one in use, one on its way.
  * Tile map. Each of a block's 2 x 2 warps computes a quarter of the tile, each thread ROWS x COLS results, in groups of
  * four neighbours that one 16-byte load from shared memory brings: row = group*4*LANES_M + lane_m*4 + i.
- *
  * Speed. A scheduler issues one instruction a cycle, and every one that is no fma costs: hence 16 x 8 results for 6
  * loads. An fma reads three registers, and each of two banks (even, odd) delivers one a cycle: neighbouring fma share a
- * factor, which the hardware keeps at hand, and the other two differ in parity (see store). / */
+ * factor, which the hardware keeps at hand, and the other two differ in parity (see store). */
 namespace portable {
 
 constexpr int THREADS = 128, STEP = 8; /* terms in the main loop's body: more would not stay in the instruction cache */
@@ -32,10 +30,9 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
 
-    const float *next; /* what this thread copies next */
-    int64_t round_step,
-        finish;          /* in floats: from one round to the next, and from the last one's end to the next slab */
-    uint32_t offset, to; /* of its first element in a slab; where the next one goes */
+    const float *next;          /* what this thread copies next */
+    int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
+    uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
 
     /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
@@ -43,8 +40,7 @@ template <int TILE, reading HOW> struct operand_copy {
         const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
         const int line = HOW == TERMS ? thread / 8 : thread % across * WIDTH;
         const int term = HOW == TERMS ? thread % 8 : thread / across;
-        lines_left = lines - line;
-        offset = (term * PITCH + line) * 4;
+        lines_left = lines - line, offset = (term * PITCH + line) * 4;
         const int there = HOW == VECTORS ? min(line, lines - 4) : line; /* past the edge: the last ones again */
         next = first + there * o.row_stride + (term0 + term) * o.k_stride;
         round_step = ROUND_LINES * o.row_stride + ROUND_TERMS * o.k_stride;
@@ -63,9 +59,7 @@ template <int TILE, reading HOW> struct operand_copy {
                 const bool inside = !EDGES || HOW == VECTORS || line < lines_ahead;
                 cp_async_if<WIDTH * 4>(to + (term * PITCH + line) * 4, next + line + term, inside ? wanted : 0);
             }
-            next += round_step;
-            lines_ahead -= ROUND_LINES;
-            to += (ROUND_TERMS * PITCH + ROUND_LINES) * 4;
+            next += round_step, lines_ahead -= ROUND_LINES, to += (ROUND_TERMS * PITCH + ROUND_LINES) * 4;
         }
     }
 
@@ -86,8 +80,7 @@ template <int TILE, reading HOW> struct operand_copy {
  * the matrix does, so that it reads no less than the others; it stores only what is its own. */
 struct tile_place {
     int first, own;
-    __device__ __forceinline__ tile_place(int begin, int tile, int size)
-        : first(min(begin, max(size - tile, 0))), own(begin) {}
+    __device__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -108,18 +101,13 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
     }
 
-    template <int COUNT>
-    static __device__ __forceinline__ void load(float (&values)[COUNT], const float *from, int apart) {
-#pragma unroll
-        for (int group = 0; group < COUNT / 4; ++group)
-            *(float4 *)&values[group * 4] = *(const float4 *)(from + group * apart);
-    }
-
     /* One term's values. */
-    static __device__ __forceinline__ void load_term(float (&a)[ROWS], float (&b)[COLS], const float *a_from,
-                                                     const float *b_from) {
-        load(a, a_from, 4 * LANES_M);
-        load(b, b_from, 4 * LANES_N);
+    static __device__ __forceinline__ void load(float (&a)[ROWS], float (&b)[COLS], const float *from_a,
+                                                const float *from_b) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4) *(float4 *)&a[i] = *(const float4 *)(from_a + i * LANES_M);
+#pragma unroll
+        for (int i = 0; i < COLS; i += 4) *(float4 *)&b[i] = *(const float4 *)(from_b + i * LANES_N);
     }
 
     template <reading A, reading B>
@@ -144,16 +132,14 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         cp_async_commit(), cp_async_wait<0>();
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
-        for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* what the steps left out would copy */
-        /* What these are made of is to be forgotten: the main loop would be longer for it. */
-        forget_origin(a.round_step, b.round_step, a.finish, b.finish);
+        for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* as the steps left out would */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* the main loop would be longer for it */
         __syncthreads();
-
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
-        const float *a_from = shared + a_offset + part * STEP * PITCH,
-                    *b_from = shared + b_offset + part * STEP * PITCH;
+        const float *a_from = shared + a_offset + part * STEP * PITCH;
+        const float *b_from = shared + b_offset + part * STEP * PITCH;
         float a_values[2][ROWS], b_values[2][COLS];
-        load_term(a_values[0], b_values[0], a_from, b_from);
+        load(a_values[0], b_values[0], a_from, b_from);
 #pragma unroll 1
         for (int steps = slabs * PARTS - part; steps > 0; --steps) {
             a.copy_part(more), b.copy_part(more);
@@ -161,9 +147,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 #pragma unroll
             for (int term = 0; term < STEP; ++term) {
                 float(&a_now)[ROWS] = a_values[term % 2], (&b_now)[COLS] = b_values[term % 2];
+                float(&a_next)[ROWS] = a_values[(term + 1) % 2], (&b_next)[COLS] = b_values[(term + 1) % 2];
                 if (term + 1 < STEP) {
-                    load_term(a_values[(term + 1) % 2], b_values[(term + 1) % 2], a_from + (term + 1) * PITCH,
-                              b_from + (term + 1) * PITCH);
+                    load(a_next, b_next, a_from + (term + 1) * PITCH, b_from + (term + 1) * PITCH);
                 } else {
                     a_from += STEP * PITCH, b_from += STEP * PITCH;
                     if (part == PARTS) { /* the slab's last values are in registers: the other slab, which has come */
@@ -176,16 +162,13 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
                         a_from = shared + stage * STAGE_FLOATS + a_offset;
                         b_from = shared + stage * STAGE_FLOATS + b_offset;
                     }
-                    load_term(a_values[0], b_values[0], a_from, b_from);
+                    load(a_next, b_next, a_from, b_from);
                 }
                 /* Row by row, back and forth: each fma has a factor in common with the one before. */
 #pragma unroll
-                for (int row = 0; row < ROWS; ++row) {
-#pragma unroll
-                    for (int i = 0; i < COLS; ++i) {
-                        const int col = row % 2 ? COLS - 1 - i : i;
-                        sum[row][col] = fmaf(a_now[row], b_now[col], sum[row][col]);
-                    }
+                for (int i = 0; i < ROWS * COLS; ++i) {
+                    const int row = i / COLS, col = row % 2 ? COLS - 1 - i % COLS : i % COLS;
+                    sum[row][col] = fmaf(a_now[row], b_now[col], sum[row][col]);
                 }
             }
         }
@@ -242,10 +225,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* ---- Which tiles ------------------------------------------------------------------------------------------------- */
-
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. All threads of the block call
- * it. */
+/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
 __device__ __forceinline__ bool nothing_left(const product &g) {
     const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
     bool left = false;
@@ -254,11 +234,10 @@ __device__ __forceinline__ bool nothing_left(const product &g) {
     return !__syncthreads_or(left);
 }
 
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together then share few lines of A and of
- * B, which stay in the L2 cache. */
+/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
-    float *const shared = (float *)dynamic_shared<1024>();
     constexpr int BAND = 16;
+    float *const shared = (float *)dynamic_shared<1024>();
     wait_for_previous_kernel();
     if (g.only_marked && nothing_left(g)) return;
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);

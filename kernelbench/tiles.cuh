@@ -15,10 +15,9 @@ __device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows
 
 /* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
 __device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE),
-              batch = index / (tiles_m * tiles_n);
-    index -= batch * tiles_m * tiles_n;
-    const int first = index / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = index - first * tiles_n;
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
+    const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
+    const int first = in_batch / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = in_batch - first * tiles_n;
     const int rows = min(GROUP_ROWS, tiles_m - first);
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
@@ -45,14 +44,14 @@ template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int ba
 constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_BLOCKS = TILE / OUT_COLS;
 typedef float out_buffer[OUT_ROWS][40];
 
+__device__ int exponent_of(const operand &o, int batch, int row) {
+    return row < o.rows ? o.exponents[(int64_t)batch * o.rows + row] : 0;
+}
+
 /* What a warp needs to store its 16 rows of a tile. */
 struct output {
     int row0, exponent_a, exponent_b[OUT_BLOCKS]; /* exponents of row `lane`; of column `lane` of each 32 columns */
     bool stores;
-
-    __device__ static int exponent_of(const operand &o, int batch, int row) {
-        return row < o.rows ? o.exponents[(int64_t)batch * o.rows + row] : 0;
-    }
 
     __device__ output(const product &g, const tile &t, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -89,9 +88,8 @@ struct output {
 #pragma unroll
                 for (int r = row; r < OUT_ROWS; r += 4) {
                     const float4 x = *(const float4 *)&out[r][col];
-                    if (r < rows)
-                        *(float4 *)&c[(int64_t)r * n + col] = make_float4(x.x * down[0], x.y * down[1], x.z * down[2],
-                                                                          x.w * down[3]);
+                    const float4 y = {x.x * down[0], x.y * down[1], x.z * down[2], x.w * down[3]};
+                    if (r < rows) *(float4 *)&c[(int64_t)r * n + col] = y;
                 }
             } else {
 #pragma unroll
@@ -99,6 +97,39 @@ struct output {
                     if (r < rows && lane < cols) c[(int64_t)r * n + lane] = out[r][lane] * down_b;
             }
         }
+    }
+};
+
+/* ---- Stages of the copies ---------------------------------------------------------------------------------------- */
+
+constexpr int WARPGROUP = 128, WG_ROWS = 64; /* its threads; rows of C that it computes: the instruction's m */
+constexpr int STEPS = SPLIT_K / 16;          /* instructions along a block of k */
+static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
+
+/* A thread block's shared memory. full[s] completes when stage s has landed, empty[s] when all warps have read it. */
+template <int ROWS, int STAGES, int WARPS> struct shared_layout {
+    struct {
+        uint8_t a[2][ROWS * SPLIT_ROW_BYTES], b[2][TILE * SPLIT_ROW_BYTES]; /* a block of k: hi and lo */
+    } stages[STAGES];
+    out_buffer out[WARPS];
+    uint64_t full[STAGES], empty[STAGES];
+
+    /* `copiers` threads issue the copies of a stage; `readers` warps release it. */
+    __device__ void make_barriers(int copiers, int readers) {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < STAGES; i++) barrier_init(&full[i], copiers), barrier_init(&empty[i], readers);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); /* shows them to the copy engine */
+        }
+        __syncthreads();
+    }
+};
+
+/* Walks the ring of stages: which one is next, and in which phase its barriers are. */
+template <int STAGES> struct ring {
+    int index = 0;
+    uint32_t phase = 0;
+    __device__ void advance() {
+        if (++index == STAGES) index = 0, phase ^= 1;
     }
 };
 // endregion: tiles

@@ -167,8 +167,7 @@ struct stage_products {
         wgmma_commit();
     }
 
-    /* All of the stage but the first part's hi*hi, which has been issued. Returns with the last part's corrections
-     * under way. */
+    /* All of the stage but the first part's hi*hi. Returns with the last part's corrections under way. */
     __device__ void issue_rest(accumulators &sums, bool accumulate) const {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
