@@ -7,8 +7,6 @@ It takes any sizes and strides, uses the current stream, and is differentiable; 
 kernels. Tensors on the CPU are moved to the GPU, where the result stays. The first use compiles the text below, in less
 than a minute; torch keeps what it compiled.
 
-How it computes
----------------
 precision="fp32", the default, uses Hopper's tensor cores. They multiply half-precision numbers, so each float32 number
 is split into two of those:
 
@@ -45,7 +43,6 @@ ARGUMENTS = r"""
 #include <stdint.h>
 
 /* args.h: what every kernel of a module takes, as its one parameter.
- *
  * An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r],
  * split into hi and lo, and grouped with others in panels of PANEL_ROWS; k is cut into blocks of SPLIT_K. Block kb of a
  * panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last
@@ -170,7 +167,6 @@ PACKING = r"""
 #include <cuda_fp16.h>
 
 /* pack.cu: float32 operands -> fp16 panels for the Hopper kernel (layout: args.h).
- *
  *   pack_sample    takes a row's exponent e from SAMPLES of its elements, with room above for what it has not seen
  *   pack_split     splits: hi = fp16(x*2^e), lo = fp16((x*2^e - hi) * 2^11)
  *   pack_again     splits panels again in which an element did not fit, with e from the row's largest such element
@@ -230,7 +226,6 @@ struct pack_tile {
 struct share {
     __align__(16) float x[LINE * LINE / THREADS];
     bool vectors;
-
     __device__ void load(const operand &o, const place &u) {
         const bool across = o.row_stride == 1; /* lines run across rows, else along k */
         const float *first = o.data + u.batch * o.batch_stride + u.row0 * o.row_stride +
@@ -250,7 +245,6 @@ struct share {
                 x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
         }
     }
-
     __device__ void store(pack_tile &tile) const {
         _Pragma("unroll") for (int i = 0; i < LINE * LINE / THREADS; i++)
             if (vectors)
@@ -459,10 +453,9 @@ __device__ inline void hold(float (&d)[64]) {
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
-                 "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-                 "%62, %63}, %64, %65, p, 1, 1, 0, 0;}"
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
+                 "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"
+                 "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -501,10 +494,8 @@ template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int ba
             (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
 }
 
-/* ---- Epilogue ---------------------------------------------------------------------------------------------------- */
-
-/* A warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so that the
- * accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+/* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
+ * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_BLOCKS = TILE / OUT_COLS;
 typedef float out_buffer[OUT_ROWS][40];
 
@@ -516,7 +507,6 @@ __device__ int exponent_of(const operand &o, int batch, int row) {
 struct output {
     int row0, exponent_a, exponent_b[OUT_BLOCKS]; /* exponents of row `lane`; of column `lane` of each 32 columns */
     bool stores;
-
     __device__ output(const product &g, const tile &t, int wg_row0) {
         const int lane = threadIdx.x % 32;
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
@@ -525,7 +515,6 @@ struct output {
         for (int i = 0; i < OUT_BLOCKS; i++) exponent_b[i] = exponent_of(g.b, t.batch, t.n0 + i * OUT_COLS + lane);
         stores = mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit;
     }
-
     /* Scales sums back and writes them. sums[16*block + 4*j + 2*h + i] is row lane/4 + 8*h, column 8*j + lane%4*2 + i
      * of a block of 32 columns, as wgmma lays accumulators out. */
     __device__ void store(const product &g, const tile &t, const float (&sums)[64], out_buffer &out) const {
@@ -559,8 +548,6 @@ struct output {
     }
 };
 
-/* ---- Stages of the copies ---------------------------------------------------------------------------------------- */
-
 constexpr int WARPGROUP = 128, WG_ROWS = 64; /* its threads; rows of C that it computes: the instruction's m */
 constexpr int STEPS = SPLIT_K / 16;          /* instructions along a block of k */
 static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
@@ -572,7 +559,6 @@ template <int ROWS, int STAGES, int WARPS> struct shared_layout {
     } stages[STAGES];
     out_buffer out[WARPS];
     uint64_t full[STAGES], empty[STAGES];
-
     /* `copiers` threads issue the copies of a stage; `readers` warps release it. */
     __device__ void make_barriers(int copiers, int readers) {
         if (threadIdx.x == 0) {
@@ -679,10 +665,8 @@ __device__ inline void add_corrections(accumulators &sums) {
     _Pragma("unroll") for (int i = 0; i < 64; i++) sums.main[i] = fmaf(sums.corr[i], LO_SCALE, sums.main[i]);
 }
 
-/* ---- The kernel -------------------------------------------------------------------------------------------------- */
-
-/* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232
- * registers, of which 3 x 64 are accumulators. One thread block per SM. */
+/* The kernel. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each,
+ * with 232 registers, of which 3 x 64 are accumulators. One thread block per SM. */
 constexpr int STAGES = 3;
 typedef shared_layout<TILE, STAGES, 8> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THREADS, "what the host asks for");
@@ -782,12 +766,10 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr int ROUND_TERMS = HOW == TERMS ? 0 : HOW == LINES ? THREADS / 32 : THREADS * WIDTH / TILE;
     static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
-
     const float *next;          /* what this thread copies next */
     int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
     uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
-
     /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
     __device__ __forceinline__ operand_copy(const operand &o, const float *first, int lines, int term0) {
         const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
@@ -799,10 +781,8 @@ template <int TILE, reading HOW> struct operand_copy {
         round_step = ROUND_LINES * o.row_stride + ROUND_TERMS * o.k_stride;
         finish = HOW == TERMS ? SLAB - TILE * o.row_stride : 0;
     }
-
     __device__ __forceinline__ void begin_slab(uint32_t slab) { to = slab + offset, lines_ahead = lines_left; }
     __device__ __forceinline__ void finish_slab() { next += finish; }
-
     __device__ __forceinline__ void copy_part(int wanted) {
         _Pragma("unroll") for (int round = 0; round < ROUNDS / PARTS; ++round) {
             _Pragma("unroll") for (int i = 0; i < ALONG; ++i) {
@@ -839,18 +819,15 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     static_assert(LANES_M * LANES_N == 32, "the lanes of a warp cover its quarter of the tile");
     static_assert(2 * STAGE_FLOATS * 4 == portable_shared(TILE), "what the host asks for");
     static_assert(4 * LANES_M * RESULT_PITCH <= 2 * STAGE_FLOATS, "results go through the slabs' memory");
-
     /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a
      * warp's 16-byte loads from shared memory are then two wavefronts instead of four. */
     int warp_m, warp_n, lane_m, lane_n;
     float sum[ROWS][COLS];
-
     __device__ __forceinline__ tile_product() : sum{} {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         warp_m = warp / 2 * WARP, warp_n = warp % 2 * WARP;
         lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
     }
-
     /* One term's values. */
     static __device__ __forceinline__ void load(float (&a)[ROWS], float (&b)[COLS], const float *from_a,
                                                 const float *from_b) {
@@ -940,9 +917,8 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
-    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows.
-     * There, columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other,
-     * and this order gives sum[row][col] the opposite parity of B's value for that column. */
+    /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
+     * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
     __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
                                           float *shared) const {
         const int lane = threadIdx.x % 32;
@@ -1040,8 +1016,7 @@ void launch(const char *name, void (*kernel)(product), product *g, int64_t grid,
     void *args[] = {g};
     check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "preparing", name);
 #if TESSERA_HOPPER
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    cudaLaunchAttribute overlap = {cudaLaunchAttributeProgrammaticStreamSerialization};
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {dim3(grid), dim3(block), (size_t)shared, stream, &overlap, early};
     check(cudaLaunchKernelExC(&config, function, args), "launching", name);
@@ -1130,8 +1105,7 @@ operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
 
 /* op(left) @ op(right), where op transposes if asked to; with plain float32 arithmetic if `ieee`. */
 at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, bool right_transposed, bool ieee) {
-    check_tensor(left, "A", left.device());
-    check_tensor(right, "B", left.device());
+    check_tensor(left, "A", left.device()), check_tensor(right, "B", left.device());
     const int m_dim = left_transposed ? -1 : -2, n_dim = right_transposed ? -2 : -1;
     const int k_in_a = -3 - m_dim, k_in_b = -3 - n_dim;
     const bool batched = left.dim() == 3;
@@ -1201,19 +1175,17 @@ class Product(torch.autograd.Function):
         left, right = context.saved_tensors
         left_transposed, right_transposed, ieee = context.options
         of_left = of_right = None
-        if context.needs_input_grad[0] and left_transposed:
-            of_left = product(right, right_transposed, gradient, True, ieee)
-        elif context.needs_input_grad[0]:
-            of_left = product(gradient, False, right, not right_transposed, ieee)
-        if context.needs_input_grad[2] and right_transposed:
-            of_right = product(gradient, True, left, left_transposed, ieee)
-        elif context.needs_input_grad[2]:
-            of_right = product(left, not left_transposed, gradient, False, ieee)
+        if context.needs_input_grad[0]:
+            of_left = product(gradient, False, right, not right_transposed, ieee, transposed=left_transposed)
+        if context.needs_input_grad[2]:
+            of_right = product(left, not left_transposed, gradient, False, ieee, transposed=right_transposed)
         return of_left, None, of_right, None, None
 
 
-def product(left, left_transposed, right, right_transposed, ieee):
-    """op(left) @ op(right), where op transposes if asked to."""
+def product(left, left_transposed, right, right_transposed, ieee, transposed=False):
+    """op(left) @ op(right), where op transposes if asked to; or the transpose of that, which is a product as well."""
+    if transposed:
+        left, left_transposed, right, right_transposed = right, not right_transposed, left, not left_transposed
     if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
         return Product.apply(left, left_transposed, right, right_transposed, ieee)
     return extension().multiply(left, left_transposed, right, right_transposed, ieee)

@@ -129,25 +129,17 @@ __device__ inline void hold(float (&d)[64]) {
 /* d (64 x 128) = a (64 x 16) * b (128 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
-                 "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
-                 "%62, %63}, %64, %65, p, 1, 1, 0, 0;}"
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,"
+                 "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,"
+                 "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 // endregion: hopper
 
 // region: clusters
-/* This block's number in its cluster. */
-__device__ inline int cluster_rank() {
-    int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-/* Waits for all threads of the cluster. No block may touch another's shared memory before the first call, when the
- * other may not have started, nor after the last, when it may have ended. */
+/* Waits for all threads of the cluster. Blocks touch each other's shared memory only between two such calls: before,
+ * the other may not have started; after, it may have ended. */
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -155,8 +147,7 @@ __device__ inline void cluster_sync() {
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit
  * release at cluster scope would cost a fence of all of memory each time. */
 __device__ inline void barrier_arrive_in(uint64_t *barrier, int rank) {
-    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-                 " mbarrier.arrive.shared::cluster.b64 _, [there];}"
+    asm volatile("{.reg .b32 to; mapa.shared::cluster.u32 to, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [to];}"
                  :: "r"(shared_address(barrier)), "r"(rank) : "memory");
 }
 

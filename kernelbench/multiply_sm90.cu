@@ -1,8 +1,6 @@
 // region: kernel
-/* ---- The kernel -------------------------------------------------------------------------------------------------- */
-
-/* Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each, with 232
- * registers, of which 3 x 64 are accumulators. One thread block per SM. */
+/* The kernel. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows of the tile each,
+ * with 232 registers, of which 3 x 64 are accumulators. One thread block per SM. */
 constexpr int STAGES = 3;
 typedef shared_layout<TILE, STAGES, 8> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THREADS, "what the host asks for");

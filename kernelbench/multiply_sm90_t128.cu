@@ -1,9 +1,7 @@
 // region: kernel
-/* ---- The kernel -------------------------------------------------------------------------------------------------- */
-
-/* 128 threads per thread block. A tile of C belongs to a cluster of two blocks, 64 rows each; a block's one warpgroup
- * copies and multiplies in turn, and two blocks share an SM. Both blocks need the same columns of B, of which each
- * copies half, to both. */
+/* The kernel. A block has 128 threads. A tile of C belongs to a cluster of two blocks, 64 rows each; a block's one
+ * warpgroup copies and multiplies in turn, and two blocks share an SM. Both blocks need the same columns of B, of which
+ * each copies half, to both. */
 constexpr int CLUSTER = 2, STAGES = 2, WARPS = 4;
 typedef shared_layout<WG_ROWS, STAGES, WARPS> SHARED;
 static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS && CLUSTER == MULTIPLY_CLUSTER,
@@ -25,7 +23,6 @@ struct quarter_copier {
         : rank(rank), component(warp / 2), of_b(warp % 2), copies(elected()) {
         begin(g, blockIdx.x / CLUSTER);
     }
-
     __device__ void begin(const product &g, int tile_index) {
         index = tile_index, blocks_left = 0;
         if (index >= tile_count(g)) return;
@@ -38,7 +35,6 @@ struct quarter_copier {
         landing = of_b ? panel_rows_at<TILE>(g.b, t.batch, t.n0).bytes : bytes;
         ahead = AHEAD * step + (of_b ? t.m0 / TILE : t.n0 / TILE) % PREFETCH_PARTS * (bytes / PREFETCH_PARTS);
     }
-
     __device__ void copy_next(const product &g, SHARED &s) {
         if (!blocks_left) return;
         auto &to = s.stages[at.index];
@@ -63,7 +59,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     s.make_barriers(WARPS, CLUSTER * WARPS);
     cluster_sync();
     wait_for_previous_kernel(), allow_next_kernel();
-    const int rank = cluster_rank(), warp = warp_number();
+    const int warp = warp_number();
+    int rank; /* of this block in its cluster */
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     quarter_copier copier(g, rank, warp);
     for (int i = 0; i < STAGES; i++) copier.copy_next(g, s);
     /* Releases a stage in both blocks, which copy into it; then this warp copies its next quarter. */

@@ -1,5 +1,4 @@
 /* pack.cu: float32 operands -> fp16 panels for the Hopper kernel (layout: args.h).
- *
  *   pack_sample    takes a row's exponent e from SAMPLES of its elements, with room above for what it has not seen
  *   pack_split     splits: hi = fp16(x*2^e), lo = fp16((x*2^e - hi) * 2^11)
  *   pack_again     splits panels again in which an element did not fit, with e from the row's largest such element
@@ -59,7 +58,6 @@ struct pack_tile {
 struct share {
     __align__(16) float x[LINE * LINE / THREADS];
     bool vectors;
-
     __device__ void load(const operand &o, const place &u) {
         const bool across = o.row_stride == 1; /* lines run across rows, else along k */
         const float *first = o.data + u.batch * o.batch_stride + u.row0 * o.row_stride +
@@ -80,7 +78,6 @@ struct share {
                 x[i] = i * 2 + line < lines && column < length ? first[i * 2 * stride] : 0;
         }
     }
-
     __device__ void store(pack_tile &tile) const {
 #pragma unroll
         for (int i = 0; i < LINE * LINE / THREADS; i++)

@@ -29,12 +29,10 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr int ROUND_TERMS = HOW == TERMS ? 0 : HOW == LINES ? THREADS / 32 : THREADS * WIDTH / TILE;
     static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
-
     const float *next;          /* what this thread copies next */
     int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
     uint32_t offset, to;        /* of its first element in a slab; where the next one goes */
     int lines_left, lines_ahead;
-
     /* From term `term0` on. `first`: the tile's first line, of `lines` that there are. */
     __device__ __forceinline__ operand_copy(const operand &o, const float *first, int lines, int term0) {
         const int thread = threadIdx.x, across = HOW == LINES ? 32 : TILE / WIDTH;
@@ -46,10 +44,8 @@ template <int TILE, reading HOW> struct operand_copy {
         round_step = ROUND_LINES * o.row_stride + ROUND_TERMS * o.k_stride;
         finish = HOW == TERMS ? SLAB - TILE * o.row_stride : 0;
     }
-
     __device__ __forceinline__ void begin_slab(uint32_t slab) { to = slab + offset, lines_ahead = lines_left; }
     __device__ __forceinline__ void finish_slab() { next += finish; }
-
     __device__ __forceinline__ void copy_part(int wanted) {
 #pragma unroll
         for (int round = 0; round < ROUNDS / PARTS; ++round) {
@@ -89,18 +85,15 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     static_assert(LANES_M * LANES_N == 32, "the lanes of a warp cover its quarter of the tile");
     static_assert(2 * STAGE_FLOATS * 4 == portable_shared(TILE), "what the host asks for");
     static_assert(4 * LANES_M * RESULT_PITCH <= 2 * STAGE_FLOATS, "results go through the slabs' memory");
-
     /* Where this thread's results are. Lanes 2i and 2i + 1 have the same rows, lanes i and i ^ 2 the same columns: a
      * warp's 16-byte loads from shared memory are then two wavefronts instead of four. */
     int warp_m, warp_n, lane_m, lane_n;
     float sum[ROWS][COLS];
-
     __device__ __forceinline__ tile_product() : sum{} {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         warp_m = warp / 2 * WARP, warp_n = warp % 2 * WARP;
         lane_m = lane / 2 % LANES_M, lane_n = lane % 2 + lane / (2 * LANES_M) * 2;
     }
-
     /* One term's values. */
     static __device__ __forceinline__ void load(float (&a)[ROWS], float (&b)[COLS], const float *from_a,
                                                 const float *from_b) {
@@ -196,9 +189,8 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
-    /* Sums go through shared memory, LANES_M rows of the warp's quarter at a time, so that a warp writes whole rows.
-     * There, columns 2i and 2i + 1 change places: 16-byte stores need four sums in registers that follow each other,
-     * and this order gives sum[row][col] the opposite parity of B's value for that column. */
+    /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
+     * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
     __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
                                           float *shared) const {
         const int lane = threadIdx.x % 32;

@@ -37,10 +37,8 @@ template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int ba
             (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
 }
 
-/* ---- Epilogue ---------------------------------------------------------------------------------------------------- */
-
-/* A warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so that the
- * accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
+/* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
+ * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 constexpr int OUT_ROWS = 16, OUT_COLS = 32, OUT_BLOCKS = TILE / OUT_COLS;
 typedef float out_buffer[OUT_ROWS][40];
 
@@ -52,7 +50,6 @@ __device__ int exponent_of(const operand &o, int batch, int row) {
 struct output {
     int row0, exponent_a, exponent_b[OUT_BLOCKS]; /* exponents of row `lane`; of column `lane` of each 32 columns */
     bool stores;
-
     __device__ output(const product &g, const tile &t, int wg_row0) {
         const int lane = threadIdx.x % 32;
         row0 = wg_row0 + threadIdx.x / 32 % 4 * OUT_ROWS;
@@ -61,7 +58,6 @@ struct output {
         for (int i = 0; i < OUT_BLOCKS; i++) exponent_b[i] = exponent_of(g.b, t.batch, t.n0 + i * OUT_COLS + lane);
         stores = mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit;
     }
-
     /* Scales sums back and writes them. sums[16*block + 4*j + 2*h + i] is row lane/4 + 8*h, column 8*j + lane%4*2 + i
      * of a block of 32 columns, as wgmma lays accumulators out. */
     __device__ void store(const product &g, const tile &t, const float (&sums)[64], out_buffer &out) const {
@@ -100,8 +96,6 @@ struct output {
     }
 };
 
-/* ---- Stages of the copies ---------------------------------------------------------------------------------------- */
-
 constexpr int WARPGROUP = 128, WG_ROWS = 64; /* its threads; rows of C that it computes: the instruction's m */
 constexpr int STEPS = SPLIT_K / 16;          /* instructions along a block of k */
 static_assert(SPLIT_ROW_BYTES == 128, "the descriptors describe rows of 128 bytes, swizzled over 128 bytes");
@@ -113,7 +107,6 @@ template <int ROWS, int STAGES, int WARPS> struct shared_layout {
     } stages[STAGES];
     out_buffer out[WARPS];
     uint64_t full[STAGES], empty[STAGES];
-
     /* `copiers` threads issue the copies of a stage; `readers` warps release it. */
     __device__ void make_barriers(int copiers, int readers) {
         if (threadIdx.x == 0) {
