@@ -151,13 +151,13 @@ __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t
 
 constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 
-__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+__device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
 
 /* The mark of the panel that this row is in. */
 __device__ inline float mark_of(const operand &o, int batch, int row) {
-    return o.marks[batch * divide_up(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
+    return o.marks[batch * ceil_div(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
 }
 """
 
@@ -203,11 +203,11 @@ struct place {
 
 /* Group `index` of rows, in a block of k: first those of A, then of B; neighbours in time are neighbours in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
-    const int in_a = g.batch * divide_up(g.a.rows, group_rows) * k_blocks;
+    const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};
     at.in_b = index >= in_a;
     if (at.in_b) index -= in_a;
-    const int groups = divide_up(at.of(g).rows, group_rows);
+    const int groups = ceil_div(at.of(g).rows, group_rows);
     at.batch = index / (groups * k_blocks);
     index -= at.batch * groups * k_blocks;
     const bool across = at.of(g).row_stride == 1;
@@ -275,8 +275,8 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
 __device__ float split(const operand &o, const place &u, const pack_tile &tile) {
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
-    const int stored = min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8);
+    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
+    const int stored = min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8);
     uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
                   (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
                   ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
@@ -309,9 +309,9 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
 /* Packs a tile; AGAIN: only if its panel overflowed. */
 template <bool AGAIN> __device__ void pack_one(const product &g, int index) {
     __shared__ pack_tile tile;
-    const place u = place_at(g, index, PACK_ROWS, divide_up(g.a.k, SPLIT_K));
+    const place u = place_at(g, index, PACK_ROWS, ceil_div(g.a.k, SPLIT_K));
     const operand &o = u.of(g);
-    const int panel = u.batch * divide_up(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
+    const int panel = u.batch * ceil_div(o.rows, PANEL_ROWS) + u.row0 / PANEL_ROWS;
     if (AGAIN && !o.overflowed[panel]) return;
     share mine;
     mine.load(o, u); /* the matrix was there before the kernel in front of this one, the exponents were not */
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(128) pack_sample(const __grid_const
         o.overflows[i] = 0;
     }
     if (threadIdx.x == 0 && at.row0 % PANEL_ROWS == 0) {
-        const int panel = at.batch * divide_up(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
+        const int panel = at.batch * ceil_div(o.rows, PANEL_ROWS) + at.row0 / PANEL_ROWS;
         o.marks[panel] = 1, o.overflowed[panel] = 0;
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) *g.any_overflowed = 0;
@@ -379,8 +379,8 @@ extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_split
 extern "C" __global__ void __launch_bounds__(128, PACK_BLOCKS_PER_SM) pack_again(const __grid_constant__ product g) {
     wait_for_previous_kernel(), allow_next_kernel();
     if (!*g.any_overflowed) return;
-    const int groups = divide_up(g.a.rows, PACK_ROWS) + divide_up(g.b.rows, PACK_ROWS);
-    const int tiles = g.batch * groups * divide_up(g.a.k, SPLIT_K);
+    const int groups = ceil_div(g.a.rows, PACK_ROWS) + ceil_div(g.b.rows, PACK_ROWS);
+    const int tiles = g.batch * groups * ceil_div(g.a.k, SPLIT_K);
     for (int index = blockIdx.x; index < tiles; index += gridDim.x) packing::pack_one<true>(g, index);
 }
 """
@@ -468,11 +468,11 @@ struct tile {
     int batch, m0, n0; /* m0, n0: its first row and column */
 };
 
-__device__ int tile_count(const product &g) { return g.batch * divide_up(g.a.rows, TILE) * divide_up(g.b.rows, TILE); }
+__device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE); }
 
 /* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
 __device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE);
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
     const int first = in_batch / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = in_batch - first * tiles_n;
     const int rows = min(GROUP_ROWS, tiles_m - first);
@@ -487,8 +487,8 @@ struct panel_rows {
 };
 
 template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
-    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = divide_up(o.k, SPLIT_K);
-    const int stored = max(0, min(PANEL_ROWS, divide_up(o.rows - panel * PANEL_ROWS, 8) * 8));
+    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
+    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
     const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
     return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
             (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
@@ -633,7 +633,8 @@ struct stage_products {
 };
 
 /* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
- * when this warp has read it; FENCE: it does so much that the products after it need a fence of their own. */
+ * when this warp has read it. FENCE: release() does enough other work that a wgmma_fence is needed before the next
+ * products. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
 __device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
                                 int kb_begin, int kb_end, RELEASE release) {
@@ -678,7 +679,7 @@ __device__ void produce(const product &g, SHARED &s) {
         panel_rows a = panel_rows_at<TILE>(g.a, t.batch, t.m0), b = panel_rows_at<TILE>(g.b, t.batch, t.n0);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
-        _Pragma("unroll 1") for (int kb = divide_up(g.a.k, SPLIT_K); kb > 0; kb--, at.advance()) {
+        _Pragma("unroll 1") for (int kb = ceil_div(g.a.k, SPLIT_K); kb > 0; kb--, at.advance()) {
             uint64_t *full = &s.full[at.index];
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
             barrier_arrive_and_expect(full, 2 * (a.bytes + b.bytes));
@@ -702,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_previous_kernel(), allow_next_kernel();
-    const int row = (wg - 1) * WG_ROWS, k_blocks = divide_up(g.a.k, SPLIT_K);
+    const int row = (wg - 1) * WG_ROWS, k_blocks = ceil_div(g.a.k, SPLIT_K);
     const bool short_end = (g.a.k - 1) % SPLIT_K < SPLIT_SUM_K; /* k ends in the first part of its last block */
     const auto release = [&](int stage) {
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
@@ -838,7 +839,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     template <reading A, reading B>
     __device__ __forceinline__ void multiply_as(const product &g, const float *a_first, const float *b_first,
                                                 int a_lines, int b_lines, float *shared) {
-        const int slabs = divide_up(g.a.k, SLAB), ragged = g.a.k % SLAB;
+        const int slabs = ceil_div(g.a.k, SLAB), ragged = g.a.k % SLAB;
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
         const uint32_t memory = shared_address(shared);
@@ -944,7 +945,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 
 /* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
 __device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * divide_up(g.a.rows, PANEL_ROWS), of_b = g.batch * divide_up(g.b.rows, PANEL_ROWS);
+    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
     bool left = false;
     for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
         left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
@@ -957,7 +958,7 @@ template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(
     float *const shared = (float *)dynamic_shared<1024>();
     wait_for_previous_kernel();
     if (g.only_marked && nothing_left(g)) return;
-    const int tiles_m = divide_up(g.a.rows, TILE), tiles_n = divide_up(g.b.rows, TILE);
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
         const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
         const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;
