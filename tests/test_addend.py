@@ -133,6 +133,13 @@ def test_plan_takes_any_addend(engine, rng):
     assert_exact(c, a, b)
 
 
+@pytest.mark.parametrize("beta", [1.0, -2.0])
+def test_alone_where_alpha_is_zero(engine, rng, beta):
+    a, b, addend = integers(rng, 20, 30), integers(rng, 30, 40), integers(rng, 20, 40)
+    c = add(engine, a, b, addend, row_major(20, 40), 0.0, beta)
+    assert np.array_equal(c, np.float32(beta) * addend)
+
+
 @pytest.mark.parametrize("alpha", [1.0, 0.0])
 def test_beta_zero_does_not_look_at_it(engine, rng, alpha):
     a, b, c = integers(rng, 20, 30), integers(rng, 30, 40), row_major(20, 40)
