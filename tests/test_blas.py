@@ -554,8 +554,9 @@ blas.cblas_sgemm(101, 111, 111, 0, 0, 0, ctypes.c_float(1), None, 1, None, 1, ct
 multiply(3)
 n = 700
 rng = np.random.default_rng(0)
-a, b = [rng.integers(-4, 5, (n, n)).astype(np.float32) for _ in range(2)]
+a, b = [rng.integers(-4, 5, (n, n), np.int8).astype(np.float32) for _ in range(2)]
 c = np.full((n, n), 1, np.float32)
+ctypes.CDLL(None).malloc_trim(0)  # what has been freed would do for the panels
 arguments = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, c)]
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 100000, resource.RLIM_INFINITY))
