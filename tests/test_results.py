@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import pathlib
 import re
 import shutil
@@ -145,6 +146,7 @@ def test_the_cpu_benchmark(tmp_path):
     command = [ROOT / "bench/cpu/run", BUILD, "--quick", "--seconds", "0.02", "--shape", "96,96,96", "--save", save]
     command += ["--layout", "nn", "--layout", "tt", "--threads", "1", "--threads", "2"]
     ran = subprocess.run(command, capture_output=True, text=True, start_new_session=True,
+                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in the background
                          env={**os.environ, "PYTHONPATH": path})
     assert ran.returncode and "goes on from there" in ran.stderr and not save.exists(), ran.stdout + ran.stderr
     ran = subprocess.run(command, capture_output=True, text=True)

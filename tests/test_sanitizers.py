@@ -25,9 +25,8 @@ def sanitized(sanitizers, tmp_path, compiler="cc"):
     level = "-O0" if compiler == "clang" else "-O1"
     return cmake_build(f"sanitize-{compiler}-{sanitizers.replace(',', '-')}", f"-DTESSERA_SANITIZE={sanitizers}",
                        f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-                       f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={level} -g", "-DTESSERA_WERROR=ON", targets=[
-                           "tessera", "stress"
-                       ])
+                       f"-DCMAKE_C_FLAGS_RELWITHDEBINFO={level} -g", "-DTESSERA_WERROR=ON",
+                       targets=["tessera", "tessera_blas", "stress"])
 
 
 @pytest.mark.parametrize("kernel", engines.kernel_names(CPU))

@@ -284,7 +284,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int64_t m = choose_size(&c), n = choose_size(&c), k = choose_size(&c), batch = choose(&c, 0, 5);
     batch = batch < 4 ? 1 : choose(&c, 0, 6);
     if (m * n > 20000) n = 20000 / m;
-    if (m * n * batch && m * n * k * batch > MOST_WORK) k = MOST_WORK / (m * n * batch);
+    if (m * n * k * batch > MOST_WORK) k = MOST_WORK / (m * n * batch);
     const int64_t kind = choose(&c, 0, 3);
     const int spread = kind < 2 ? 1 : kind == 2 ? (int)choose(&c, 1, 60) : 0;
     p.integers = kind < 2;
