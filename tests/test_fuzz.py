@@ -8,6 +8,7 @@ import pytest
 
 from toolchain import BUILD, ROOT, need, run
 
+pytestmark = pytest.mark.slow
 TARGETS = sorted(path.name for path in (ROOT / "tests" / "fuzz" / "corpus").iterdir())
 SECONDS = 2
 
