@@ -10,7 +10,7 @@
 #include "fuzz.h"
 #include "tessera.h"
 
-enum { MOST_KERNELS = 8, MOST_FLOATS = 1 << 16, MOST_WORK = 150000 };
+enum { MOST_KERNELS = 8, MOST_FLOATS = 1 << 16, MOST_WORK = 40000 };
 
 static char kernels[MOST_KERNELS][32];
 static int kernel_count;
@@ -284,7 +284,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int64_t m = choose_size(&c), n = choose_size(&c), k = choose_size(&c), batch = choose(&c, 0, 5);
     batch = batch < 4 ? 1 : choose(&c, 0, 6);
     if (m * n > 20000) n = 20000 / m;
-    if (m * n * k * batch > MOST_WORK) k = MOST_WORK / (m * n * batch);
+    const int64_t elements = m * n * batch;
+    if (elements > 0 && elements * k > MOST_WORK) k = MOST_WORK / elements;
     const int64_t kind = choose(&c, 0, 3);
     const int spread = kind < 2 ? 1 : kind == 2 ? (int)choose(&c, 1, 60) : 0;
     p.integers = kind < 2;
