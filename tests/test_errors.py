@@ -385,6 +385,13 @@ def packed_read(packed, *arguments):
 
 
 @pytest.mark.parametrize("side", [LEFT, RIGHT])
+def test_elements_of_several_k_blocks(cpu, rng, side):
+    x = rng.random((1301, 19) if side == RIGHT else (19, 1301), np.float32)  # the last block of k is the shortest
+    packed, whole = Packed(cpu.context, side, binding.matrix(Operand, x)), np.zeros_like(x)
+    assert packed_read(packed.handle, 0, 0, *x.shape, c_void_p(whole.ctypes.data)) == OK and np.array_equal(whole, x)
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT])
 def test_elements_of_a_packed_operand(cpu, rng, side):
     x, whole, part = rng.random((45, 500), np.float32), np.zeros((45, 500), np.float32), np.zeros((3, 7), np.float32)
     packed = Packed(cpu.context, side, binding.matrix(Operand, x))
