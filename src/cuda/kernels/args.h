@@ -1,13 +1,9 @@
-/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler.
- *
- * Regions: matrices; ieee (arguments of ieee_*.cu); split (panels, arguments of split_*.cu); pack (of pack.cu).
- */
+/* args.h: what the host passes to each kernel, by value, as its one parameter. Plain C, for nvcc and the C compiler. */
 #ifndef TESSERA_CUDA_ARGS_H
 #define TESSERA_CUDA_ARGS_H
 
 #include <stdint.h>
 
-// region: matrices
 /* Rows of A, or columns of B, that are packed and marked together. A tile of C has rows of one panel of A and columns
  * of one panel of B, or of two in tf32's 256-wide tile. */
 enum { PANEL_ROWS = 128 };
@@ -25,9 +21,7 @@ typedef struct matrix_out {
     float *data;
     int64_t row_stride, col_stride, batch_stride;
 } matrix_out;
-// endregion: matrices
 
-// region: ieee
 /* C = alpha*A*B + beta*S in IEEE float32, operands read in place with any strides (ieee_*.cu). The addend S may be C:
  * the thread that writes an element of C reads the same element of S before. With beta = 0 the addend is not read.
  *
@@ -60,9 +54,7 @@ typedef struct ieee_args {
     int64_t recompute_batch_stride;
     unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed */
 } ieee_args;
-// endregion: ieee
 
-// region: split
 /* Split operands. An operand is seen as `rows` rows of length k: A as it is, B transposed, so that k runs along a row
  * of both. Row r, scaled by 2^exponents[r], is split into fp16 components: x*2^e = hi + lo*2^-11 + a remainder below
  * lo's last bit. tf32 keeps hi alone.
@@ -130,9 +122,7 @@ typedef struct split_args {
     int32_t short_end; /* not 0: k ends in the first SPLIT_SUM_K of its last block */
     float *partial;
 } split_args;
-// endregion: split
 
-// region: pack
 /* Packs one operand into panels (pack.cu). A first pass scales each row by a sample of it. It notes each element that
  * does not fit: the largest of each row in row_overflows, the panel in overflowed_panels. A second pass packs these
  * panels again, their rows scaled by row_overflows. */
@@ -165,6 +155,5 @@ typedef struct pack_pair_args {
     pack_progress *progress;
     unsigned long long *marked_panels; /* counts panels with an infinite mark, for tsr_stats */
 } pack_pair_args;
-// endregion: pack
 
 #endif

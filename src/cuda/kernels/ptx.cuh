@@ -1,8 +1,5 @@
 /* ptx.cuh: every inline PTX instruction of the kernels, once. With TESSERA_EMULATOR defined, the CPU emulator of the
  * tests (tests/emulator) takes their place.
- *
- * Regions, in this order: shared, launch, cp_async, cp_async_if, cp_async_hint, barriers, bulk, uniform, registers,
- * wgmma, wgmma_256, clusters, mma_fp16, mma_fp64. All need `shared`.
  */
 #ifndef TESSERA_CUDA_PTX_CUH
 #define TESSERA_CUDA_PTX_CUH
@@ -13,7 +10,6 @@
 
 #include <stdint.h>
 
-// region: shared
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
 /* Many instructions take shared memory by its 32-bit address. */
@@ -24,9 +20,7 @@ template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
     extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
     return memory;
 }
-// endregion: shared
 
-// region: launch
 /* ---- Programmatic launch: the start of a kernel overlaps the end of the one before, on Hopper and later ---------- */
 
 /* Returns when the previous kernel of the stream, and all before it, have ended. Every thread calls it before it reads
@@ -45,9 +39,7 @@ __device__ inline void allow_next_kernel() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// endregion: launch
 
-// region: cp_async
 /* ---- cp.async: each thread copies 4 or 16 bytes, aligned; on Turing by a load and a store ------------------------ */
 
 __device__ inline void cp_async_commit() {
@@ -83,9 +75,6 @@ template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const 
 #endif
 }
 
-// endregion: cp_async
-
-// region: cp_async_if
 /* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between
  * multiplications. */
 template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
@@ -107,9 +96,7 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
 __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }
-// endregion: cp_async_if
 
-// region: cp_async_hint
 /* A cache policy: L2 evicts what is read under it before anything else. */
 __device__ inline uint64_t evict_first_policy() {
     uint64_t policy;
@@ -124,9 +111,7 @@ __device__ inline void cp_async_part(uint32_t to, const void *from, int bytes, u
                  " @!p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to),
                  "l"(from), "r"(bytes), "l"(policy));
 }
-// endregion: cp_async_hint
 
-// region: barriers
 /* ---- Barriers in shared memory, waited on by phase (Hopper) ------------------------------------------------------ */
 
 __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
@@ -152,9 +137,7 @@ __device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
                  "r"(phase)
                  : "memory");
 }
-// endregion: barriers
 
-// region: bulk
 /* ---- Bulk copies (Hopper) ---------------------------------------------------------------------------------------- */
 
 /* Copies `bytes` (a multiple of 16); completes on `barrier`. */
@@ -164,18 +147,14 @@ __device__ inline void bulk_copy(void *to, const void *from, uint32_t bytes, uin
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-// endregion: bulk
 
-// region: uniform
 /* ---- Values that the compiler knows to be the same in a warp ----------------------------------------------------- */
 
 /* The number of this thread's warp in its block. Unlike threadIdx.x / 32 the compiler knows it to be uniform, and with
  * it what follows from it: descriptors and loop counters stay in uniform registers, where matrix instructions want
  * them, as long as no branch around them depends on anything else. */
 __device__ inline int warp_number() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
-// endregion: uniform
 
-// region: registers
 /* ---- Registers, moved between warpgroups (Hopper) ---------------------------------------------------------------- */
 
 template <int N> __device__ inline void registers_release_to() {
@@ -184,9 +163,7 @@ template <int N> __device__ inline void registers_release_to() {
 template <int N> __device__ inline void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// endregion: registers
 
-// region: wgmma
 /* ---- wgmma: matrix products of a warpgroup from shared memory (Hopper) ------------------------------------------- */
 
 /* The low word of a tile's descriptor. The tile is rows of 128 bytes, swizzled, from a multiple of 1024 bytes on; what
@@ -236,9 +213,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, b
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
-// endregion: wgmma
 
-// region: wgmma_256
 /* d (64 x 256) = a (64 x 16) * b (256 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; "
@@ -255,9 +230,7 @@ __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, 
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
-// endregion: wgmma_256
 
-// region: clusters
 /* ---- Clusters (Hopper) ------------------------------------------------------------------------------------------- */
 
 /* This block's number in its cluster. */
@@ -302,9 +275,7 @@ __device__ inline bool elected() {
     asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(yes));
     return yes;
 }
-// endregion: clusters
 
-// region: mma_fp16
 /* ---- mma.sync on fp16 (Ampere and later) ------------------------------------------------------------------------- */
 
 /* Four 8 x 8 matrices from shared memory; lane l names row l % 8 of matrix l / 8. */
@@ -325,9 +296,7 @@ __device__ inline void mma_16x8x16(float *d, const uint32_t *a, const uint32_t *
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c0), "f"(c1), "f"(c2),
                    "f"(c3));
 }
-// endregion: mma_fp16
 
-// region: mma_fp64
 /* ---- mma.sync on float64 (Hopper). Volatile, so that all stay in the order the kernel has them in ---------------- */
 
 /* d (16 x 8) = a (16 x 8) * b (8 x 8)^T + (accumulate ? d : 0). Lane 4g + t gives terms t and t + 4 of lines g (a0) and
@@ -360,7 +329,6 @@ __device__ inline float4 load_shared_16(uint32_t from) {
                  : "memory");
     return v;
 }
-// endregion: mma_fp64
 
 #endif
 #endif

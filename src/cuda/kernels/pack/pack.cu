@@ -19,7 +19,6 @@
  * matrix, however its lines are aligned, and 4 bytes for general strides.
  *
  * Limits: 53 KB of shared memory, 128 registers, 4 thread blocks per SM.
- * Regions: pack_sample, pack_fp32 (all of pack_split but its entry, which chooses between fp32 and tf32).
  */
 #include <cuda_fp16.h>
 
@@ -27,7 +26,6 @@
 #include "cuda/kernels/pack/pack_tf32.cuh"
 #include "cuda/kernels/pack/pack_tile.cuh"
 
-// region: pack_sample
 /* ---- Exponents from a sample ------------------------------------------------------------------------------------- */
 
 /* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Computes the rows' exponents and initialises what
@@ -81,9 +79,7 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __g
     }
     if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
 }
-// endregion: pack_sample
 
-// region: pack_fp32
 /* ---- Splitting a tile -------------------------------------------------------------------------------------------- */
 
 /* A row's factors, and the smallest scaled element that is not tiny. `least` is infinite in a row whose sample was all
@@ -337,7 +333,6 @@ template <typename SPLIT> __device__ void pack_both(const pack_pair_args &pair, 
     pack_all(pair, stages, split);
     if (joins_second_pass(pair.progress, begun)) pack_overflowed(pair, stages[0], split);
 }
-// endregion: pack_fp32
 
 ASSERT_LISTED_AS(PACK_SAMPLE, SAMPLE_ROWS, 0, PACK_THREADS, 0);
 ASSERT_LISTED_AS(PACK_SPLIT, PACK_ROWS, 0, PACK_THREADS, sizeof(pack_stage[PACK_STAGES]));

@@ -3,8 +3,6 @@
  *
  * A pack tile is PACK_ROWS rows x SPLIT_K of an operand, half a block of a panel. In shared memory it lies as it does
  * in the matrix: 64 lines of 64 floats along whichever of k and rows is contiguous.
- *
- * Regions: pack_tile.
  */
 #ifndef TESSERA_CUDA_PACK_TILE_CUH
 #define TESSERA_CUDA_PACK_TILE_CUH
@@ -12,7 +10,6 @@
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/split/split.cuh"
 
-// region: pack_tile
 /* ---- Pack tiles -------------------------------------------------------------------------------------------------- */
 
 constexpr int PACK_THREADS = 128, PACK_ROWS = 64, SAMPLE_ROWS = 8;
@@ -173,6 +170,5 @@ template <bool SECOND> __device__ void fetch_exponents(const pack_args &o, const
     } else
         cp_async_or_zero<4>(shared_address(&to.exponents[threadIdx.x]), o.exponents + row, there);
 }
-// endregion: pack_tile
 
 #endif

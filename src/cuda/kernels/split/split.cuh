@@ -1,7 +1,7 @@
 /* split.cuh: what the kernels that multiply split operands (split_*.cu) share, whatever instruction multiplies: the
  * order of the tiles, where their rows lie in the panels (args.h), and the epilogue that turns sums into C.
  *
- * Regions: powers, tiles (pack.cu needs both, too), epilogue.
+ * The one-file modules take the region `powers`.
  */
 #ifndef TESSERA_CUDA_SPLIT_CUH
 #define TESSERA_CUDA_SPLIT_CUH
@@ -17,7 +17,6 @@ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
 // endregion: powers
 
-// region: tiles
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Tile rows walked together, so that tiles computed at the same time share panels in L2. */
@@ -70,9 +69,7 @@ __device__ panel_rows panel_rows_at(const split_operand &o, int rows, int k_bloc
                 (int64_t)kb * COMPONENTS * component_stride + skip * SPLIT_ROW_BYTES,
             component_stride, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
 }
-// endregion: tiles
 
-// region: epilogue
 /* ---- Epilogue ---------------------------------------------------------------------------------------------------- */
 
 /* Where the sums of one `work` go: to C, or as they are to the plane of its k slice in `partial`. */
@@ -203,6 +200,5 @@ __device__ inline void store_block(const split_args &g, const destination &d, in
     for (int r = 0; r < CHECK_ROWS; r++, to += d.c.row_stride)
         if (r < rows) *to = x[r];
 }
-// endregion: epilogue
 
 #endif

@@ -8,12 +8,10 @@
  * Names: wg warpgroup; kb block of k.
  * Limits: 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in warpgroup 0; 3 stages of 64 KB; one
  * thread block per SM.
- * Regions: fp32_kernel.
  */
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_wgmma.cuh"
 
-// region: fp32_kernel
 /* ---- The fp32 kernel --------------------------------------------------------------------------------------------- */
 
 constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3;
@@ -62,6 +60,5 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
         out.store(g, w, sums.main, s.out[threadIdx.x / 32 - 4]);
     }
 }
-// endregion: fp32_kernel
 
 ASSERT_LISTED_AS(SPLIT_FP32_SM90, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));

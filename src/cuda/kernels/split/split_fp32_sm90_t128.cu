@@ -9,12 +9,10 @@
  *
  * Names: rank number of a block in its cluster; kb block of k.
  * Limits: 216 registers; 2 stages of 48 KB; two thread blocks per SM.
- * Regions: fp32_t128_kernel.
  */
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_wgmma.cuh"
 
-// region: fp32_t128_kernel
 /* ---- The fp32 kernel of 128 threads ------------------------------------------------------------------------------ */
 
 constexpr int TILE_M = 128, TILE_N = 128, CLUSTER = 2; /* the tile is a cluster's */
@@ -123,6 +121,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     }
     cluster_sync(); /* the other block may still release stages to this one */
 }
-// endregion: fp32_t128_kernel
 
 ASSERT_LISTED_AS(SPLIT_FP32_SM90_T128, TILE_M, TILE_N, WARPGROUP, sizeof(SHARED));

@@ -20,14 +20,13 @@
  *
  * runs the additions of part i under corr(i), and hi*hi(i+1) is queued before corr(i) has drained.
  *
- * Regions: pipeline, producer (kernels of 384 threads), fp32_products, output.
+ * The one-file modules take the region `fp32_products`.
  */
 #ifndef TESSERA_CUDA_SPLIT_WGMMA_CUH
 #define TESSERA_CUDA_SPLIT_WGMMA_CUH
 
 #include "cuda/kernels/split/split.cuh"
 
-// region: pipeline
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
 
 constexpr int WARPGROUP = 128;      /* threads */
@@ -72,9 +71,7 @@ template <int STAGES> struct ring {
         }
     }
 };
-// endregion: pipeline
 
-// region: producer
 /* ---- The producer: one thread that keeps the stages full --------------------------------------------------------- */
 
 /* Copies a tile's operands, block after block of k. */
@@ -122,7 +119,6 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
         }
     }
 }
-// endregion: producer
 
 // region: fp32_products
 /* ---- The products of fp32, by one warpgroup ---------------------------------------------------------------------- */
@@ -221,7 +217,6 @@ __device__ inline void add_corrections(accumulators &sums) {
 }
 // endregion: fp32_products
 
-// region: output
 /* ---- The epilogue of a warp -------------------------------------------------------------------------------------- */
 
 /* What a warp needs to know to store its 16 rows of a tile. Where a block is alone on its SM this is loaded before the
@@ -274,6 +269,5 @@ template <int TILE_N> struct output {
         }
     }
 };
-// endregion: output
 
 #endif
