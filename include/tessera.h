@@ -219,6 +219,56 @@ tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, 
  * gaps. Takes no memory. */
 tsr_status tsr_packed_read(const tsr_packed *packed, int64_t row, int64_t col, int64_t rows, int64_t cols, float *to);
 
+/* ---- Attention: O = softmax(scale Q K^T + mask) V, and its gradients -------------------------------------------- */
+
+/* A matrix for each head of each item of a batch: element (b, h, i, j) is
+ * data[b*batch_stride + h*head_stride + i*row_stride + j*col_stride]. Strides count floats; what is only read may have
+ * strides of 0. */
+typedef struct tsr_heads {
+    const float *data;
+    int64_t batch_stride, head_stride, row_stride, col_stride;
+} tsr_heads;
+
+typedef struct tsr_heads_result {
+    float *data;
+    int64_t batch_stride, head_stride, row_stride, col_stride;
+} tsr_heads_result;
+
+/* What is attended to, and how. Start from all zero and set what differs. */
+typedef struct tsr_attention_problem {
+    int64_t batch, heads;
+    int64_t kv_heads;           /* a divisor of heads: heads h*heads/kv_heads and on share key-value head h */
+    int64_t queries, keys, dim; /* dim: 1..256 */
+    tsr_heads q;                /* batch x heads x queries x dim */
+    tsr_heads k, v;             /* batch x kv_heads x keys x dim */
+    tsr_heads mask;             /* batch x heads x queries x keys, added to the scores; data NULL: none */
+    float scale;                /* of the scores, usually 1/sqrt(dim) */
+    int causal;                 /* not 0: query i sees keys 0 to i only */
+    float dropout;              /* the share of weights that become 0, to 2^-16; the others grow by 1/(1 - dropout) */
+    uint64_t seed, offset;      /* which weights: a counter-based generator's; same numbers, same weights */
+} tsr_attention_problem;
+
+/* Writes O (batch x heads x queries x dim) and, unless lse is NULL, the logarithm of each query's sum of exponentials
+ * (batch x heads x queries x 1), which the backward pass needs. A query that sees no key, or only keys masked by -Inf,
+ * gets zeros in O and +Inf in lse. */
+tsr_status tsr_attention(tsr_context *context, const tsr_attention_problem *problem, const tsr_heads_result *o,
+                         const tsr_heads_result *lse, const tsr_launch *launch);
+
+/* What the backward pass reads and writes. A gradient whose data is NULL is not wanted. */
+typedef struct tsr_attention_gradients {
+    tsr_heads o, lse;        /* as tsr_attention wrote them */
+    tsr_heads grad_o;        /* of the loss by O */
+    tsr_heads_result grad_q; /* by Q, K and V: written, not added to */
+    tsr_heads_result grad_k, grad_v;
+} tsr_attention_gradients;
+
+tsr_status tsr_attention_backward(tsr_context *context, const tsr_attention_problem *problem,
+                                  const tsr_attention_gradients *gradients, const tsr_launch *launch);
+
+/* Bytes of workspace that tsr_attention (backward = 0) or tsr_attention_backward (1) takes: launch->workspace may bring
+ * them. Data pointers are not looked at. */
+size_t tsr_attention_workspace(tsr_context *context, const tsr_attention_problem *problem, int backward);
+
 /* ---- What is here, and what happened ----------------------------------------------------------------------------- */
 
 /* Writes what this machine and build offer (engines, instruction sets, GPUs, kernels) as text, in the manner of
