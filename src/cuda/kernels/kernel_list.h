@@ -5,6 +5,7 @@
 #define TESSERA_CUDA_KERNEL_LIST_H
 
 #include "cuda/kernels/args.h"
+#include "cuda/kernels/attention_args.h"
 
 /* clang-format off */
 
@@ -29,7 +30,11 @@
     MODULE(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, ONLY_90a) \
     MODULE(SPLIT_TF32_SM90,      split_tf32_sm90,      ONLY_90a) \
     MODULE(SPLIT_MMA_SM80,       split_mma_sm80,       FROM_80)  \
-    MODULE(SPLIT_REDUCE,         split_reduce,         FROM_80)
+    MODULE(SPLIT_REDUCE,         split_reduce,         FROM_80)  \
+    MODULE(ATTENTION_PACK,       attention_pack,       ONLY_90)  \
+    MODULE(ATTENTION_FORWARD,    attention_forward_sm90, ONLY_90a) \
+    MODULE(ATTENTION_BACKWARD,   attention_backward_sm90, ONLY_90a) \
+    MODULE(ATTENTION_IEEE,       attention_ieee,       FROM_75)
 
 /* ROW(id, name, module, family, ...), best first: of kernels that could do the same on a GPU the plan takes the first,
  * unless it can tell which is faster.
@@ -62,7 +67,35 @@
   ROW(SPLIT_TF32_SM90,      split_tf32_sm90,      SPLIT_TF32_SM90,      SPLIT,   128, 256,  64, 384, 1, 1, 1, WGMMA, 4)\
   ROW(SPLIT_FP32_MMA_SM80,  split_fp32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 128,  64, 256, 1, 1, 2, MMA,   3)\
   ROW(SPLIT_TF32_MMA_SM80,  split_tf32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 256,  64, 256, 1, 1, 1, MMA,   3)\
-  ROW(SPLIT_REDUCE,         split_reduce,         SPLIT_REDUCE,         SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)
+  ROW(SPLIT_REDUCE,         split_reduce,         SPLIT_REDUCE,         SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ATTENTION_KERNEL_LIST(ROW)
+
+/* Those of attention: m and n are queries and keys that a thread block has at a time, or keys and queries, k the columns
+ * of a head, padded. */
+#define ATTENTION_KERNEL_LIST(ROW) \
+  ROW(ATTENTION_PACK_64,    attention_pack_64,    ATTENTION_PACK,       SUPPORT, 128,   0,  64, 256, 0, 1, 0, NONE,  0)\
+  ROW(ATTENTION_PACK_128,   attention_pack_128,   ATTENTION_PACK,       SUPPORT, 128,   0, 128, 256, 0, 1, 0, NONE,  0)\
+  ROW(ATTENTION_FORWARD_SHORT, attention_forward_short, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)\
+  ROW(ATTENTION_FORWARD_SHORT_GENERAL, attention_forward_short_general, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)\
+  ROW(ATTENTION_FORWARD_64, attention_forward_64, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 384, 1, 1, 2, FORWARD, 2)\
+  ROW(ATTENTION_FORWARD_64_GENERAL, attention_forward_64_general, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 384, 1, 1, 2, FORWARD, 2)\
+  ROW(ATTENTION_FORWARD_128, attention_forward_128, ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)\
+  ROW(ATTENTION_FORWARD_128_GENERAL, attention_forward_128_general, ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)\
+  ROW(ATTENTION_GRAD_KV_64, attention_grad_kv_64, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
+  ROW(ATTENTION_GRAD_KV_64_GENERAL, attention_grad_kv_64_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
+  ROW(ATTENTION_GRAD_KV_128, attention_grad_kv_128, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
+  ROW(ATTENTION_GRAD_KV_128_GENERAL, attention_grad_kv_128_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
+  ROW(ATTENTION_GRAD_Q_64, attention_grad_q_64, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
+  ROW(ATTENTION_GRAD_Q_64_GENERAL, attention_grad_q_64_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
+  ROW(ATTENTION_GRAD_Q_128, attention_grad_q_128, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
+  ROW(ATTENTION_GRAD_Q_128_GENERAL, attention_grad_q_128_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
+  ROW(ATTENTION_IEEE_FORWARD_128, attention_ieee_forward_128, ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)\
+  ROW(ATTENTION_IEEE_FORWARD_256, attention_ieee_forward_256, ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)\
+  ROW(ATTENTION_IEEE_GRAD_Q_128, attention_ieee_grad_q_128, ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)\
+  ROW(ATTENTION_IEEE_GRAD_Q_256, attention_ieee_grad_q_256, ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)\
+  ROW(ATTENTION_IEEE_GRAD_KV_128, attention_ieee_grad_kv_128, ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)\
+  ROW(ATTENTION_IEEE_GRAD_KV_256, attention_ieee_grad_kv_256, ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)\
+  ROW(ATTENTION_DELTA, attention_delta, ATTENTION_IEEE, SUPPORT, 0, 0, 0, 256, 0, 1, 0, NONE, 0)
 
 /* Dynamic shared memory in bytes.
  *
@@ -78,6 +111,9 @@
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
     ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \
      (m) / (cluster) / CHECK_ROWS * (CHECK_ROWS * OUT_STRIDE * 4))
+#define SHARED_FORWARD(m, n, k, cluster, components, stages) (((m) + 2 * (stages) * (n)) * (k) * 2 * (components) + 1024)
+#define SHARED_BACKWARD(m, n, k, cluster, components, stages) \
+    ((((k) == 64 ? 4 : 2) * (m) + 2 * (stages) * (n)) * (k) * 2 * (components) + (1 + (stages) / 2) * 1024)
 #define SHARED_MMA(m, n, k, cluster, components, stages) ((stages) * ((m) + (n)) * (components) * SPLIT_SUM_K * 2)
 
 /* For each kernel, e.g. IEEE_MMA_64X128_M, _N, _THREADS and _SHARED. */

@@ -231,6 +231,44 @@ __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, 
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
+/* d (64 x 64) = a (64 x 16) * b (64 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x64x16(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_32(d, 0)
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+
+/* d (64 x 64) = a (64 x 16) * b (16 x 64) + (accumulate ? d : 0), with A in registers, as accumulators lie, and B by
+ * rows: 16 rows of 128 bytes. */
+__device__ inline void wgmma_64x64x16_rows(float (&d)[32], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;}"
+                 : ACCUMULATORS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+
+/* Makes shared memory that this thread has written visible to matrix instructions and bulk copies. */
+__device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* Waits for `threads` threads of the block that name the same barrier, 1 to 15. */
+__device__ inline void named_barrier(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* 2^x to 2 ulp; results below 2^-126 are 0. */
+__device__ inline float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---- Clusters (Hopper) ------------------------------------------------------------------------------------------- */
 
 /* This block's number in its cluster. */
