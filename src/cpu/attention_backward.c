@@ -45,6 +45,7 @@ static void differentiate(const struct attention_job *job, const struct attentio
     const float *keep = attention_keep(job, b, buffer);
     job->softmax->differentiate(buffer[BUFFER_S], buffer[BUFFER_D], keep, b->keys, b->queries, inverses, dots);
     attention_clear_unseen(job, b, buffer[BUFFER_D], 0);
+    attention_clear_unseen(job, b, buffer[BUFFER_S], 0); /* NaN where lse is */
 }
 
 static void set_dots(const struct attention_job *job, const struct attention_block *b, float *dots) {
