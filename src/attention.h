@@ -1,5 +1,5 @@
-/* attention.h: attention as the engines see it. attention.c has checked every argument; nothing is empty but, maybe, the
- * keys or, in the backward pass, the queries: gradients are zeros then. */
+/* attention.h: attention as the engines see it. attention.c has checked every argument; nothing is empty but, maybe,
+ * the keys or, in the backward pass, the queries: gradients are zeros then. */
 #ifndef TESSERA_ATTENTION_H
 #define TESSERA_ATTENTION_H
 

@@ -9,7 +9,6 @@ import pytest
 
 import binding
 import engine as engines
-import layouts
 from attention import Attention, Exact, check_all, data
 from binding import CUDA, INVALID_ARGUMENT, Heads, HeadsResult, Launch, lib
 from cuda_driver import Buffer
@@ -66,7 +65,6 @@ def test_rounding_mode_of_the_caller(attending_cpu, sizable):
     finally:
         fesetround(0)
     assert_same_bits(expected, [bits(x) for x in (o, lse[..., 0], *grads)])
-
 
 
 def test_workspace_of_the_caller(attending, sizable):
