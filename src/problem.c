@@ -126,9 +126,11 @@ tsr_status span_make_heads(matrix_span *s, const char *name, const tsr_heads *m,
     return cover(s);
 }
 
-/* The address of the lowest element. */
 static uintptr_t span_begin(const matrix_span *s) {
     return (uintptr_t)s->data + (uintptr_t)(s->lowest * (int64_t)sizeof(float));
+}
+static uintptr_t span_end(const matrix_span *s) {
+    return (uintptr_t)s->data + (uintptr_t)((s->highest + 1) * (int64_t)sizeof(float));
 }
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
@@ -165,9 +167,9 @@ bool span_is_injective(const matrix_span *s) {
     return span_is_empty(s) || strides_nest(s, &nest);
 }
 
-/* Whether elements of x, of its smallest nx strides, may meet some of y's that begin so many bytes further on. Where
- * the largest strides are the same, some steps of x and of y differ by `steps`: what the smaller strides cover is less
- * than one step, which leaves two numbers to try. */
+/* Whether elements of x, of its smallest nx strides, may meet some of y's, of the smallest ny, that begin so many bytes
+ * further on. Where the largest strides are the same, elements that meet are some steps apart along them. The smaller
+ * strides cover less than one step, which leaves two numbers of steps to try. */
 static bool may_meet(const struct nest *x, int nx, const struct nest *y, int ny, int64_t offset) {
     const int64_t bytes = sizeof(float);
     if (offset >= x->width[nx] * bytes || offset <= -y->width[ny] * bytes) return false;
@@ -182,13 +184,10 @@ static bool may_meet(const struct nest *x, int nx, const struct nest *y, int ny,
 
 bool span_may_overlap(const matrix_span *x, const matrix_span *y) {
     if (span_is_empty(x) || span_is_empty(y)) return false;
-    const uintptr_t begin_x = span_begin(x), begin_y = span_begin(y);
-    if (begin_x + (uintptr_t)(x->highest - x->lowest + 1) * sizeof(float) <= begin_y ||
-        begin_y + (uintptr_t)(y->highest - y->lowest + 1) * sizeof(float) <= begin_x)
-        return false;
+    if (span_end(x) <= span_begin(y) || span_end(y) <= span_begin(x)) return false;
     struct nest nest_x, nest_y;
     if (!strides_nest(x, &nest_x) || !strides_nest(y, &nest_y)) return true;
-    return may_meet(&nest_x, nest_x.strides, &nest_y, nest_y.strides, (int64_t)(begin_y - begin_x));
+    return may_meet(&nest_x, nest_x.strides, &nest_y, nest_y.strides, (int64_t)(span_begin(y) - span_begin(x)));
 }
 
 bool span_is_same(const matrix_span *x, const matrix_span *y) {
