@@ -248,7 +248,10 @@ typedef struct tsr_attention_problem {
     uint64_t seed, offset;      /* which weights: a counter-based generator's; same numbers, same weights */
 } tsr_attention_problem;
 
-/* Writes O (batch x heads x queries x dim) and, unless lse is NULL, the logarithm of each query's sum of exponentials
+/* Every engine: scores are off by at most |scale| ((dim+16) 2^-24 |q||k| + dim 2^-25 max|q| max|k|) and four roundings
+ * of their own, sums of n terms by (n+16) 2^-24 of them; docs/internals/numerics.md has the bound of each result.
+ *
+ * Writes O (batch x heads x queries x dim) and, unless lse is NULL, the logarithm of each query's sum of exponentials
  * (batch x heads x queries x 1), which the backward pass needs. A query that sees no key, or only keys masked by -Inf,
  * gets zeros in O and +Inf in lse. */
 tsr_status tsr_attention(tsr_context *context, const tsr_attention_problem *problem, const tsr_heads_result *o,
@@ -278,7 +281,7 @@ size_t tsr_info_print(char *text, size_t size);
 /* Counts since the context was created. On CUDA, reading them waits until the context's device has done what is
  * queued. */
 typedef struct tsr_stats {
-    uint64_t products;       /* products executed, each of a batch counted */
+    uint64_t products;       /* products executed, each of a batch counted; attention is not */
     uint64_t split_products; /* of those, how many took a split (matrix engine) path */
     uint64_t marked_panels;  /* operand panels with something that the split cannot carry at all */
     uint64_t fallback_tiles; /* tiles of results that were recomputed as TSR_IEEE, in whole or in part */

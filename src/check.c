@@ -29,7 +29,7 @@ static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr
 static void cover_panels(matrix_span *s, const tsr_operand *o) {
     if (!operand_is_only_packed(o) || span_is_empty(s)) return;
     const int64_t floats = (int64_t)(o->packed->bytes / sizeof(float));
-    *s = (matrix_span){s->name, s->data, {1, floats, 1}, {floats, 1, 0}, 0, floats - 1};
+    *s = (matrix_span){s->name, s->data, {1, floats, 1, 1}, {floats, 1, 0, 0}, 0, floats - 1};
 }
 
 tsr_status check_shapes(tsr_problem *p, matrix_span spans[SPAN_ADDEND], const tsr_context *context, int64_t batch,

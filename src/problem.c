@@ -72,32 +72,58 @@ bool operand_is_only_packed(const tsr_operand *o) { return o->packed && o->packe
 
 /* ---- What a matrix covers in memory ------------------------------------------------------------------------------ */
 
-bool span_is_empty(const matrix_span *s) { return !s->count[0] || !s->count[1] || !s->count[2]; }
+enum { ROWS, COLS };
 
-tsr_status span_make(matrix_span *s, const char *name, const tsr_operand *o, int64_t batch) {
-    static const char *const size_name[2] = {"rows", "cols"};
-    static const char *const stride_name[3] = {"row_stride", "col_stride", "batch_stride"};
-    const int64_t limit = INT64_MAX / (int64_t)(2 * sizeof(float));
-    *s = (matrix_span){name, o->data, {o->rows, o->cols, batch}, {o->row_stride, o->col_stride, o->batch_stride}, 0, 0};
-    for (int d = 0; d < 2; d++) {
-        if (s->count[d] < 0)
-            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not be negative", name, size_name[d],
-                            (long long)s->count[d]);
-        if (s->count[d] > limit) /* an empty or broadcast matrix may be as large; engines count past its end */
-            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not exceed %lld", name, size_name[d],
-                            (long long)s->count[d], (long long)limit);
-    }
+/* The most floats that an offset may count: twice as many bytes are still within 64 bits. */
+static const int64_t span_limit = INT64_MAX / (int64_t)(2 * sizeof(float));
+
+bool span_is_empty(const matrix_span *s) {
+    for (int d = 0; d < SPAN_STRIDES; d++)
+        if (!s->count[d]) return true;
+    return false;
+}
+
+/* Finds the range of offsets. */
+static tsr_status cover(matrix_span *s) {
+    static const char *const stride_name[SPAN_STRIDES] = {"row_stride", "col_stride", "batch_stride", "head_stride"};
     if (span_is_empty(s)) return TSR_OK;
-    for (int d = 0; d < 3; d++) {
+    for (int d = 0; d < SPAN_STRIDES; d++) {
         int64_t reach;
-        if (__builtin_mul_overflow(s->count[d] - 1, s->stride[d], &reach) || reach > limit || reach < -limit ||
-            (reach > 0 && s->highest > limit - reach) || (reach < 0 && s->lowest < -limit - reach))
-            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: over %lld steps it leaves the address space", name,
+        if (__builtin_mul_overflow(s->count[d] - 1, s->stride[d], &reach) || reach > span_limit ||
+            reach < -span_limit || (reach > 0 && s->highest > span_limit - reach) ||
+            (reach < 0 && s->lowest < -span_limit - reach))
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: over %lld steps it leaves the address space", s->name,
                             stride_name[d], (long long)s->stride[d], (long long)s->count[d]);
         if (reach > 0) s->highest += reach;
         if (reach < 0) s->lowest += reach;
     }
     return TSR_OK;
+}
+
+tsr_status span_make(matrix_span *s, const char *name, const tsr_operand *o, int64_t batch) {
+    static const char *const size_name[2] = {"rows", "cols"};
+    *s = (matrix_span){.name = name,
+                       .data = o->data,
+                       .count = {o->rows, o->cols, batch, 1},
+                       .stride = {o->row_stride, o->col_stride, o->batch_stride, 0}};
+    for (int d = ROWS; d <= COLS; d++) {
+        if (s->count[d] < 0)
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not be negative", name, size_name[d],
+                            (long long)s->count[d]);
+        if (s->count[d] > span_limit) /* an empty or broadcast matrix may be as large; engines count past its end */
+            return tsr_fail(TSR_INVALID_ARGUMENT, "%s.%s is %lld: it must not exceed %lld", name, size_name[d],
+                            (long long)s->count[d], (long long)span_limit);
+    }
+    return cover(s);
+}
+
+tsr_status span_make_heads(matrix_span *s, const char *name, const tsr_heads *m, int64_t batch, int64_t heads,
+                           int64_t rows, int64_t cols) {
+    *s = (matrix_span){.name = name,
+                       .data = m->data,
+                       .count = {rows, cols, batch, heads},
+                       .stride = {m->row_stride, m->col_stride, m->batch_stride, m->head_stride}};
+    return cover(s);
 }
 
 static uintptr_t span_begin(const matrix_span *s) {
@@ -109,45 +135,63 @@ static uintptr_t span_end(const matrix_span *s) {
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
 
-/* True where the strides nest: sorted by size, each exceeds what the smaller ones cover. *pitch becomes the largest
- * stride in use and *width what one step of it covers, in floats. */
-static bool strides_nest(const matrix_span *s, int64_t *pitch, int64_t *width) {
-    bool used[3] = {false, false, false};
-    int64_t covered = 1;
-    *pitch = *width = 1;
-    for (int round = 0; round < 3; round++) {
+/* The strides in use as positive ones, the smallest first: what the elements are but for their order, counted from the
+ * lowest. width[n] is what the first n cover, in floats. */
+struct nest {
+    int strides;
+    int64_t count[SPAN_STRIDES], stride[SPAN_STRIDES], width[SPAN_STRIDES + 1];
+};
+
+/* False where the strides do not nest: each must be no less than what the smaller ones cover. */
+static bool strides_nest(const matrix_span *s, struct nest *nest) {
+    bool used[SPAN_STRIDES] = {false};
+    nest->strides = 0;
+    nest->width[0] = 1;
+    for (;;) {
         int next = -1;
-        for (int d = 0; d < 3; d++)
+        for (int d = 0; d < SPAN_STRIDES; d++)
             if (!used[d] && s->count[d] > 1 && (next < 0 || magnitude(s->stride[d]) < magnitude(s->stride[next])))
                 next = d;
         if (next < 0) return true;
         used[next] = true;
-        const int64_t stride = magnitude(s->stride[next]);
-        if (stride < covered) return false;
-        *pitch = stride;
-        *width = covered;
-        covered += (s->count[next] - 1) * stride;
+        const int n = nest->strides++;
+        nest->count[n] = s->count[next];
+        nest->stride[n] = magnitude(s->stride[next]);
+        if (nest->stride[n] < nest->width[n]) return false;
+        nest->width[n + 1] = nest->width[n] + (nest->count[n] - 1) * nest->stride[n];
     }
-    return true;
 }
 
 bool span_is_injective(const matrix_span *s) {
-    int64_t pitch, width;
-    return span_is_empty(s) || strides_nest(s, &pitch, &width);
+    struct nest nest;
+    return span_is_empty(s) || strides_nest(s, &nest);
+}
+
+/* Whether elements of x, of its smallest nx strides, may meet some of y's, of the smallest ny, that begin so many bytes
+ * further on. Where the largest strides are the same, elements that meet are some steps apart along them. The smaller
+ * strides cover less than one step, which leaves two numbers of steps to try. */
+static bool may_meet(const struct nest *x, int nx, const struct nest *y, int ny, int64_t offset) {
+    const int64_t bytes = sizeof(float);
+    if (offset >= x->width[nx] * bytes || offset <= -y->width[ny] * bytes) return false;
+    if (!nx || !ny || x->stride[nx - 1] != y->stride[ny - 1]) return true;
+    const int64_t pitch = x->stride[nx - 1] * bytes, below = offset / pitch - (offset % pitch < 0);
+    for (int64_t steps = below; steps <= below + 1; steps++)
+        if (steps < x->count[nx - 1] && -steps < y->count[ny - 1] &&
+            may_meet(x, nx - 1, y, ny - 1, offset - steps * pitch))
+            return true;
+    return false;
 }
 
 bool span_may_overlap(const matrix_span *x, const matrix_span *y) {
     if (span_is_empty(x) || span_is_empty(y)) return false;
     if (span_end(x) <= span_begin(y) || span_end(y) <= span_begin(x)) return false;
-    int64_t pitch_x, width_x, pitch_y, width_y;
-    if (!strides_nest(x, &pitch_x, &width_x) || !strides_nest(y, &pitch_y, &width_y) || pitch_x != pitch_y) return true;
-    const uintptr_t pitch = (uintptr_t)pitch_x * sizeof(float);
-    const uintptr_t x_to_y = (span_begin(y) % pitch + pitch - span_begin(x) % pitch) % pitch;
-    return x_to_y < (uintptr_t)width_x * sizeof(float) || pitch - x_to_y < (uintptr_t)width_y * sizeof(float);
+    struct nest nest_x, nest_y;
+    if (!strides_nest(x, &nest_x) || !strides_nest(y, &nest_y)) return true;
+    return may_meet(&nest_x, nest_x.strides, &nest_y, nest_y.strides, (int64_t)(span_begin(y) - span_begin(x)));
 }
 
 bool span_is_same(const matrix_span *x, const matrix_span *y) {
-    for (int d = 0; d < 3; d++)
+    for (int d = 0; d < SPAN_STRIDES; d++)
         if (x->count[d] > 1 && x->stride[d] != y->stride[d]) return false;
     return x->data == y->data;
 }

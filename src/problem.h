@@ -77,24 +77,32 @@ static inline int64_t operand_count(const tsr_operand *operand, int64_t batch) {
 
 /* ---- What a matrix covers in memory ------------------------------------------------------------------------------ */
 
-/* A batch of matrices as three strides, and the range of addresses it covers. */
+/* Strides of a span: rows, columns, batch and, in attention, heads. */
+enum { SPAN_STRIDES = 4 };
+
+/* A batch of matrices as its strides, and the range of addresses it covers. */
 typedef struct matrix_span {
     const char *name; /* the argument, for messages */
     const float *data;
-    int64_t count[3], stride[3]; /* rows, columns, batch */
-    int64_t lowest, highest;     /* offsets from data, in floats */
+    int64_t count[SPAN_STRIDES], stride[SPAN_STRIDES];
+    int64_t lowest, highest; /* offsets from data, in floats */
 } matrix_span;
 
 /* Fails where a size is negative or an offset leaves the address space; the message names the argument. */
 tsr_status span_make(matrix_span *span, const char *name, const tsr_operand *matrix, int64_t batch);
+
+/* The same for a matrix of each head of each item; the sizes are known to be valid. */
+tsr_status span_make_heads(matrix_span *span, const char *name, const tsr_heads *matrix, int64_t batch, int64_t heads,
+                           int64_t rows, int64_t cols);
 
 bool span_is_empty(const matrix_span *span);
 
 /* Whether no two elements can share an address: sorted by size, each stride exceeds what the smaller ones cover. */
 bool span_is_injective(const matrix_span *span);
 
-/* Whether the two may share an address. Address ranges that are disjoint do not; nor do two slices of one wider
- * matrix, which have the same pitch and lie side by side within it. All others are taken to overlap. */
+/* Whether the two may share an address. Address ranges that are disjoint do not; nor do slices of one wider matrix,
+ * which have the same largest strides and lie side by side within one step of the smallest of those. All others are
+ * taken to overlap. */
 bool span_may_overlap(const matrix_span *x, const matrix_span *y);
 
 /* Whether the two are the same elements. Strides along which there is one element only do not count. */

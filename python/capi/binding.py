@@ -32,6 +32,26 @@ class Launch(ctypes.Structure):
     _fields_ = [("stream", c_void_p), ("workspace", c_void_p), ("workspace_size", c_size_t)]
 
 
+class Heads(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("batch_stride", c_int64), ("head_stride", c_int64), ("row_stride", c_int64),
+                ("col_stride", c_int64)]
+
+
+class HeadsResult(ctypes.Structure):
+    _fields_ = Heads._fields_
+
+
+class AttentionProblem(ctypes.Structure):
+    _fields_ = [("batch", c_int64), ("heads", c_int64), ("kv_heads", c_int64), ("queries", c_int64), ("keys", c_int64),
+                ("dim", c_int64), ("q", Heads), ("k", Heads), ("v", Heads), ("mask", Heads), ("scale", c_float),
+                ("causal", c_int), ("dropout", c_float), ("seed", c_uint64), ("offset", c_uint64)]
+
+
+class AttentionGradients(ctypes.Structure):
+    _fields_ = [("o", Heads), ("lse", Heads), ("grad_o", Heads), ("grad_q", HeadsResult), ("grad_k", HeadsResult),
+                ("grad_v", HeadsResult)]
+
+
 class Stats(ctypes.Structure):
     _fields_ = [("products", c_uint64), ("split_products", c_uint64), ("marked_panels", c_uint64),
                 ("fallback_tiles", c_uint64)]
@@ -77,6 +97,11 @@ def load(path):
     declare("tsr_gemm_host_seconds", c_double, c_void_p, c_int64, POINTER(Operand), POINTER(Operand), c_float,
             POINTER(Result))
     declare("tsr_packed_read", c_int, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p)
+    declare("tsr_attention", c_int, c_void_p, POINTER(AttentionProblem), POINTER(HeadsResult), POINTER(HeadsResult),
+            POINTER(Launch))
+    declare("tsr_attention_backward", c_int, c_void_p, POINTER(AttentionProblem), POINTER(AttentionGradients),
+            POINTER(Launch))
+    declare("tsr_attention_workspace", c_size_t, c_void_p, POINTER(AttentionProblem), c_int)
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
     declare("tsr_stats_read", c_int, c_void_p, POINTER(Stats))
     declare("tsr_trim", c_int, c_void_p)
@@ -143,6 +168,24 @@ def matrix(kind, array, address=None, packed=None):
         made.packed = packed.handle
     made.keep = (array, packed)
     return made
+
+
+def heads(kind, array, address=None):
+    """Heads or HeadsResult for an array (batch, heads, rows, columns), at the array's own address or another; None for
+    none."""
+    if array is None:
+        return kind()
+    made = kind(array.ctypes.data if address is None else address, *strides_in_floats(array))
+    made.keep = array
+    return made
+
+
+def attention(context, problem, o, lse=None, launch=None):
+    check(lib.tsr_attention(context.handle, byref(problem), byref(o), lse and byref(lse), launch and byref(launch)))
+
+
+def attention_backward(context, problem, gradients, launch=None):
+    check(lib.tsr_attention_backward(context.handle, byref(problem), byref(gradients), launch and byref(launch)))
 
 
 def gemm(context, a, b, c, alpha=1.0, beta=0.0, batch=None, launch=None):

@@ -1,4 +1,5 @@
 /* absent.c: stands in for the CUDA engine in a library built without nvcc. */
+#include "attention.h"
 #include "cuda/cuda.h"
 
 static tsr_status absent(void) {
@@ -39,6 +40,23 @@ tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch) {
 }
 
 void cuda_packed_destroy(tsr_packed *packed) { (void)packed; }
+
+tsr_status cuda_attention(tsr_context *context, const tsr_attention_problem *problem, const tsr_heads_result *o,
+                          const tsr_heads_result *lse, const tsr_launch *launch) {
+    (void)context, (void)problem, (void)o, (void)lse, (void)launch;
+    return absent();
+}
+
+tsr_status cuda_attention_backward(tsr_context *context, const tsr_attention_problem *problem,
+                                   const tsr_attention_gradients *gradients, const tsr_launch *launch) {
+    (void)context, (void)problem, (void)gradients, (void)launch;
+    return absent();
+}
+
+size_t cuda_attention_workspace(const tsr_context *context, const tsr_attention_problem *problem, bool backward) {
+    (void)context, (void)problem, (void)backward;
+    return 0;
+}
 
 tsr_status cuda_stats_read(tsr_context *context, tsr_stats *stats) {
     (void)context, (void)stats;

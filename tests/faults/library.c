@@ -1,5 +1,6 @@
 /* library.c KIND once|+: every call of tessera.h on the CPU while a call of that kind fails. Each must give the right
  * result, or a status with a message and C as it was; and everything must work afterwards. */
+#include <math.h>
 #include <string.h>
 
 #include "each.h"
@@ -65,6 +66,44 @@ static void execute_plan(tsr_context *context, const tsr_operand *left, const ts
     tsr_plan_destroy(plan);
 }
 
+/* Scores of 0 make equal weights, so O is the average of V's rows: exact, for they are integers and 64. */
+static void attend(tsr_context *context) {
+    enum { HEADS = 2, QUERIES = 200, KEYS = 64, DIM = 16, ALL = HEADS * QUERIES * DIM };
+    static float zeros[ALL], ones[ALL], o[ALL], lse[HEADS * QUERIES], grad_v[HEADS * KEYS * DIM];
+    const tsr_heads keys = {a, 0, KEYS * DIM, DIM, 1};
+    const tsr_attention_problem problem = {.batch = 1,
+                                           .heads = HEADS,
+                                           .kv_heads = HEADS,
+                                           .queries = QUERIES,
+                                           .keys = KEYS,
+                                           .dim = DIM,
+                                           .q = {zeros, 0, QUERIES * DIM, DIM, 1},
+                                           .k = keys,
+                                           .v = keys,
+                                           .scale = 1};
+    const tsr_heads_result to_o = {o, 0, QUERIES * DIM, DIM, 1}, to_lse = {lse, 0, QUERIES, 1, 1};
+    memset(o, 0xff, sizeof o);
+    if (!succeeded(tsr_attention(context, &problem, &to_o, &to_lse, NULL), "tsr_attention")) {
+        for (int i = 0; i < ALL; i++) REQUIRE(isnan(o[i]), "a failed tsr_attention wrote O");
+        return;
+    }
+    for (int i = 0; i < ALL; i++) {
+        const float *v = a + i / (QUERIES * DIM) * KEYS * DIM + i % DIM;
+        float sum = 0;
+        for (int j = 0; j < KEYS; j++) sum += v[j * DIM];
+        REQUIRE(o[i] == sum / KEYS, "tsr_attention: element %d is %g, not %g", i, o[i], sum / KEYS);
+        ones[i] = 1;
+    }
+    const tsr_attention_gradients gradients = {.o = {o, 0, QUERIES * DIM, DIM, 1},
+                                               .lse = {lse, 0, QUERIES, 1, 1},
+                                               .grad_o = {ones, 0, QUERIES * DIM, DIM, 1},
+                                               .grad_v = {grad_v, 0, KEYS * DIM, DIM, 1}};
+    if (!succeeded(tsr_attention_backward(context, &problem, &gradients, NULL), "tsr_attention_backward")) return;
+    const float share = (float)QUERIES / KEYS;
+    for (int i = 0; i < HEADS * KEYS * DIM; i++)
+        REQUIRE(fabsf(grad_v[i] - share) < 1e-4f * share, "tsr_attention_backward: element %d is %g", i, grad_v[i]);
+}
+
 static void scenario(bool faulty) {
     now_faulty = faulty;
     tsr_options options = TSR_OPTIONS_DEFAULT;
@@ -87,6 +126,7 @@ static void scenario(bool faulty) {
     check(tsr_gemm_host(context, BATCH, 2, &left, &right, 1, &result, NULL), "tsr_gemm_host", BATCH);
     execute_plan(context, &left, &right, &result);
     multiply_packed(context, left, right, &result);
+    attend(context);
     tsr_stats stats;
     REQUIRE(!tsr_stats_read(context, &stats), "tsr_stats_read");
     REQUIRE(tsr_info_print(NULL, 0) > 0, "tsr_info_print");
