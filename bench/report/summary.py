@@ -23,8 +23,15 @@ def anchor(title):
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
-# Figures that say more as charts than as tables: on the HTML pages alone.
-CHARTS_ALONE = ("The worst element", "Roofline")
+# Figures that say more as charts than as tables, or whose rows another table has: on the HTML pages alone.
+CHARTS_ALONE = ("The worst element", "Roofline", "Threads of the CPU engine")
+
+# Figures that have only their sentence here, and where the rows are.
+ROWS_ELSEWHERE = {
+    "Accuracy against K": "The HTML page has every row.",
+    "Transposes and odd sizes": "[cpu.md](cpu.md) has the range of the layouts, the HTML page each of them.",
+    "The modules, as KernelBench measures them": "[modules.md](../guide/modules.md#speed) has every row.",
+}
 
 
 def tabled(machine):
@@ -68,7 +75,9 @@ def results_page(machines):
         if page.picture_of(machine):
             parts.append(f"![Speed and error of each library](results-{machine.slug}.svg)")
         for made in tabled(machine):
-            parts += [f"### {made.title}", prose(made.says, made.note), markdown_table(*made.table)]
+            parts += [f"### {made.title}", prose(made.says, made.note, ROWS_ELSEWHERE.get(made.title))]
+            if made.title not in ROWS_ELSEWHERE:
+                parts.append(markdown_table(*made.table))
         if machine.losses:
             rows = [[what, "; ".join(where)] for what, where in machine.losses.items()]
             parts += ["### Where it loses", machine.about_losses, markdown_table(["", "products"], rows)]
