@@ -126,13 +126,10 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
     else if constexpr (ARCHITECTURE >= 800)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}"
                      :: "r"(to), "l"(from), "r"(wanted) : "memory");
-    else if (BYTES == 4 && wanted)
-        asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(*(const float *)from) : "memory");
-    else if (wanted) {
-        const float4 v = *(const float4 *)from;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                     :: "r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-    }
+    else if (BYTES == 16 && wanted)
+        *(float4 *)__cvta_shared_to_generic(to) = *(const float4 *)from;
+    else if (wanted)
+        *(float *)__cvta_shared_to_generic(to) = *(const float *)from;
 }
 
 /* Closes a group of copies; cp_async_wait<N> returns when at most the N youngest groups are unfinished. */
@@ -943,21 +940,11 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
-__device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
-    bool left = false;
-    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
-        left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
-    return !__syncthreads_or(left);
-}
-
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     constexpr int BAND = 16;
     float *const shared = (float *)dynamic_shared<1024>();
     wait_for_previous_kernel();
-    if (g.only_marked && nothing_left(g)) return;
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
         const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
@@ -1004,25 +991,20 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Messages are put together as strings: where torch's C++ library and the compiler's are mixed, streams may crash. */
-void check(cudaError_t error, const char *doing, const char *what) {
-    TORCH_CHECK(error == cudaSuccess, std::string(doing) + " " + what + ": " + cudaGetErrorString(error));
-}
-
 /* Queues a kernel. early: it waits by itself for the kernel before it, so its start may overlap that one's end
  * (programmatic launch). Never a call's first: the stranger before it may not have waited for what is before *it*. */
-void launch(const char *name, void (*kernel)(product), product *g, int64_t grid, int block, int shared, bool early) {
+void launch(void (*kernel)(product), product *g, int64_t grid, int block, int shared, bool early) {
     const void *function = (const void *)kernel;
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     void *args[] = {g};
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "preparing", name);
+    C10_CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
 #if TESSERA_HOPPER
     cudaLaunchAttribute overlap = {cudaLaunchAttributeProgrammaticStreamSerialization};
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {dim3(grid), dim3(block), (size_t)shared, stream, &overlap, early};
-    check(cudaLaunchKernelExC(&config, function, args), "launching", name);
+    C10_CUDA_CHECK(cudaLaunchKernelExC(&config, function, args));
 #else
-    check(cudaLaunchKernel(function, dim3(grid), dim3(block), args, shared, stream), "launching", name);
+    C10_CUDA_CHECK(cudaLaunchKernel(function, dim3(grid), dim3(block), args, shared, stream));
 #endif
 }
 
@@ -1033,8 +1015,7 @@ void multiply_portable(product *g, int64_t sms) {
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
     int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
     if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
-    launch("portable kernel", large ? portable_128x128 : portable_64x64, g, blocks, 128,
-           portable_shared(large ? 128 : 64), g->only_marked);
+    launch(large ? portable_128x128 : portable_64x64, g, blocks, 128, portable_shared(large ? 128 : 64), g->only_marked);
 }
 
 #if TESSERA_HOPPER
@@ -1065,33 +1046,27 @@ void multiply_split(product *g, int64_t sms, const at::TensorOptions &options) {
     const int64_t clusters = ceil_div(tiles, ceil_div(tiles, sms)); /* what fills the waves: idle ones cost power */
     /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's normal numbers. */
     g->mark_limit = (k - k / 32.0f - 76) / (16.1f + k / 800.0f);
-    launch("pack_sample", pack_sample, g, samples, 128, 0, false);
-    launch("pack_split", pack_split, g, pack_tiles, 128, 0, true);
-    launch("pack_again", pack_again, g, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
-    launch("multiply", multiply_sm90, g, clusters * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
+    launch(pack_sample, g, samples, 128, 0, false);
+    launch(pack_split, g, pack_tiles, 128, 0, true);
+    launch(pack_again, g, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
+    launch(multiply_sm90, g, clusters * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
     g->only_marked = 1;
     multiply_portable(g, sms);
 }
 
 #endif
 
-std::string shape_of(const at::Tensor &t) {
-    std::string text;
-    for (const int64_t size : t.sizes()) text += (text.empty() ? "(" : ", ") + std::to_string(size);
-    return text.empty() ? "()" : text + ")";
-}
-
+/* Messages are put together as strings: where torch's C++ library and the compiler's are mixed, streams may crash. */
 void check_tensor(const at::Tensor &t, const std::string &name, const at::Device &gpu) {
     TORCH_CHECK(t.scalar_type() == at::kFloat, name + " must be float32, but is " + c10::toString(t.scalar_type()));
     TORCH_CHECK(t.layout() == at::kStrided, name + " must be an ordinary (strided) tensor");
     TORCH_CHECK(t.is_cuda(), name + " must be on a GPU, but is on " + t.device().str());
     TORCH_CHECK(t.device() == gpu, "A and B must be on one GPU, but are on " + gpu.str() + " and " + t.device().str());
-    TORCH_CHECK(t.dim() == 2, name + " must have 2 dimensions, but has shape " + shape_of(t));
     for (const int64_t size : t.sizes()) /* kernels count rows and columns with 32 bits */
-        TORCH_CHECK(size <= 1 << 30, name + " may have at most 2^30 rows and columns, but has shape " + shape_of(t));
+        TORCH_CHECK(size <= 1 << 30, name + " has " + std::to_string(size) + " rows or columns; at most 2^30 are possible");
 }
 
-/* The matrices of a tensor, k along k_dim. Where neither rows nor columns are contiguous, `t` becomes a copy. */
+/* The matrices of a tensor, k along k_dim. Where neither dimension is contiguous, `t` becomes a copy. */
 operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
     t = t.resolve_neg();
     if (t.stride(-1) != 1 && t.stride(-2) != 1) t = t.contiguous();
@@ -1104,25 +1079,19 @@ operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
 
 } // namespace
 
-/* op(left) @ op(right), where op transposes if asked to; with plain float32 arithmetic if `ieee`. */
-at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, bool right_transposed, bool ieee) {
+/* left @ right, whose shapes match; with plain float32 arithmetic if `ieee`. */
+at::Tensor multiply(at::Tensor left, at::Tensor right, bool ieee) {
     check_tensor(left, "A", left.device()), check_tensor(right, "B", left.device());
-    const int m_dim = left_transposed ? -1 : -2, n_dim = right_transposed ? -2 : -1;
-    const int k_in_a = -3 - m_dim, k_in_b = -3 - n_dim;
-    const bool batched = left.dim() == 3;
-    TORCH_CHECK(left.size(k_in_a) == right.size(k_in_b) && (!batched || left.size(0) == right.size(0)),
-                "A must have as many columns as B has rows, but they have shapes " +
-                    shape_of(left) + " and " + shape_of(right));
     const c10::cuda::CUDAGuard guard(left.device());
     std::vector<int64_t> shape = left.sizes().vec();
-    shape[shape.size() - 2] = left.size(m_dim), shape[shape.size() - 1] = right.size(n_dim);
+    shape.back() = right.size(-1);
     if (!left.numel() || !right.numel()) return at::zeros(shape, left.options());
     const at::Tensor result = at::empty(shape, left.options());
     product g = {};
-    g.a = operand_of(left, m_dim, k_in_a), g.b = operand_of(right, n_dim, k_in_b);
-    g.c = result.data_ptr<float>(), g.batch = batched ? (int32_t)left.size(0) : 1;
+    g.a = operand_of(left, -2, -1), g.b = operand_of(right, -1, -2);
+    g.c = result.data_ptr<float>(), g.batch = left.dim() == 3 ? (int32_t)left.size(0) : 1;
     int sms = 0;
-    check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()), "asking about", "the GPU");
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()));
 #if TESSERA_HOPPER
     /* Packing takes four launches and moves the operands twice: large products make up for it. Below k = 128 the error
      * of splitting would show beside float32's own, (k + 2) 2^-24. */
@@ -1166,30 +1135,29 @@ class Product(torch.autograd.Function):
     """A product whose gradients are products again."""
 
     @staticmethod
-    def forward(context, left, left_transposed, right, right_transposed, ieee):
+    def forward(context, left, right, ieee):
         context.save_for_backward(left, right)
-        context.options = left_transposed, right_transposed, ieee
-        return extension().multiply(left, left_transposed, right, right_transposed, ieee)
+        context.ieee = ieee
+        return extension().multiply(left, right, ieee)
 
     @staticmethod
     def backward(context, gradient):
         left, right = context.saved_tensors
-        left_transposed, right_transposed, ieee = context.options
         of_left = of_right = None
         if context.needs_input_grad[0]:
-            of_left = product(gradient, False, right, not right_transposed, ieee, transposed=left_transposed)
-        if context.needs_input_grad[2]:
-            of_right = product(left, not left_transposed, gradient, False, ieee, transposed=right_transposed)
-        return of_left, None, of_right, None, None
+            of_left = product(gradient, right.mT, context.ieee, like=left)
+        if context.needs_input_grad[1]:
+            of_right = product(left.mT, gradient, context.ieee, like=right)
+        return of_left, of_right, None
 
 
-def product(left, left_transposed, right, right_transposed, ieee, transposed=False):
-    """op(left) @ op(right), where op transposes if asked to; or the transpose of that, which is a product as well."""
-    if transposed:
-        left, left_transposed, right, right_transposed = right, not right_transposed, left, not left_transposed
+def product(left, right, ieee, like=None):
+    """left @ right; contiguous along rows, or along columns if `like` is, so that a gradient need not be copied."""
+    if like is not None and like.stride(-2) == 1:
+        return product(right.mT, left.mT, ieee).mT
     if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
-        return Product.apply(left, left_transposed, right, right_transposed, ieee)
-    return extension().multiply(left, left_transposed, right, right_transposed, ieee)
+        return Product.apply(left, right, ieee)
+    return extension().multiply(left, right, ieee)
 
 
 class ModelNew(torch.nn.Module):
@@ -1205,9 +1173,12 @@ class ModelNew(torch.nn.Module):
     def forward(self, A, B):
         if not (isinstance(A, torch.Tensor) and isinstance(B, torch.Tensor)):
             raise TypeError(f"A and B must be tensors, not {type(A).__name__} and {type(B).__name__}")
+        if A.dim() != 2 or B.dim() != 2 or A.shape[-1] != B.shape[-2]:
+            raise RuntimeError("A must have as many columns as B has rows, "
+                               f"but they have shapes {tuple(A.shape)} and {tuple(B.shape)}")
         device = next((x.device for x in (A, B) if x.is_cuda), "cuda")
         A, B = (x.to(device) if x.device.type == "cpu" else x for x in (A, B))
-        return product(A, False, B, False, self.ieee)
+        return product(A, B, self.ieee)
 
 
 def get_inputs():

@@ -217,21 +217,11 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
-__device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
-    bool left = false;
-    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
-        left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
-    return !__syncthreads_or(left);
-}
-
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     constexpr int BAND = 16;
     float *const shared = (float *)dynamic_shared<1024>();
     wait_for_previous_kernel();
-    if (g.only_marked && nothing_left(g)) return;
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
         const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
