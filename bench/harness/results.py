@@ -207,11 +207,11 @@ def write(path, text):
 
 
 def save(path, records):
-    """One line for each product: what all libraries took for it, in all layouts, stands side by side."""
-    def product(record):
-        return [record.get(field) for field in ("what", "problem", "m", "n", "k", "threads")]
+    """One line for each series of products."""
+    def series(record):
+        return [record.get(field) for field in ("what", "problem", "threads")]
 
-    lines = [", ".join(map(json.dumps, group)) for _, group in itertools.groupby(records, product)]
+    lines = [", ".join(map(json.dumps, group)) for _, group in itertools.groupby(records, series)]
     write(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
