@@ -145,9 +145,8 @@ def main():
         raise results.BadResults(
             f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")
     print(*worse, sep="\n", end="\n" if worse else "")
-    print(f"{common} measurements compared, by ratio to the peers; "
-          f"beyond {options.margin:g} % ({HOST_TIMES * options.margin:g} % for host times): "
-          f"{len(worse)} worse, {better} better")
+    print(f"{common} measurements compared, by ratio to the peers; beyond {options.margin:g} % "
+          f"({HOST_TIMES * options.margin:g} % for host times): {len(worse)} worse, {better} better")
     sys.exit(1 if worse else 0)
 
 

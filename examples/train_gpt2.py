@@ -235,8 +235,7 @@ def main():
         records[-1]["furthest_from_float32"] = float(f"{furthest:.2e}")
         print(
             f"{run.name:14s} {seconds * 1e3:8.1f} ms a step, {tokens / seconds:9,.0f} tokens/s, "
-            f"{records[-1]['speedup']:.2f} x, "
-            f"loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
+            f"{records[-1]['speedup']:.2f} x, loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
     stats = tessera.stats()
     print(f"{parameters / 1e6:.0f}M parameters, {tokens} tokens a step, {device}; "
           f"{stats.taken} products taken, left to torch: {dict((k, v) for k, v in stats.passed.items() if v)}")

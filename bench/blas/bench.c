@@ -173,40 +173,30 @@ static void run_small(const char *path, int threads, double seconds) {
 
 /* ---- Offloading -------------------------------------------------------------------------------------------------- */
 
-/* The few driver functions that measuring copies takes. */
-static struct {
-    int (*init)(unsigned flags);
-    int (*get_name)(char *name, int size, int device);
-    int (*retain)(void **primary, int device);
-    int (*set_current)(void *primary);
-    int (*allocate)(uint64_t *address, size_t bytes);
-    int (*release)(uint64_t address);
-    int (*allocate_host)(void **address, size_t bytes, unsigned flags);
-    int (*release_host)(void *address);
-    int (*create_stream)(void **stream, unsigned flags);
-    int (*to_device)(uint64_t to, const void *from, size_t bytes, void *stream);
-    int (*to_host)(void *to, uint64_t from, size_t bytes, void *stream);
-    int (*synchronize)(void);
-} cuda;
+/* The few driver functions that measuring copies takes: member, symbol, parameters. */
+#define DRIVER_FUNCTIONS(X)                                                                         \
+    X(init, "cuInit", unsigned flags)                                                               \
+    X(get_name, "cuDeviceGetName", char *name, int size, int device)                                \
+    X(retain, "cuDevicePrimaryCtxRetain", void **primary, int device)                               \
+    X(set_current, "cuCtxSetCurrent", void *primary)                                                \
+    X(allocate, "cuMemAlloc_v2", uint64_t *address, size_t bytes)                                   \
+    X(release, "cuMemFree_v2", uint64_t address)                                                    \
+    X(allocate_host, "cuMemHostAlloc", void **address, size_t bytes, unsigned flags)                \
+    X(release_host, "cuMemFreeHost", void *address)                                                 \
+    X(create_stream, "cuStreamCreate", void **stream, unsigned flags)                               \
+    X(to_device, "cuMemcpyHtoDAsync_v2", uint64_t to, const void *from, size_t bytes, void *stream) \
+    X(to_host, "cuMemcpyDtoHAsync_v2", void *to, uint64_t from, size_t bytes, void *stream)         \
+    X(synchronize, "cuCtxSynchronize", void)
+
+#define MEMBER(name, symbol, ...) int (*name)(__VA_ARGS__);
+static struct { DRIVER_FUNCTIONS(MEMBER) } cuda;
 
 static void open_driver(char *gpu, int size) {
+#define SYMBOL(member, symbol, ...) {symbol, &cuda.member},
     static const struct {
         const char *name;
         void *function;
-    } symbols[] = {
-        {"cuInit", &cuda.init},
-        {"cuDeviceGetName", &cuda.get_name},
-        {"cuDevicePrimaryCtxRetain", &cuda.retain},
-        {"cuCtxSetCurrent", &cuda.set_current},
-        {"cuMemAlloc_v2", &cuda.allocate},
-        {"cuMemFree_v2", &cuda.release},
-        {"cuMemHostAlloc", &cuda.allocate_host},
-        {"cuMemFreeHost", &cuda.release_host},
-        {"cuStreamCreate", &cuda.create_stream},
-        {"cuMemcpyHtoDAsync_v2", &cuda.to_device},
-        {"cuMemcpyDtoHAsync_v2", &cuda.to_host},
-        {"cuCtxSynchronize", &cuda.synchronize},
-    };
+    } symbols[] = {DRIVER_FUNCTIONS(SYMBOL)};
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *primary;
     if (!library) die("libcuda.so.1", "no driver");
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {

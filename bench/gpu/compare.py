@@ -48,8 +48,7 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
     return [record], (
         f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout} {data:5s} {precision}{' packed' if packed else '':7s} "
         f"{record['tessera_ms']:9.4f} ms  {record['tflops']:6.1f} TF  torch {record['peer_tflops']:6.1f} TF  "
-        f"{record['speedup']:5.2f} x  "
-        f"error {error:.2e} (torch {peer_error:.2e})")
+        f"{record['speedup']:5.2f} x  error {error:.2e} (torch {peer_error:.2e})")
 
 
 def measure_packing(seconds, problem, m, n, k, layout, side):

@@ -9,8 +9,7 @@ from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, 
 
 LOSSES = "Everything in these results in which another library is ahead by more than 5 %."
 METHOD = ("each library has a process of its own, stopped while others run, and goes round matrices that together are "
-          "twice the last cache; "
-          "rates are those of the best sample.")
+          "twice the last cache; rates are those of the best sample.")
 
 
 def squares(records):
@@ -258,8 +257,7 @@ def verdict(records):
     if not peers:
         return "No other library was found on this machine to compare with."
     said = (f"Tessera's CPU engine beside {', '.join(map(shown, peers))}, measured in turns on the same matrices. All "
-            "compute "
-            "in float32 and keep its error bound.")
+            "compute in float32 and keep its error bound.")
     means = {}
     for peer in peers:
         ratios = [

@@ -58,9 +58,8 @@ def reference_figure(records):
             "problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee",
             "tf32 beside TF32", "torch's error", "fp32's error"
         ], table),
-        "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 "
-        "and ieee beside torch's float32, "
-        "tf32 beside its TF32.")
+        "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 and "
+        "ieee beside torch's float32, tf32 beside its TF32.")
 
 
 def sustained_speedups(records):
@@ -91,11 +90,9 @@ def sustained_figure(records):
                                                             "a long run", baseline=1.0))],
         (["product", "torch, us", "fp32, us", "B packed, us", "three fp16 products, us", "fp32 / torch"] +
          ["of three fp16 products", "MHz", "W"], table),
-        "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw "
-        "less. Three "
-        "fp16 products: three times cuBLAS's fp16 product of the size, rounded up to multiples of 8, which is what "
-        "the power "
-        "limit allows. Clock and power are those of fp32.")
+        "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw less. "
+        "Three fp16 products: three times cuBLAS's fp16 product of the size, rounded up to multiples of 8, which is "
+        "what the power limit allows. Clock and power are those of fp32.")
 
 
 def packing_figure(records):
@@ -270,8 +267,7 @@ def overhead_sentence(by, names, sizes):
         by[name, m]["host_us"] for name in ("tessera fp32", "torch float32")
     ] for m in (sizes[0], sizes[-1]))
     return (f"At {sizes[0]} Tessera's fp32 takes {small:.0f} us of host time, torch {torch_small:.0f}; at {sizes[-1]}, "
-            "where fp32 is several launches, "
-            f"{large:.0f} and {torch_large:.0f}.")
+            f"where fp32 is several launches, {large:.0f} and {torch_large:.0f}.")
 
 
 def modules_figure(records):

@@ -1,10 +1,9 @@
-"""docs/results/results.md, with everything that was measured in tables, and bench/results/README.md, the schema."""
+"""docs/results/results.md, with everything that was measured in tables."""
 
 import re
 import textwrap
 
 import page
-from harness import results
 
 
 def prose(*sentences, indent=""):
@@ -86,41 +85,3 @@ def results_page(machines):
             parts.append(prose(f"Not on this machine: {missing}."))
         parts.append(prose(f"{machine.description}."))
     return "\n\n".join(parts) + "\n"
-
-
-def schema():
-    """bench/results/README.md."""
-    kinds = markdown_table(
-        ["`what`", "is", "fields"],
-        [
-            [f"`{kind}`", results.MEANINGS[kind], ", ".join(f"`{name}`" for name in fields)]
-            for kind, fields in results.KINDS.items()
-        ],
-    )
-    fields = markdown_table(
-        ["field", "type", "meaning"], [[f"`{name}`", kind, text] for name, (kind, text) in results.FIELDS.items()]
-    )
-    return f"""# Saved results
-
-Made from `bench/harness/results.py`, which checks every file it reads against this schema.
-
-A file is a JSON list of records, one for each thing measured. `what` names the kind of a record; a record may have more
-fields than its kind asks for. `make report` makes the pages of docs/results from these files.
-
-| file, or beginning of its name | what it has | shown in |
-| --- | --- | --- |
-| `MACHINE.json` | products measured beside torch on a GPU | docs/results/results.md, README.md |
-| `peers-`, `accuracy-`, `overhead-`, `ceilings-`, `threads-` | every library of that GPU | docs/results/results.md |
-| `sustained-` | each library alone, at the power limit | docs/results/results.md, README.md |
-| `kernelbench-` | the modules, by KernelBench's own clock | docs/guide/modules.md |
-| `cpu-`, `amx-` | the CPU engine beside other libraries | docs/results/results.md, cpu.md |
-| `blas-` | the BLAS interface | docs/results/blas.md |
-| `torch-`, `gpt2-` | the Python package; a training run | docs/results/pytorch.md |
-
-{kinds}
-
-{fields}
-
-`gpt2-MACHINE.json` is written by `examples/train_gpt2.py` and has one object. `tessera bench --json` prints an object
-of its own: docs/guide/command.md.
-"""

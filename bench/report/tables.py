@@ -113,8 +113,7 @@ def gpt2():
         f"Training a transformer of GPT-2's size in float32 takes {torch32['ms_per_step']:.0f} ms a step with torch "
         "and",
         f"**{ours['ms_per_step']:.0f} ms with Tessera, {ratio(ours['speedup'])}**. Over the first {half} steps the "
-        "losses "
-        f"agree to {loss_difference(result, ours, half):.1e}",
+        f"losses agree to {loss_difference(result, ours, half):.1e}",
         f"({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).")
 
 
@@ -142,11 +141,9 @@ def modules():
     checked = " and the checker" if all(r["checker"] == "valid" for r in records) else ""
     return "\n\n".join([
         markdown_table(["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows),
-        prose(f"{method}; {about['gpu']}, driver {about['driver']}, torch "
-              f"{about['torch']}, {about['date']}, commit {latest}{also}. Each module passes 5 of 5 correctness "
-              f"trials{checked}. A module and torch are timed one after the other, for each precision anew. Errors "
-              "are "
-              "relative Frobenius errors against float64.")
+        prose(f"{method}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+              f"{latest}{also}. Each module passes 5 of 5 correctness trials{checked}. A module and torch are timed "
+              "one after the other, for each precision anew. Errors are relative Frobenius errors against float64.")
     ])
 
 
@@ -214,8 +211,7 @@ def offload():
     ] for r in records]
     heads = ["M = N = K", "`sgemm_` on the GPU", "copies alone", "time / copies", "the CPU engine", "speedup"]
     note = (f"From pageable memory to pageable memory, best of {records[0]['samples']}. Copies alone: the same bytes "
-            "from and to "
-            "pinned memory, both directions at once.")
+            "from and to pinned memory, both directions at once.")
     return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
 
 
@@ -267,9 +263,8 @@ def training():
     ] for run in result["runs"]]
     heads = ["", "ms a step", "tokens/s", "speedup", f"loss difference in {steps // 2} steps", f"in all {steps}"]
     note = (f"{result['parameters'] / 1e6:.0f}M parameters, {result['batch'] * result['context']} tokens a step. Loss "
-            "difference: the "
-            f"largest relative difference from torch float32's loss. {result['gpu']}, torch {result['torch']}, "
-            f"{result['date']}, commit {result['commit']}.")
+            f"difference: the largest relative difference from torch float32's loss. {result['gpu']}, torch "
+            f"{result['torch']}, {result['date']}, commit {result['commit']}.")
     return "\n\n".join([markdown_table(heads, rows), prose(note)])
 
 
@@ -300,10 +295,9 @@ def linear():
         for r in sorted(layers, key=lambda r: r["speedup"]) if r["speedup"] < 0.95)
     about, taken = layers[0], [r["speedup"] for r in layers if r["taken"]]
     note = (f"As many inputs as outputs. Of all {len(layers)} layers measured, rectangular and odd sizes among them, "
-            "Tessera took "
-            f"{len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to torch{noise}. "
-            f"Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
-            f"{about['date']}, commit {about['commit']}.")
+            f"Tessera took {len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to "
+            f"torch{noise}. Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch "
+            f"{about['torch']}, {about['date']}, commit {about['commit']}.")
     return "\n\n".join([markdown_table(["batch", *(f"{f} features" for f in features)], rows), prose(note)])
 
 
