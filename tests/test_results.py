@@ -64,7 +64,7 @@ def test_rounds_are_taken_as_asked():
 
 @pytest.mark.parametrize("family", data.FAMILIES)
 def test_errors_are_those_that_were_made(family):
-    a, b = (np.float32(data.matrix(data.NumpySource(1), family, 30, 30)) for _ in range(2))
+    a, b = data.matrices(family, 1, (30, 30), (30, 30))
     exact = np.float64(a) @ np.float64(b)
     off = exact.copy()
     magnitude = (np.abs(np.float64(a)) @ np.abs(np.float64(b)))[3, 4]
@@ -76,7 +76,7 @@ def test_errors_are_those_that_were_made(family):
 
 
 def test_wide_exponents_are_wide():
-    made = np.abs(data.matrix(data.NumpySource(1), "wide", 100, 100))
+    made = np.abs(data.matrices("wide", 1, (100, 100))[0])
     assert made.min() < 2.0**-58 and made.max() > 2.0**58
 
 

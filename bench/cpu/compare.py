@@ -232,9 +232,7 @@ def measure_call(libraries, effort, size):
 
 def measure_accuracy(libraries, _effort, family, k):
     import numpy
-    here, source = libraries.with_threads(1), data.NumpySource(k)
-    a, b = data.matrix(source, family, EDGE, k), data.matrix(source, family, k, EDGE)
-    a, b = numpy.ascontiguousarray(a, numpy.float32), numpy.ascontiguousarray(b, numpy.float32)
+    here, (a, b) = libraries.with_threads(1), data.matrices(family, k, (EDGE, k), (k, EDGE))
     products = [
         numpy.frombuffer(library.ask(f"product {EDGE} {EDGE} {k}", a.tobytes(), b.tobytes(), answer=4 * EDGE * EDGE),
                          numpy.float32).reshape(EDGE, EDGE) for library in here

@@ -71,8 +71,7 @@ def accuracy(libraries, _seconds):
 
     def measure(job):
         family, k = job
-        source = data.TorchSource(k, "cuda")
-        a, b = data.matrix(source, family, EDGE, k), data.matrix(source, family, k, EDGE)
+        a, b = (torch.from_numpy(x).cuda() for x in data.matrices(family, k, (EDGE, k), (k, EDGE)))
         functions, outs = products_of(libraries, a, b)
         for function in functions:
             function()
