@@ -74,15 +74,18 @@ def gpu(records):
     ])
 
 
-def sustained(records):
+def sustained(products):
     """What a call among other work gets, and what a long run gets."""
-    fp32 = reference_products(load("h200.json"), "fp32")
+    fp32, records = reference_products(products, "fp32"), load("sustained-h200.json")
+    call = (f"**A call among other work** gets the {ratio(mean_speedup(fp32))} of this table. **A long run** of large "
+            "products gets less: it draws all the power that the GPU is allowed, and the clock falls.")
+    if not records:
+        return prose(call, "`make bench-sustained` measures by how much.")
     speedups = [r["torch_us"] / r["tessera_us"] for r in records]
     clocks = [r["clock_mhz"] for r in records]
     about = records[0]
     return prose(
-        f"**A call among other work** gets the {ratio(mean_speedup(fp32))} of this table. **A long run** of large "
-        "products gets less: it draws all the power that the GPU is allowed, and the clock falls.",
+        call,
         f"With each library alone for seconds, the speedup is **{min(speedups):.1f} to {max(speedups):.1f} x**, at "
         f"{min(clocks)} to {max(clocks)} MHz and {max(r['watts'] for r in records)} W",
         f"([all rows](docs/results/results.md#in-a-long-run); {about['date']}, commit {about['commit']}).")
@@ -196,17 +199,21 @@ def offload(records):
 
 def blas(records):
     best = {(r["library"], r["n"], r["layout"]): r["nanoseconds_best"] for r in records}
-    rows = []
-    for n in dict.fromkeys(r["n"] for r in records):
-        for layout in ("nn", "tn", "nt", "tt"):
-            ours, peer = best["cblas_sgemm", n, layout], best.get(("openblas", n, layout))
-            time = f"{ours:.0f} ns" if ours < 1e4 else f"{ours / 1e3:.0f} us"
-            of_api = f"{best['tsr_gemm', n, layout] / ours:.2f}"
-            rows.append([str(n), layout, time, of_api, f"{peer / ours:.2f}" if peer else ""])
-    heads = ["M = N = K", "layout", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
-    note = (
-        f"{records[0]['threads']} thread, matrices in the caches, best of many interleaved samples; OpenBLAS with its "
-        "SkylakeX kernels.")
+    layouts = ("nn", "tn", "nt", "tt")
+
+    def times(n):
+        unit, scale = ("ns", 1) if best["cblas_sgemm", n, "nn"] < 1e4 else ("us", 1e3)
+        return ", ".join(f"{best['cblas_sgemm', n, layout] / scale:.0f}" for layout in layouts) + f" {unit}"
+
+    def beside(n, library):
+        return ", ".join(f"{best[library, n, layout] / best['cblas_sgemm', n, layout]:.2f}" for layout in layouts
+                         if (library, n, layout) in best)
+
+    rows = [[str(n), times(n), beside(n, "tsr_gemm"), beside(n, "openblas")]
+            for n in dict.fromkeys(r["n"] for r in records)]
+    heads = ["M = N = K", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
+    note = (f"Of the layouts {', '.join(layouts)}. {records[0]['threads']} thread, matrices in the caches, best of "
+            "many interleaved samples; OpenBLAS with its SkylakeX kernels.")
     return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
 
 
@@ -288,7 +295,7 @@ def certificates(paths):
 PLACES = {
     "README.md": {
         "gpu": (gpu, "h200.json", "make bench-gpu"),
-        "sustained": (sustained, "sustained-h200.json", "make bench-sustained"),
+        "sustained": (sustained, "h200.json", "make bench-gpu"),
         "gpt2": (gpt2, "gpt2-h200.json", "make bench-pytorch"),
     },
     "docs/guide/modules.md": {
@@ -299,7 +306,7 @@ PLACES = {
         "amx": (amx, "amx-xeon.json", "make bench-cpu"),
     },
     "docs/results/blas.md": {
-        "offload": (offload, "blas-h200.json", "bench/blas/run build --offload 8192"),
+        "offload": (offload, "blas-h200.json", "bench/blas/run build 8192"),
         "blas": (blas, "blas-small.json", "make bench-blas"),
         "programs": (programs, "blas-programs.json", "python3 bench/blas/programs.py build"),
     },

@@ -1,12 +1,9 @@
-/* bench.c: what the standard's interface costs, and what offloading brings.
+/* offload.c: what offloading brings, on a machine with a GPU.
  *
- * On any machine: cblas_sgemm of libtessera_blas beside tsr_gemm and OpenBLAS's cblas_sgemm, on small and middling
- * products, the three taking turns in one process on matrices that stay in the caches, as they do in the loops small
- * products come from.
+ *     bench/blas/run BUILD N [N ...] [--output FILE]
  *
- * With --offload N, on a machine with a GPU: sgemm_ of N x N matrices in ordinary memory, computed by the GPU, beside
- * the CPU engine, and beside the time that plain copies of the same bytes, pinned, both ways at once, take.
- */
+ * sgemm_ of N x N matrices in ordinary memory, computed by the GPU, beside the CPU engine, and beside the time that
+ * plain copies of the same bytes, pinned, both ways at once, take. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
@@ -36,7 +33,7 @@ static _Noreturn void die(const char *what, const char *why) {
 static struct {
     FILE *file;
     int count;
-    char machine[160], commit[64], date[32];
+    char machine[200], commit[64], date[32];
 } records;
 
 /* The first line that a command prints; "unknown" where there is none. */
@@ -51,8 +48,8 @@ static void first_line(const char *command, char *line, int size) {
 static void records_open(const char *path, const char *gpu) {
     char processor[80];
     first_line("sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo", processor, sizeof processor);
-    snprintf(records.machine, sizeof records.machine, "%s, %ld cores%s%s", processor, sysconf(_SC_NPROCESSORS_ONLN),
-             gpu ? ", " : "", gpu ? gpu : "");
+    snprintf(records.machine, sizeof records.machine, "%s, %ld cores, %s", processor, sysconf(_SC_NPROCESSORS_ONLN),
+             gpu);
     const char *commit = getenv("TESSERA_COMMIT");
     if (commit)
         snprintf(records.commit, sizeof records.commit, "%s", commit);
@@ -64,14 +61,6 @@ static void records_open(const char *path, const char *gpu) {
     fputs("[", records.file);
 }
 
-/* Begins a record; what is its own follows, and then record_end. */
-static void record_begin(const char *what) {
-    fprintf(records.file, "%s\n  {\"what\": \"%s\", ", records.count++ ? "," : "", what);
-}
-static void record_end(void) {
-    fprintf(records.file, "\"machine\": \"%s\", \"commit\": \"%s\", \"date\": \"%s\"}", records.machine, records.commit,
-            records.date);
-}
 static void records_close(void) {
     fputs("\n]\n", records.file);
     fclose(records.file);
@@ -88,87 +77,6 @@ static float *matrix(size_t count) {
         made[i] = (float)(state >> 8) * 0x1p-24f;
     }
     return made;
-}
-
-/* ---- Small products ---------------------------------------------------------------------------------------------- */
-
-typedef void cblas_function(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, int m, int n, int k,
-                            float alpha, const float *a, int lda, const float *b, int ldb, float beta, float *c,
-                            int ldc);
-
-enum { THROUGH_BLAS, THROUGH_API, OPENBLAS, WAYS };
-static const char *const way_names[WAYS] = {"cblas_sgemm", "tsr_gemm", "openblas"};
-
-static tsr_context *context;
-static cblas_function *openblas;
-
-/* n x n row-major matrices; layout bit 0: A transposed, bit 1: B. */
-static void multiply(int way, int n, int layout, const float *a, const float *b, float *c) {
-    const bool ta = layout & 1, tb = layout & 2;
-    if (way == THROUGH_API) {
-        const tsr_operand left = {a, n, n, ta ? 1 : n, ta ? n : 1, 0, NULL};
-        const tsr_operand right = {b, n, n, tb ? 1 : n, tb ? n : 1, 0, NULL};
-        const tsr_result result = {c, n, n, n, 1, 0};
-        if (tsr_gemm(context, 1, &left, &right, 0, &result, NULL)) die("tsr_gemm", tsr_last_error());
-        return;
-    }
-    cblas_function *function = way == OPENBLAS ? openblas : cblas_sgemm;
-    function(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, n, n, n, 1, a, n, b, n, 0,
-             c, n);
-}
-
-static void compare_ways(int n, int layout, int threads, double seconds) {
-    static const char *const layout_names[] = {"nn", "tn", "nt", "tt"};
-    const size_t count = (size_t)n * (size_t)n;
-    float *a = matrix(count), *b = matrix(count), *c = matrix(count);
-    double best[WAYS] = {INFINITY, INFINITY, INFINITY};
-    multiply(THROUGH_BLAS, n, layout, a, b, c);
-    double begun = now();
-    multiply(THROUGH_BLAS, n, layout, a, b, c);
-    const double once = now() - begun;
-    const int calls = once < 2e-4 ? (int)(2e-4 / (once > 2e-8 ? once : 2e-8)) + 1 : 1;
-    for (const double end = now() + seconds; now() < end;)
-        for (int way = 0; way < WAYS; way++) {
-            if (way == OPENBLAS && !openblas) continue;
-            begun = now();
-            for (int i = 0; i < calls; i++) multiply(way, n, layout, a, b, c);
-            const double taken = (now() - begun) / calls;
-            if (taken < best[way]) best[way] = taken;
-        }
-    const double work = 2e-9 * n * n * n;
-    printf("%5d^3 %s %2d  ", n, layout_names[layout], threads);
-    for (int way = 0; way < WAYS; way++) printf("%12.1f ns %7.1f GF", 1e9 * best[way], work / best[way]);
-    printf("   of tsr_gemm %.3f, of openblas %.3f\n", best[THROUGH_API] / best[THROUGH_BLAS],
-           best[OPENBLAS] / best[THROUGH_BLAS]);
-    for (int way = 0; way < WAYS; way++) {
-        if (best[way] == INFINITY) continue;
-        record_begin("cblas_sgemm");
-        fprintf(records.file,
-                "\"library\": \"%s\", \"n\": %d, \"layout\": \"%s\", \"threads\": %d, "
-                "\"nanoseconds_best\": %.1f, \"gflops_best\": %.2f, ",
-                way_names[way], n, layout_names[layout], threads, 1e9 * best[way], work / best[way]);
-        record_end();
-    }
-    free(a);
-    free(b);
-    free(c);
-}
-
-static void run_small(const char *path, int threads, double seconds) {
-    static const int sizes[] = {2, 4, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048};
-    tsr_options options = TSR_OPTIONS_DEFAULT;
-    options.threads = threads;
-    if (tsr_context_create(&context, &options)) die("tsr_context_create", tsr_last_error());
-    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library ? dlsym(library, "cblas_sgemm") : NULL;
-    memcpy(&openblas, &symbol, sizeof symbol);
-    records_open(path, NULL);
-    printf("%16s", "threads");
-    for (int way = 0; way < WAYS; way++) printf("%26s", way_names[way]);
-    printf("\n");
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        for (int layout = 0; layout < 4; layout++) compare_ways(sizes[i], layout, threads, seconds);
-    records_close();
 }
 
 /* ---- Offloading -------------------------------------------------------------------------------------------------- */
@@ -273,58 +181,38 @@ static void offload(int n, int samples) {
     printf("%6d^3  sgemm_ on the GPU %8.2f ms (mean %8.2f, first %7.1f)  copies alone %7.2f ms, %5.2f x  CPU %9.2f ms, "
            "%5.2f x\n",
            n, 1e3 * best, 1e3 * sum / samples, 1e3 * first, 1e3 * limit, best / limit, 1e3 * on_cpu, on_cpu / best);
-    record_begin("offload");
     fprintf(records.file,
-            "\"n\": %d, \"gpu_ms_best\": %.3f, \"gpu_ms_mean\": %.3f, \"copies_alone_ms\": %.3f, \"ratio_to_copies\": "
+            "%s\n{\"what\": \"offload\", \"n\": %d, \"gpu_ms_best\": %.3f, \"gpu_ms_mean\": %.3f, \"copies_alone_ms\": "
             "%.3f, "
-            "\"cpu_ms_best\": %.3f, \"speedup_over_cpu\": %.2f, \"samples\": %d, ",
-            n, 1e3 * best, 1e3 * sum / samples, 1e3 * limit, best / limit, 1e3 * on_cpu, on_cpu / best, samples);
-    record_end();
+            "\"ratio_to_copies\": %.3f, \"cpu_ms_best\": %.3f, \"speedup_over_cpu\": %.2f, \"samples\": %d, "
+            "\"machine\": \"%s\", \"commit\": \"%s\", \"date\": \"%s\"}",
+            records.count++ ? "," : "", n, 1e3 * best, 1e3 * sum / samples, 1e3 * limit, best / limit, 1e3 * on_cpu,
+            on_cpu / best, samples, records.machine, records.commit, records.date);
     free(a);
     free(b);
     free(c);
 }
 
-/* ---- Arguments --------------------------------------------------------------------------------------------------- */
-
-static const char usage[] =
-    "usage: bench/blas/run BUILD [--output FILE] [--threads N] [--seconds S]     small and middling products\n"
-    "       bench/blas/run BUILD --offload N [N ...] [--output FILE]             host to host on a GPU\n";
-
 int main(int count, char **words) {
-    const char *path = NULL;
-    int threads = 1, sizes[32], size_count = 0;
-    double seconds = 0.5;
+    const char *path = "bench/results/blas-offload.json";
+    int sizes[32], size_count = 0;
     for (int i = 1; i < count; i++) {
-        if (!strcmp(words[i], "--output") && i + 1 < count)
+        if (!strcmp(words[i], "--output") && i + 1 < count) {
             path = words[++i];
-        else if (!strcmp(words[i], "--threads") && i + 1 < count)
-            threads = atoi(words[++i]);
-        else if (!strcmp(words[i], "--seconds") && i + 1 < count)
-            seconds = atof(words[++i]);
-        else if (!strcmp(words[i], "--offload"))
-            while (i + 1 < count && words[i + 1][0] != '-' && size_count < 32) sizes[size_count++] = atoi(words[++i]);
-        else {
-            fputs(usage, stderr);
-            return 2;
+        } else if (size_count == 32 || (sizes[size_count++] = atoi(words[i])) < 1) {
+            size_count = 0;
+            break;
         }
     }
-    if (size_count) {
-        char gpu[80];
-        setenv("TESSERA_DEVICE", "cuda", 1);
-        open_driver(gpu, sizeof gpu);
-        records_open(path ? path : "bench/results/blas-offload.json", gpu);
-        for (int i = 0; i < size_count; i++) offload(sizes[i], 10);
-        records_close();
-        return 0;
+    if (!size_count) {
+        fputs("usage: bench/blas/run BUILD N [N ...] [--output FILE]\n", stderr);
+        return 2;
     }
-    char text[16];
-    snprintf(text, sizeof text, "%d", threads);
-    setenv("TESSERA_NUM_THREADS", text, 1);
-    setenv("OPENBLAS_NUM_THREADS", text, 1);
-    setenv("TESSERA_DEVICE", "cpu", 1);
-    /* Debian's OpenBLAS does not know newer chips, and takes kernels several times slower for them. */
-    if (__builtin_cpu_supports("avx512f")) setenv("OPENBLAS_CORETYPE", "SkylakeX", 1);
-    run_small(path ? path : "bench/results/blas-small.json", threads, seconds);
+    char gpu[80];
+    setenv("TESSERA_DEVICE", "cuda", 1);
+    open_driver(gpu, sizeof gpu);
+    records_open(path, gpu);
+    for (int i = 0; i < size_count; i++) offload(sizes[i], 10);
+    records_close();
     return 0;
 }
