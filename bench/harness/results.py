@@ -124,7 +124,7 @@ KINDS = {
     "reference": "m n k problem layout tessera_us c_library_us torch_us of_c_library gpu torch commit date",
     # an nn.Linear with and without the drop-in
     "linear": "batch in out taken torch_us drop_in_us always_us speedup always_speedup gpu torch commit date",
-    # sgemm_ on matrices in host memory, by a GPU (bench/blas/run)
+    # sgemm_ on matrices in host memory, by a GPU (bench/gpu/offload.py)
     "offload": "n gpu_ms_best copies_alone_ms ratio_to_copies cpu_ms_best speedup_over_cpu samples machine commit date",
     # cblas_sgemm beside tsr_gemm and OpenBLAS, on small products
     "cblas_sgemm": "library n layout threads nanoseconds_best gflops_best machine commit date",

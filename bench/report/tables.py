@@ -306,7 +306,7 @@ PLACES = {
         "amx": (amx, "amx-xeon.json", "make bench-cpu"),
     },
     "docs/results/blas.md": {
-        "offload": (offload, "blas-h200.json", "bench/blas/run build 8192"),
+        "offload": (offload, "blas-h200.json", "bench/gpu/run build --offload 8192"),
         "blas": (blas, "blas-small.json", "make bench-blas"),
         "programs": (programs, "blas-programs.json", "python3 bench/blas/programs.py build"),
     },

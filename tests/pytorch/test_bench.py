@@ -49,6 +49,12 @@ def test_beside_every_library(tmp_path):
     assert {"tessera fp32", "torch TF32"} <= {r["library"] for r in load(tmp_path, "overhead")}
 
 
+def test_from_host_memory(tmp_path):
+    run("offload", 40, 64, "--save", tmp_path / "r.json")
+    records = results.load(tmp_path / "r.json")
+    assert [r["n"] for r in records] == [40, 64] and all(r["gpu_ms_best"] > 0 for r in records)
+
+
 @pytest.mark.skipif(torch.__version__.startswith("1."), reason="this torch has no fp16 products on the CPU")
 def test_each_library_alone(tmp_path):
     said = run("sustained", "--seconds", "0.001", "--save", tmp_path / "r.json")
