@@ -102,11 +102,7 @@ constexpr int ARCHITECTURE = 0; /* the compiler's host side, which makes no mach
 /* Many instructions take shared memory by its 32-bit address. */
 __device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
 
-/* This thread block's dynamic shared memory. */
-template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
-    extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
-    return memory;
-}
+extern __shared__ __align__(1024) uint8_t shared_memory[]; /* this thread block's */
 
 /* From Hopper on, a kernel may start before the one in front of it ends. This returns when that one, and all before it,
  * have ended. Every thread calls it before it reads what they write, or writes what they read. */
@@ -749,7 +745,7 @@ struct quarter_copier {
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
     multiply_sm90_t128(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(WARPS, CLUSTER * WARPS);
     cluster_sync();
     wait_for_previous_kernel(), allow_next_kernel();
@@ -991,7 +987,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     constexpr int BAND = 16;
-    float *const shared = (float *)dynamic_shared<1024>();
+    float *const shared = (float *)shared_memory;
     wait_for_previous_kernel();
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {

@@ -100,11 +100,7 @@ constexpr int ARCHITECTURE = 0; /* the compiler's host side, which makes no mach
 /* Many instructions take shared memory by its 32-bit address. */
 __device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
 
-/* This thread block's dynamic shared memory. */
-template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
-    extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
-    return memory;
-}
+extern __shared__ __align__(1024) uint8_t shared_memory[]; /* this thread block's */
 
 /* From Hopper on, a kernel may start before the one in front of it ends. This returns when that one, and all before it,
  * have ended. Every thread calls it before it reads what they write, or writes what they read. */
@@ -690,7 +686,7 @@ __device__ void produce(const product &g, SHARED &s) {
 }
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(1, 8);
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
@@ -943,7 +939,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     constexpr int BAND = 16;
-    float *const shared = (float *)dynamic_shared<1024>();
+    float *const shared = (float *)shared_memory;
     wait_for_previous_kernel();
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {

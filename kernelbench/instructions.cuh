@@ -12,11 +12,7 @@ constexpr int ARCHITECTURE = 0; /* the compiler's host side, which makes no mach
 /* Many instructions take shared memory by its 32-bit address. */
 __device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
 
-/* This thread block's dynamic shared memory. */
-template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
-    extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
-    return memory;
-}
+extern __shared__ __align__(1024) uint8_t shared_memory[]; /* this thread block's */
 
 /* From Hopper on, a kernel may start before the one in front of it ends. This returns when that one, and all before it,
  * have ended. Every thread calls it before it reads what they write, or writes what they read. */

@@ -28,7 +28,7 @@ __device__ void produce(const product &g, SHARED &s) {
 }
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(1, 8);
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {

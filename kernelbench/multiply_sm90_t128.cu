@@ -55,7 +55,7 @@ struct quarter_copier {
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
     multiply_sm90_t128(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(WARPS, CLUSTER * WARPS);
     cluster_sync();
     wait_for_previous_kernel(), allow_next_kernel();

@@ -220,7 +220,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 /* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
     constexpr int BAND = 16;
-    float *const shared = (float *)dynamic_shared<1024>();
+    float *const shared = (float *)shared_memory;
     wait_for_previous_kernel();
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {

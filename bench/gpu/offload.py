@@ -65,9 +65,9 @@ def measure(library, n):
         "copies_alone_ms": round(1e3 * limit, 3), "ratio_to_copies": round(best / limit, 3),
         "cpu_ms_best": round(1e3 * on_cpu, 3), "speedup_over_cpu": round(on_cpu / best, 2), "samples": SAMPLES
     }
-    return [record], (f"{n:6d}^3  sgemm_ on the GPU {1e3 * best:.2f} ms (mean {1e3 * mean:.2f}, first {1e3 * first:.1f})  "
-                      f"copies alone {1e3 * limit:.2f} ms, {best / limit:.2f} x  CPU {1e3 * on_cpu:.2f} ms, "
-                      f"{on_cpu / best:.2f} x")
+    return [record], (
+        f"{n:6d}^3  sgemm_ on the GPU {1e3 * best:.2f} ms (mean {1e3 * mean:.2f}, first {1e3 * first:.1f})  "
+        f"copies alone {1e3 * limit:.2f} ms, {best / limit:.2f} x  CPU {1e3 * on_cpu:.2f} ms, {on_cpu / best:.2f} x")
 
 
 def main():

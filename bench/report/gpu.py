@@ -2,8 +2,8 @@
 
 import charts
 from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_figure, intensity, mean, of, ordered,
-                     overhead_figure, ratio, roofline_figure, shape, size, threads_figure)
+from figures import (REFERENCE, Figure, accuracy_figures, frontier_figure, intensity, mean, of, ordered,
+                     overhead_figure, ratio, roofline_figure, shape, size)
 
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
@@ -189,7 +189,7 @@ def speed_against_accuracy(records):
 
 
 def roofline(records):
-    ceilings = {r["name"]: r for r in of(records, "ceiling") if "gpu" in r}  # those of the machine's CPU have none
+    ceilings = {r["name"]: r for r in of(records, "ceiling")}
     products = [r for r in of(records, "product", data="rand", packed=False) if r["m"] * r["n"] * r["k"] >= 512**3]
     if not {"copy", "fp16 tensor cores"} <= set(ceilings) or not products:
         return None
@@ -293,17 +293,6 @@ def losses(records):
                 if other["gflops_median"] > r["gflops_median"]:
                     lose(f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
                          f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
-    for r in of(records, "library", library="tessera"):  # the CPU engine
-        others = [
-            o for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"])
-            if o["library"] != "tessera"
-        ]
-        best = max(others, key=lambda o: o["gflops_best"], default=r)
-        if r["gflops_best"] < best["gflops_best"]:
-            lose(
-                "the CPU engine is slower than the best other library",
-                f"{briefly(r)} on {counted(r['threads'])} ({ratio(r['gflops_best'] / best['gflops_best'])}, "
-                f"{shown(best['library'])})")
     for r in of(records, "module"):
         if r["speedup"] < 1:
             lose(f"a module is slower than eager torch at {r['precision']}",
@@ -330,8 +319,7 @@ def figures(records):
             roofline(records),
             packing_figure(records),
             overhead_figure(records, "Host time to queue one product, through ctypes for Tessera.", overhead_sentence),
-            modules_figure(records),
-            threads_figure(records)
+            modules_figure(records)
         ] if figure
     ]
 
