@@ -148,6 +148,38 @@ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
 
+struct tile {
+    int batch, m0, n0; /* m0, n0: its first row and column */
+};
+
+template <int TILE> __device__ int tile_count(const product &g) {
+    return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
+}
+
+/* In groups of GROUP tile rows, down the columns of a group, so that tiles in progress share operands in L2. */
+template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int index) {
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
+    const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
+    const int first = in_batch / (GROUP * tiles_n) * GROUP, within = in_batch - first * tiles_n;
+    const int rows = min(GROUP, tiles_m - first);
+    return {batch, (first + within % rows) * TILE, within / rows * TILE};
+}
+
+/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
+ * is as far before the next block's hi. bytes = 0: past the matrix. */
+struct panel_rows {
+    uint8_t *from;
+    uint32_t component_stride, bytes;
+};
+
+template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
+    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
+    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
+    const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
+    return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
+            (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
+}
+
 /* The mark of the panel that this row is in. */
 __device__ inline float mark_of(const operand &o, int batch, int row) {
     return o.marks[batch * ceil_div(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
@@ -268,12 +300,9 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
 __device__ float split(const operand &o, const place &u, const pack_tile &tile) {
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8);
-    uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
-                  (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
-                  ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
-                  quad % 2 * 8;
+    const panel_rows rows = panel_rows_at<PACK_ROWS>(o, u.batch, u.row0);
+    uint8_t *to = rows.from + (int64_t)u.kb * 2 * rows.component_stride + first_row * SPLIT_ROW_BYTES +
+                  (quad / 2 ^ first_row) * 16 + quad % 2 * 8;
     float depth = 1;
 #pragma unroll 2
     for (int row = first_row; row < PACK_ROWS; row += THREADS / QUADS, to += THREADS / QUADS * SPLIT_ROW_BYTES) {
@@ -285,9 +314,9 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
         bool ordinary = true;
 #pragma unroll
         for (int i = 0; i < QUAD / 2; i++) ordinary &= split_pair(x[2 * i], x[2 * i + 1], e, &hi[i], &lo[i]);
-        if (row < stored - skip) {
+        if (row * SPLIT_ROW_BYTES < rows.bytes) {
             *(uint2 *)to = *(uint2 *)hi;
-            *(uint2 *)(to + stored * SPLIT_ROW_BYTES) = *(uint2 *)lo;
+            *(uint2 *)(to + rows.component_stride) = *(uint2 *)lo;
         }
         if (ordinary) continue;
         for (int k = 0; k < QUAD; k++) {
@@ -453,39 +482,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, b
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
-
-constexpr int TILE = 128, GROUP_ROWS = 8; /* tile rows walked together, so that tiles in progress share panels in L2 */
-
-struct tile {
-    int batch, m0, n0; /* m0, n0: its first row and column */
-};
-
-__device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE); }
-
-/* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
-__device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
-    const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
-    const int first = in_batch / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = in_batch - first * tiles_n;
-    const int rows = min(GROUP_ROWS, tiles_m - first);
-    return {batch, (first + within % rows) * TILE, within / rows * TILE};
-}
-
-/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
- * is as far before the next block's hi. bytes = 0: past the matrix. */
-struct panel_rows {
-    const uint8_t *from;
-    uint32_t component_stride, bytes;
-};
-
-template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
-    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
-    const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
-    return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
-            (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
-}
+constexpr int TILE = 128, GROUP = 8; /* tile rows in a group */
 
 /* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
  * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
@@ -667,8 +664,8 @@ static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THR
 
 __device__ void produce(const product &g, SHARED &s) {
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < tile_count(g); index += gridDim.x) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         panel_rows a = panel_rows_at<TILE>(g.a, t.batch, t.m0), b = panel_rows_at<TILE>(g.b, t.batch, t.n0);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
@@ -702,8 +699,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
     };
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < tile_count(g); index += gridDim.x) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         const output out(g, t, t.m0 + row); /* loaded now, so that nothing waits for it after the products */
         accumulators sums;
         multiply_blocks<false>(sums, s.stages, s.full, at, row, 0, k_blocks - short_end, release);
@@ -758,7 +755,7 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr int ROUNDS = TILE * SLAB / THREADS / ALONG / WIDTH;
     static constexpr int ROUND_LINES = HOW == TERMS ? THREADS / 8 : 0;
     static constexpr int ROUND_TERMS = HOW == TERMS ? 0 : HOW == LINES ? THREADS / 32 : THREADS * WIDTH / TILE;
-    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
+    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see compute */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
     const float *next;          /* what this thread copies next */
     int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
@@ -798,13 +795,6 @@ template <int TILE, reading HOW> struct operand_copy {
             slab[row * PITCH + line] = term >= 0 && line < lines ? first[line * o.row_stride + term * o.k_stride] : 0;
         }
     }
-};
-
-/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where
- * the matrix does, so that it reads no less than the others; it stores only what is its own. */
-struct tile_place {
-    int first, own;
-    __device__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -896,11 +886,11 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         return o.row_stride != 1 ? TERMS : aligned ? VECTORS : LINES;
     }
 
-    __device__ __forceinline__ void multiply(const product &g, int batch, const tile_place &rows,
-                                             const tile_place &cols, float *shared) {
-        const float *a = g.a.data + batch * g.a.batch_stride + rows.first * g.a.row_stride;
-        const float *b = g.b.data + batch * g.b.batch_stride + cols.first * g.b.row_stride;
-        const int a_lines = g.a.rows - rows.first, b_lines = g.b.rows - cols.first;
+    /* row0, col0: the first that are read. */
+    __device__ __forceinline__ void multiply(const product &g, int batch, int row0, int col0, float *shared) {
+        const float *a = g.a.data + batch * g.a.batch_stride + row0 * g.a.row_stride;
+        const float *b = g.b.data + batch * g.b.batch_stride + col0 * g.b.row_stride;
+        const int a_lines = g.a.rows - row0, b_lines = g.b.rows - col0;
         const reading of_a = reading_of(g.a, a, a_lines), of_b = reading_of(g.b, b, b_lines);
         if (of_a == TERMS && of_b == TERMS) return multiply_as<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
         if (of_a == TERMS && of_b == VECTORS) return multiply_as<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
@@ -913,11 +903,10 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 
     /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
      * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
-    __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
-                                          float *shared) const {
+    __device__ __forceinline__ void store(const product &g, const tile &own, int row0, int col0, float *shared) const {
         const int lane = threadIdx.x % 32;
         float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);
-        float *c = g.c + (int64_t)batch * g.a.rows * g.b.rows;
+        float *c = g.c + (int64_t)own.batch * g.a.rows * g.b.rows;
         _Pragma("unroll") for (int row = 0; row < ROWS; ++row) {
             __syncwarp();
             _Pragma("unroll") for (int group = 0; group < COLS / 4; ++group)
@@ -926,9 +915,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
             __syncwarp();
             _Pragma("unroll") for (int i = 0; i < LANES_M * WARP / 32; ++i) {
                 const int line = i * 32 / WARP, in_warp = i * 32 % WARP + lane;
-                const int out_row = rows.first + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
-                const int out_col = cols.first + warp_n + in_warp;
-                if (out_row >= rows.own && out_row < g.a.rows && out_col >= cols.own && out_col < g.b.rows)
+                const int out_row = row0 + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
+                const int out_col = col0 + warp_n + in_warp;
+                if (out_row >= own.m0 && out_row < g.a.rows && out_col >= own.n0 && out_col < g.b.rows)
                     c[(int64_t)out_row * g.b.rows + out_col] = staging[line * RESULT_PITCH + (in_warp ^ 1)];
             }
         }
@@ -936,22 +925,18 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
+/* The last tile begins early enough to end where the matrix does, so that it reads no less than the others; it stores
+ * only what is its own. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
-    constexpr int BAND = 16;
     float *const shared = (float *)shared_memory;
     wait_for_previous_kernel();
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
-    for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
-        const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
-        const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;
-        const int band_rows = min(BAND, tiles_m - band * BAND);
-        const tile_place rows((band * BAND + in_band % band_rows) * TILE, TILE, g.a.rows);
-        const tile_place cols(in_band / band_rows * TILE, TILE, g.b.rows);
-        if (g.only_marked && mark_of(g.a, batch, rows.own) * mark_of(g.b, batch, cols.own) <= g.mark_limit) continue;
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, 16>(g, index);
+        if (g.only_marked && mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit) continue;
+        const int row0 = min(t.m0, max(g.a.rows - TILE, 0)), col0 = min(t.n0, max(g.b.rows - TILE, 0));
         tile_product<TILE, ROWS, COLS> sums;
-        sums.multiply(g, batch, rows, cols, shared);
-        sums.store(g, batch, rows, cols, shared);
+        sums.multiply(g, t.batch, row0, col0, shared);
+        sums.store(g, t, row0, col0, shared);
     }
 }
 

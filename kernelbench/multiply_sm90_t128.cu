@@ -12,7 +12,7 @@ static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS
  * quarter for each warp. What is needed AHEAD blocks later is prefetched into L2, since two stages do not cover the
  * latency of device memory; the tiles that share these rows, neighbours in a group, prefetch a part each. */
 struct quarter_copier {
-    static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP_ROWS;
+    static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP;
     ring<STAGES> at;
     int rank, component, index, blocks_left; /* blocks_left: of k, in tile `index`; 0: there are no more tiles */
     bool of_b, copies;
@@ -25,8 +25,8 @@ struct quarter_copier {
     }
     __device__ void begin(const product &g, int tile_index) {
         index = tile_index, blocks_left = 0;
-        if (index >= tile_count(g)) return;
-        const tile t = tile_at(g, index);
+        if (index >= tile_count<TILE>(g)) return;
+        const tile t = tile_at<TILE, GROUP>(g, index);
         blocks_left = ceil_div(g.a.k, SPLIT_K);
         const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
                                      : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0 + rank * WG_ROWS);
@@ -70,8 +70,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
         copier.copy_next(g, s);
     };
     ring<STAGES> at;
-    for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x / CLUSTER; index < tile_count<TILE>(g); index += gridDim.x / CLUSTER) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         accumulators sums;
         multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, ceil_div(g.a.k, SPLIT_K), release);
         const output out(g, t, t.m0 + rank * WG_ROWS); /* only now: while this waits, the SM's other block multiplies */
