@@ -1,8 +1,8 @@
 """Trains a GPT-2-size transformer in float32 three times: torch float32, torch TF32, and float32 on Tessera.
 
-    python3 examples/train_gpt2.py                                        # GPT-2 small on a GPU
-    python3 examples/train_gpt2.py --save results.json --plot loss.svg    # and keeps what it measured
-    python3 examples/train_gpt2.py --tiny                                 # seconds, on any machine
+    python3 examples/train_gpt2.py                        # GPT-2 small on a GPU
+    python3 examples/train_gpt2.py --save results.json    # and keeps what it measured
+    python3 examples/train_gpt2.py --tiny                 # seconds, on any machine
 
 All three start from the same random weights and see the same batches, and take turns of a few steps, so that they share
 whatever the machine does meanwhile. The model is transformers' GPT-2 where that is installed (with --transformers),
@@ -168,28 +168,6 @@ def machine(device):
     }
 
 
-def plot(runs, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "tessera"  # the same picture, the same file
-    from matplotlib import pyplot
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), width_ratios=[3, 2])
-    for run in runs:
-        left.plot(range(1, len(run["loss"]) + 1), run["loss"], label=run["name"], linewidth=1.2)
-    left.set_xlabel("step")
-    left.set_ylabel("loss")
-    left.legend(frameon=False)
-    bars = right.barh([run["name"] for run in runs][::-1], [run["tokens_per_second"] for run in runs][::-1],
-                      color=["C2", "C1", "C0"])
-    right.bar_label(bars, fmt="{:,.0f}", padding=3)
-    right.set_xlabel("tokens per second")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    right.margins(x=0.25)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a model and a few steps for any machine")
@@ -199,7 +177,6 @@ def main():
     parser.add_argument("--rate", type=float, default=6e-4, help="learning rate")
     parser.add_argument("--transformers", action="store_true", help="the GPT-2 of the transformers package")
     parser.add_argument("--save", metavar="FILE", help="write what was measured there as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="draw losses and rates there (needs matplotlib)")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = TINY if options.tiny else Config()
@@ -242,8 +219,6 @@ def main():
     if options.save:
         result = {**machine(device), "parameters": parameters, **dataclasses.asdict(config), "runs": records}
         pathlib.Path(options.save).write_text(json.dumps(result) + "\n")
-    if options.plot:
-        plot(records, options.plot)
 
 
 if __name__ == "__main__":

@@ -994,9 +994,10 @@ void launch(void (*kernel)(product), product *g, int64_t grid, int block, int sh
 void multiply_portable(product *g, int64_t sms) {
     const int64_t m = g->a.rows, n = g->b.rows, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
-    int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
+    const int tile = large ? 128 : 64;
+    int64_t blocks = g->batch * ceil_div(m, tile) * ceil_div(n, tile);
     if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
-    launch(large ? portable_128x128 : portable_64x64, g, blocks, 128, portable_shared(large ? 128 : 64), g->only_marked);
+    launch(large ? portable_128x128 : portable_64x64, g, blocks, 128, portable_shared(tile), g->only_marked);
 }
 
 #if TESSERA_HOPPER
@@ -1044,7 +1045,7 @@ void check_tensor(const at::Tensor &t, const std::string &name, const at::Device
     TORCH_CHECK(t.is_cuda(), name + " must be on a GPU, but is on " + t.device().str());
     TORCH_CHECK(t.device() == gpu, "A and B must be on one GPU, but are on " + gpu.str() + " and " + t.device().str());
     for (const int64_t size : t.sizes()) /* kernels count rows and columns with 32 bits */
-        TORCH_CHECK(size <= 1 << 30, name + " has " + std::to_string(size) + " rows or columns; at most 2^30 are possible");
+        TORCH_CHECK(size <= 1 << 30, name + " has " + std::to_string(size) + " rows or columns; the limit is 2^30");
 }
 
 /* The matrices of a tensor, k along k_dim. Where neither dimension is contiguous, `t` becomes a copy. */
