@@ -60,9 +60,6 @@ class Measured:
                     self.ratios[("accuracy", *key)] = theirs / r["error"], 1
             elif kind == "packing":
                 self.ratios["speed", "packing", r["problem"], r["operand"]] = r["of_copy"], 1
-            elif kind == "host time":
-                key = tuple(str(r.get(name)) for name in (*PROBLEM, "precision", "peer"))
-                self.ratios[("host time", *key)] = r["peer_host_us"] / r["tessera_host_us"], HOST_TIMES
             elif kind == "host":
                 self.ratios["host time", "tessera.matmul", str(r["m"]),
                             r["precision"]] = r["torch_us"] / r["tessera_us"], HOST_TIMES

@@ -382,15 +382,11 @@ def test_losses_are_named(tmp_path):
         tmp_path / "results/test.json",
         [product(m=512, n=512, k=512, tessera_ms=2.0, peer_ms=1.0, speedup=0.5, problem="squares"),
          product(), module])
-    results.save(
-        tmp_path / "results/threads-test.json",
-        [cpu_rate("tessera", 90.0, **ABOUT), cpu_rate("mkl", 100.0, **ABOUT)])
     assert program("bench/report", "--results", tmp_path / "results", "--docs", tmp_path).returncode == 0
     said = (tmp_path / "results.md").read_text()
     for words in ("| fp32 is slower than torch float32 | 512 (0.50 x)",
                   "| a module is slower than eager torch at fp32 | 7 small k (0.80 x)",
-                  "| a module is less accurate than torch at fp32 | 7 small k",
-                  "| the CPU engine is slower than the best other library | 1024 on 1 thread (0.90 x, MKL)"):
+                  "| a module is less accurate than torch at fp32 | 7 small k"):
         assert words in said
 
 

@@ -48,8 +48,6 @@ FIELDS = {
     "gflops_median": (NUMBER, "the same over the median"),
     "samples": (COUNT, "samples of each library"),
     "spread": (NUMBER, "half the distance between the samples' quartiles, relative to the median"),
-    "tessera_host_us": (NUMBER, "host microseconds of one call"),
-    "peer_host_us": (NUMBER, "the same of the peer"),
     "host_us": (NUMBER, "host microseconds of one call: on a GPU to queue it, on a CPU the whole product"),
     "value": (NUMBER, "the ceiling's height"),
     "unit": (TEXT, "of the value"),
@@ -104,8 +102,6 @@ KINDS = {
     # each library alone on a GPU for a second and more (bench/gpu/sustained.py)
     "sustained": "m n k layout data torch_us tessera_us packed_us fp16_third_us clock_mhz watts gpu driver torch "
                  "commit date",
-    # host time of a call, Tessera beside one peer
-    "host time": "m n k precision peer tessera_host_us peer_host_us gpu commit date",
     # one library's rate on one problem, measured in turns with the others
     "library": "m n k library layout gflops_best gflops_median samples commit date",
     # one library's error on one family of data

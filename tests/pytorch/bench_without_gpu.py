@@ -74,7 +74,7 @@ import survey  # noqa: E402
 import sustained  # noqa: E402
 
 compare.SQUARES = {precision: [16, 48] for precision in compare.SQUARES}
-compare.HOST_SIZES = survey.SMALL = (16, 32)
+survey.SMALL = (16, 32)
 peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
 sustained.LARGE, sustained.WARM_UP_SECONDS = ("64 cubed", 64, 64, 64, "nn"), 0.0
