@@ -5,9 +5,8 @@
     python3 examples/train_gpt2.py --tiny                 # seconds, on any machine
 
 All three start from the same random weights and see the same batches, and take turns of a few steps, so that they share
-whatever the machine does meanwhile. The model is transformers' GPT-2 where that is installed (with --transformers),
-else the plain one below: the same sizes and the same products. Text is a synthetic language with structure to learn:
-each token depends on the one before.
+whatever the machine does meanwhile. Text is a synthetic language with structure to learn: each token depends on the one
+before.
 """
 
 import argparse
@@ -79,22 +78,6 @@ class Gpt(torch.nn.Module):
         return self.norm(self.blocks(x)) @ self.tokens.weight.t()
 
 
-def transformers_gpt(config):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    class Logits(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = GPT2LMHeadModel(
-                GPT2Config(vocab_size=config.vocabulary, n_positions=config.context, n_embd=config.width,
-                           n_layer=config.layers, n_head=config.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-
-        def forward(self, tokens):
-            return self.model(tokens).logits
-
-    return Logits()
-
-
 class Language:
     """Tokens of a fixed random language: of a few words, each is followed by the same one nine times of ten."""
 
@@ -123,7 +106,7 @@ class Run:
     def __init__(self, name, config, device, options, tf32=False, precision=None):
         torch.manual_seed(0)
         self.name, self.device, self.tf32, self.precision = name, device, tf32, precision
-        self.model = (transformers_gpt if options.transformers else Gpt)(config).to(device)
+        self.model = Gpt(config).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, weight_decay=0.1,
                                            fused=device == "cuda")
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / self.RISE))
@@ -175,7 +158,6 @@ def main():
     parser.add_argument("--warm-up", type=int, default=3, help="of these, how many are not timed (default 3)")
     parser.add_argument("--batch", type=int, help="sequences in a batch (default 8)")
     parser.add_argument("--rate", type=float, default=6e-4, help="learning rate")
-    parser.add_argument("--transformers", action="store_true", help="the GPT-2 of the transformers package")
     parser.add_argument("--save", metavar="FILE", help="write what was measured there as JSON")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
