@@ -220,12 +220,17 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
         "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
 
 
+def time_in_caches(libraries, chosen, effort, size, layout, seconds):
+    """Of some of the libraries, on squares that stay in the caches."""
+    for library in chosen:
+        library.set_up(size, size, size, layout, 1, 1)
+    return timing.interleaved(lambda halfway: [libraries.sample(library) for library in chosen], seconds, effort.least,
+                              MOST_SAMPLES)
+
+
 def measure_call(libraries, effort, size):
     here = libraries.with_threads(1)
-    for library in here:
-        library.set_up(size, size, size, "nn", 1, 1)
-    timings = timing.interleaved(lambda halfway: [libraries.sample(library) for library in here], effort.seconds / 2,
-                                 effort.least, MOST_SAMPLES)
+    timings = time_in_caches(libraries, here, effort, size, "nn", effort.seconds / 2)
     records = [{
         "what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1,
         "host_us": float(f"{1e6 * t.best:.4g}"), "version": library.version
@@ -235,14 +240,11 @@ def measure_call(libraries, effort, size):
 
 
 def measure_blas(libraries, effort, size, layout):
-    """The standard's interface beside the library's own, on matrices that stay in the caches."""
+    """The standard's interface beside the library's own."""
     here = {library.name: library for library in libraries.with_threads(1)}
     functions = [function for function, name in BLAS.items() if name in here]
     chosen = [here[BLAS[function]] for function in functions]
-    for library in chosen:
-        library.set_up(size, size, size, layout, 1, 1)
-    timings = timing.interleaved(lambda halfway: [libraries.sample(library) for library in chosen], effort.seconds / 4,
-                                 effort.least, MOST_SAMPLES)
+    timings = time_in_caches(libraries, chosen, effort, size, layout, effort.seconds / 4)
     records = [{
         "what": "cblas_sgemm", "library": function, "n": size, "layout": layout, "threads": 1,
         "nanoseconds_best": round(1e9 * t.best, 1), "gflops_best": round(2e-9 * size**3 / t.best, 2)
@@ -393,6 +395,8 @@ def main():
         if name not in known:
             peers = ", ".join(peer for peer in known if peer != "tessera")
             sys.exit(f"bench/cpu: there is no peer called {name}; those known are {peers}")
+    if "blas" in (options.topic or []) and options.topic != ["blas"]:
+        sys.exit("bench/cpu: the topic blas has libraries of its own; measure it alone")
     if options.shape and not options.topic:
         options.topic = ["rates"]
 

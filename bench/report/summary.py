@@ -37,34 +37,13 @@ def tabled(machine):
     return [figure for figure in machine.figures if figure.title not in CHARTS_ALONE]
 
 
-def anchors(machines):
-    """The anchor of each figure: a title that comes again is counted."""
-    seen, made = {}, {}
-    for machine in machines:
-        for title in [machine.name, *(figure.title for figure in tabled(machine)), "Where it loses"]:
-            base = anchor(title)
-            made[machine.slug, title] = f"{base}-{seen[base]}" if base in seen else base
-            seen[base] = seen.get(base, 0) + 1
-    return made
-
-
 def results_page(machines):
-    named = anchors(machines)
+    links = ", ".join(f"[{machine.name}](#{anchor(machine.name)})" for machine in machines)
     parts = [
         "# Results",
-        "Made by `make report` from [bench/results](../../bench/results), which also draws the figures as charts: "
-        "an HTML page\n"
-        "for each machine, in `build/report`.",
+        prose(f"Of {links}. Made by `make report` from [bench/results](../../bench/results), which also draws the "
+              "figures as charts: an HTML page for each machine, in `build/report`."),
     ]
-    for machine in machines:
-        titles = [figure.title for figure in tabled(machine)] + ["Where it loses"] * bool(machine.losses)
-        parts.append(
-            prose(
-                f"- [{machine.name}](#{named[machine.slug, machine.name]}): "
-                + ", ".join(f"[{title}](#{named[machine.slug, title]})" for title in titles),
-                indent="  ",
-            )
-        )
     for machine in machines:
         parts += [
             f"## {machine.name}",
