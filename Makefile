@@ -71,7 +71,7 @@ bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved i
 	bench/cpu/run $(BUILD)
 
 bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and medium products
-	bench/blas/run $(BUILD)
+	bench/cpu/run $(BUILD) --topic blas --save bench/results/blas-small.json
 
 bench-gpu: build ## milliseconds beside torch.matmul and every other library, interleaved; saved in bench/results
 	bench/gpu/run $(BUILD) --save

@@ -60,9 +60,6 @@ class Measured:
                     self.ratios[("accuracy", *key)] = theirs / r["error"], 1
             elif kind == "packing":
                 self.ratios["speed", "packing", r["problem"], r["operand"]] = r["of_copy"], 1
-            elif kind == "host time":
-                key = tuple(str(r.get(name)) for name in (*PROBLEM, "precision", "peer"))
-                self.ratios[("host time", *key)] = r["peer_host_us"] / r["tessera_host_us"], HOST_TIMES
             elif kind == "host":
                 self.ratios["host time", "tessera.matmul", str(r["m"]),
                             r["precision"]] = r["torch_us"] / r["tessera_us"], HOST_TIMES
@@ -145,9 +142,8 @@ def main():
         raise results.BadResults(
             f"{options.base} and {new} have no measurement in common: they must be of the same benchmark")
     print(*worse, sep="\n", end="\n" if worse else "")
-    print(f"{common} measurements compared, by ratio to the peers; "
-          f"beyond {options.margin:g} % ({HOST_TIMES * options.margin:g} % for host times): "
-          f"{len(worse)} worse, {better} better")
+    print(f"{common} measurements compared, by ratio to the peers; beyond {options.margin:g} % "
+          f"({HOST_TIMES * options.margin:g} % for host times): {len(worse)} worse, {better} better")
     sys.exit(1 if worse else 0)
 
 

@@ -7,6 +7,7 @@
 
 #include "command.h"
 #include "random.h"
+#include "shape.h"
 
 static const double unit_roundoff = 0x1p-24;
 static const double underflow_loss = 0x1p-150; /* what each product or sum below 2^-126 may lose beyond it */
@@ -51,15 +52,6 @@ static void vector_times_matrix(double *out, double *magnitude, const double *x,
     }
 }
 
-static tsr_operand transposed(const tsr_operand *o) {
-    tsr_operand t = *o;
-    t.rows = o->cols;
-    t.cols = o->rows;
-    t.row_stride = o->col_stride;
-    t.col_stride = o->row_stride;
-    return t;
-}
-
 /* Lines of a*b: for each i of `lines`, row lines[i] of a times b. */
 static void multiply_lines(double *product, double *magnitude, const int64_t *lines, int64_t count,
                            const tsr_operand *a, const tsr_operand *b, double *x) {
@@ -72,7 +64,7 @@ static void multiply_lines(double *product, double *magnitude, const int64_t *li
 
 static void multiply_sample(double *product, double *magnitude, const exact_lines *exact, const tsr_operand *a,
                             const tsr_operand *b, double *x) {
-    tsr_operand a_transposed = transposed(a), b_transposed = transposed(b);
+    tsr_operand a_transposed = operand_transposed(a), b_transposed = operand_transposed(b);
     int64_t offset = exact->row_count * exact->n;
     multiply_lines(product, magnitude, exact->rows, exact->row_count, a, b, x);
     multiply_lines(product + offset, magnitude + offset, exact->cols, exact->col_count, &b_transposed, &a_transposed,

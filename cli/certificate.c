@@ -182,8 +182,7 @@ static void print_outcome(FILE *out, const outcome *o, tsr_precision precision) 
 static void print_json_family(FILE *out, const grading *g, int index) {
     outcome total = outcome_of_family(g, index);
     const char *separator = "";
-    fprintf(out, "        {\"family\": \"%s\", \"kind\": \"%s\", ", families[index].name,
-            kind_name(families[index].kind));
+    fprintf(out, "{\"family\": \"%s\", \"kind\": \"%s\", ", families[index].name, kind_name(families[index].kind));
     print_outcome(out, &total, g->precision);
     if (g->failures[index][0]) {
         fputs(", ", out);
@@ -193,11 +192,11 @@ static void print_json_family(FILE *out, const grading *g, int index) {
     for (int i = 0; i < SHAPE_TOTAL; i++) {
         const outcome *o = &g->outcomes[index][i];
         if (!o->products) continue;
-        fprintf(out, "%s\n          {\"m\": %lld, \"n\": %lld, \"k\": %lld, \"gap\": %lld, ", separator,
-                (long long)shapes[i].m, (long long)shapes[i].n, (long long)shapes[i].k, (long long)shapes[i].gap);
+        fprintf(out, "%s{\"m\": %lld, \"n\": %lld, \"k\": %lld, \"gap\": %lld, ", separator, (long long)shapes[i].m,
+                (long long)shapes[i].n, (long long)shapes[i].k, (long long)shapes[i].gap);
         print_outcome(out, o, g->precision);
         putc('}', out);
-        separator = ",";
+        separator = ", ";
     }
     fputs("]}", out);
 }
@@ -206,33 +205,34 @@ static void print_json_grading(FILE *out, const grading *g) {
     char name[64];
     engine_name(name, g);
     outcome all = outcome_of_all(g);
-    fputs("    {", out);
+    fputs("{", out);
     print_text(out, "engine", name);
     fputs(", ", out);
     print_text(out, "description", engine_description(g));
     fprintf(out, ", \"precision\": \"%s\", \"grade\": \"%c\", ", tsr_precision_name(g->precision), grade_of(g));
     print_text(out, "meaning", grade_meaning(grade_of(g)));
-    fprintf(out, ",\n      \"products\": %d, \"broken\": %d, \"unrepeatable\": %d", all.products, all.broken,
+    fprintf(out, ", \"products\": %d, \"broken\": %d, \"unrepeatable\": %d", all.products, all.broken,
             all.unrepeatable);
     print_number(out, "used", all.used);
-    fputs(", \"families\": [\n", out);
+    fputs(", \"families\": [", out);
     const char *separator = "";
     for (int i = 0; i < FAMILY_TOTAL; i++) {
         if (!outcome_of_family(g, i).products) continue;
         fputs(separator, out);
         print_json_family(out, g, i);
-        separator = ",\n";
+        separator = ", ";
     }
     fputs("]}", out);
 }
 
+/* A line for what the gradings have in common, and one for each of them. */
 void certificate_print_json(FILE *out, const certificate *c) {
     char date[32], *lines = machine_lines(), *rest = NULL;
     const char *separator = "";
     date_now(date);
     fprintf(out,
-            "{\n  \"schema\": \"tessera-certificate-1\",\n  \"version\": \"%s\",\n  \"commit\": \"%s\",\n"
-            "  \"date\": \"%s\",\n  \"seed\": %llu,\n  \"scope\": \"%s\",\n  \"machine\": [",
+            "{\"schema\": \"tessera-certificate-1\", \"version\": \"%s\", \"commit\": \"%s\", \"date\": \"%s\", "
+            "\"seed\": %llu, \"scope\": \"%s\", \"machine\": [",
             tsr_version(), TESSERA_COMMIT, date, (unsigned long long)c->asked->seed,
             c->asked->quick ? "quick" : "full");
     for (char *line = lines ? strtok_r(lines, "\n", &rest) : NULL; line; line = strtok_r(NULL, "\n", &rest)) {
@@ -241,10 +241,10 @@ void certificate_print_json(FILE *out, const certificate *c) {
         separator = ", ";
     }
     free(lines);
-    fputs("],\n  \"gradings\": [\n", out);
+    fputs("], \"gradings\": [\n", out);
     for (int i = 0; i < c->count; i++) {
         print_json_grading(out, &c->gradings[i]);
         fputs(i + 1 < c->count ? ",\n" : "\n", out);
     }
-    fputs("  ]\n}\n", out);
+    fputs("]}\n", out);
 }

@@ -26,57 +26,39 @@ int plan_as_text(char **text, const tsr_plan *plan) {
 
 /* ---- The CUDA driver --------------------------------------------------------------------------------------------- */
 
-/* The driver's functions this command calls; pointers are opaque to it, device addresses are 64-bit numbers. */
-static struct driver {
-    int (*init)(unsigned flags);
-    int (*get_error_string)(int error, const char **text);
-    int (*device_get_count)(int *count);
-    int (*device_get)(int *device, int ordinal);
-    int (*device_get_name)(char *name, int size, int device);
-    int (*primary_retain)(void **context, int device);
-    int (*primary_release)(int device);
-    int (*set_current)(void *context);
-    int (*memory_info)(size_t *available, size_t *total);
-    int (*memory_allocate)(uint64_t *address, size_t bytes);
-    int (*memory_free)(uint64_t address);
-    int (*copy_to_device)(uint64_t address, const void *host, size_t bytes);
-    int (*copy_to_host)(void *host, uint64_t address, size_t bytes);
-    int (*stream_create)(void **stream, unsigned flags);
-    int (*stream_synchronize)(void *stream);
-    int (*stream_destroy)(void *stream);
-    int (*event_create)(void **event, unsigned flags);
-    int (*event_record)(void *event, void *stream);
-    int (*event_synchronize)(void *event);
-    int (*event_elapsed)(float *milliseconds, void *start, void *stop);
-    int (*event_destroy)(void *event);
-} driver;
+/* The driver's functions this command calls: member, symbol, parameters. Pointers are opaque to it, device addresses
+ * are 64-bit numbers. */
+#define DRIVER_FUNCTIONS(X)                                                                \
+    X(init, "cuInit", unsigned flags)                                                      \
+    X(get_error_string, "cuGetErrorString", int error, const char **text)                  \
+    X(device_get_count, "cuDeviceGetCount", int *count)                                    \
+    X(device_get, "cuDeviceGet", int *device, int ordinal)                                 \
+    X(device_get_name, "cuDeviceGetName", char *name, int size, int device)                \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", void **context, int device)              \
+    X(primary_release, "cuDevicePrimaryCtxRelease_v2", int device)                         \
+    X(set_current, "cuCtxSetCurrent", void *context)                                       \
+    X(memory_info, "cuMemGetInfo_v2", size_t *available, size_t *total)                    \
+    X(memory_allocate, "cuMemAlloc_v2", uint64_t *address, size_t bytes)                   \
+    X(memory_free, "cuMemFree_v2", uint64_t address)                                       \
+    X(copy_to_device, "cuMemcpyHtoD_v2", uint64_t address, const void *host, size_t bytes) \
+    X(copy_to_host, "cuMemcpyDtoH_v2", void *host, uint64_t address, size_t bytes)         \
+    X(stream_create, "cuStreamCreate", void **stream, unsigned flags)                      \
+    X(stream_synchronize, "cuStreamSynchronize", void *stream)                             \
+    X(stream_destroy, "cuStreamDestroy_v2", void *stream)                                  \
+    X(event_create, "cuEventCreate", void **event, unsigned flags)                         \
+    X(event_record, "cuEventRecord", void *event, void *stream)                            \
+    X(event_synchronize, "cuEventSynchronize", void *event)                                \
+    X(event_elapsed, "cuEventElapsedTime", float *milliseconds, void *start, void *stop)   \
+    X(event_destroy, "cuEventDestroy_v2", void *event)
 
+#define MEMBER(name, symbol, ...) int (*name)(__VA_ARGS__);
+static struct driver { DRIVER_FUNCTIONS(MEMBER) } driver;
+
+#define SYMBOL(name, symbol, ...) {symbol, &driver.name},
 static const struct {
     const char *symbol;
     void *function; /* a member of `driver` */
-} driver_symbols[] = {
-    {"cuInit", &driver.init},
-    {"cuGetErrorString", &driver.get_error_string},
-    {"cuDeviceGetCount", &driver.device_get_count},
-    {"cuDeviceGet", &driver.device_get},
-    {"cuDeviceGetName", &driver.device_get_name},
-    {"cuDevicePrimaryCtxRetain", &driver.primary_retain},
-    {"cuDevicePrimaryCtxRelease_v2", &driver.primary_release},
-    {"cuCtxSetCurrent", &driver.set_current},
-    {"cuMemGetInfo_v2", &driver.memory_info},
-    {"cuMemAlloc_v2", &driver.memory_allocate},
-    {"cuMemFree_v2", &driver.memory_free},
-    {"cuMemcpyHtoD_v2", &driver.copy_to_device},
-    {"cuMemcpyDtoH_v2", &driver.copy_to_host},
-    {"cuStreamCreate", &driver.stream_create},
-    {"cuStreamSynchronize", &driver.stream_synchronize},
-    {"cuStreamDestroy_v2", &driver.stream_destroy},
-    {"cuEventCreate", &driver.event_create},
-    {"cuEventRecord", &driver.event_record},
-    {"cuEventSynchronize", &driver.event_synchronize},
-    {"cuEventElapsedTime", &driver.event_elapsed},
-    {"cuEventDestroy_v2", &driver.event_destroy},
-};
+} driver_symbols[] = {DRIVER_FUNCTIONS(SYMBOL)};
 
 /* Why there is no GPU to compute on, as a clause; NULL: there is. The driver stays loaded. */
 static const char *driver_load(void) {

@@ -8,18 +8,12 @@
 #include "shape.h"
 
 static tsr_operand operand_of(const npy_matrix *matrix, bool transpose) {
-    tsr_operand o = {.data = matrix->data,
-                     .rows = matrix->rows,
-                     .cols = matrix->cols,
-                     .row_stride = matrix->row_stride,
-                     .col_stride = matrix->col_stride};
-    if (transpose) {
-        o.rows = matrix->cols;
-        o.cols = matrix->rows;
-        o.row_stride = matrix->col_stride;
-        o.col_stride = matrix->row_stride;
-    }
-    return o;
+    const tsr_operand o = {.data = matrix->data,
+                           .rows = matrix->rows,
+                           .cols = matrix->cols,
+                           .row_stride = matrix->row_stride,
+                           .col_stride = matrix->col_stride};
+    return transpose ? operand_transposed(&o) : o;
 }
 
 static int multiply_files(const options *chosen, const npy_matrix *a_file, const npy_matrix *b_file) {

@@ -9,46 +9,28 @@
 
 #include "command.h"
 
-typedef enum option_id {
-    ID_OUTPUT,
-    ID_TRANSPOSE_A,
-    ID_TRANSPOSE_B,
-    ID_PRECISION,
-    ID_THREADS,
-    ID_DEVICE,
-    ID_BATCH,
-    ID_KERNEL,
-    ID_SEED,
-    ID_QUICK,
-    ID_SECONDS,
-    ID_JSON,
-    ID_REPORT,
-    ID_LIBRARY
-} option_id;
-
 typedef struct option {
-    option_id id;
-    unsigned bit;
+    unsigned bit; /* OPTION_ */
     const char *name, *short_name;
     const char *value; /* what it takes, as help shows it; in brackets: it need not; NULL: nothing */
     const char *help;
 } option;
 
 static const option option_table[] = {
-    {ID_OUTPUT, OPTION_OUTPUT, "--output", "-o", "FILE", "where the result goes; written whole or not at all"},
-    {ID_TRANSPOSE_A, OPTION_TRANSPOSE, "--transpose-a", NULL, NULL, "A is stored transposed"},
-    {ID_TRANSPOSE_B, OPTION_TRANSPOSE, "--transpose-b", NULL, NULL, "B is stored transposed"},
-    {ID_PRECISION, OPTION_PRECISION, "--precision", NULL, "P", "ieee, fp32 or tf32"},
-    {ID_THREADS, OPTION_THREADS, "--threads", NULL, "N", "CPU threads, 1 to 1024 (default: all cores)"},
-    {ID_DEVICE, OPTION_DEVICE, "--device", NULL, "D", "auto (default), cpu, cuda or cuda:N"},
-    {ID_BATCH, OPTION_BATCH, "--batch", NULL, "N", "how many products of this shape (default: 1)"},
-    {ID_KERNEL, OPTION_KERNEL, "--kernel", NULL, "NAME", "force a kernel that `tessera info` lists"},
-    {ID_SEED, OPTION_SEED, "--seed", NULL, "N", "seed of the random matrices (default: 1)"},
-    {ID_QUICK, OPTION_QUICK, "--quick", NULL, NULL, "small matrices only"},
-    {ID_SECONDS, OPTION_SECONDS, "--seconds", NULL, "S", "time to spend on each measurement (default: 1)"},
-    {ID_JSON, OPTION_JSON, "--json", NULL, NULL, "print JSON instead of a table"},
-    {ID_REPORT, OPTION_REPORT, "--report", NULL, "[FILE]", "a certificate in Markdown, to FILE or standard output"},
-    {ID_LIBRARY, OPTION_LIBRARY, "--library", NULL, "FILE", "check this BLAS instead, a shared library"},
+    {OPTION_OUTPUT, "--output", "-o", "FILE", "where the result goes; written whole or not at all"},
+    {OPTION_TRANSPOSE_A, "--transpose-a", NULL, NULL, "A is stored transposed"},
+    {OPTION_TRANSPOSE_B, "--transpose-b", NULL, NULL, "B is stored transposed"},
+    {OPTION_PRECISION, "--precision", NULL, "P", "ieee, fp32 or tf32"},
+    {OPTION_THREADS, "--threads", NULL, "N", "CPU threads, 1 to 1024 (default: all cores)"},
+    {OPTION_DEVICE, "--device", NULL, "D", "auto (default), cpu, cuda or cuda:N"},
+    {OPTION_BATCH, "--batch", NULL, "N", "how many products of this shape (default: 1)"},
+    {OPTION_KERNEL, "--kernel", NULL, "NAME", "force a kernel that `tessera info` lists"},
+    {OPTION_SEED, "--seed", NULL, "N", "seed of the random matrices (default: 1)"},
+    {OPTION_QUICK, "--quick", NULL, NULL, "small matrices only"},
+    {OPTION_SECONDS, "--seconds", NULL, "S", "time to spend on each measurement (default: 1)"},
+    {OPTION_JSON, "--json", NULL, NULL, "print JSON instead of a table"},
+    {OPTION_REPORT, "--report", NULL, "[FILE]", "a certificate in Markdown, to FILE or standard output"},
+    {OPTION_LIBRARY, "--library", NULL, "FILE", "check this BLAS instead, a shared library"},
 };
 
 enum { OPTION_TOTAL = sizeof option_table / sizeof option_table[0] };
@@ -114,30 +96,30 @@ static int parse_seconds(options *chosen, const char *name, const char *text) {
 static int set_option(options *chosen, const option *which, const char *value) {
     int64_t count = 0;
     int status = EXIT_OK;
-    switch (which->id) {
-    case ID_OUTPUT: chosen->output = value; break;
-    case ID_TRANSPOSE_A: chosen->transpose_a = true; break;
-    case ID_TRANSPOSE_B: chosen->transpose_b = true; break;
-    case ID_PRECISION: return parse_precision(chosen, which->name, value);
-    case ID_THREADS:
+    switch (which->bit) {
+    case OPTION_OUTPUT: chosen->output = value; break;
+    case OPTION_TRANSPOSE_A: chosen->transpose_a = true; break;
+    case OPTION_TRANSPOSE_B: chosen->transpose_b = true; break;
+    case OPTION_PRECISION: return parse_precision(chosen, which->name, value);
+    case OPTION_THREADS:
         status = parse_count(&count, which->name, value, 1, 1024);
         chosen->threads = (int)count;
         break;
-    case ID_DEVICE: return parse_device(chosen, which->name, value);
-    case ID_BATCH: return parse_count(&chosen->batch, which->name, value, 0, INT64_MAX);
-    case ID_KERNEL: chosen->kernel = value; break;
-    case ID_SEED:
+    case OPTION_DEVICE: return parse_device(chosen, which->name, value);
+    case OPTION_BATCH: return parse_count(&chosen->batch, which->name, value, 0, INT64_MAX);
+    case OPTION_KERNEL: chosen->kernel = value; break;
+    case OPTION_SEED:
         status = parse_count(&count, which->name, value, 0, INT64_MAX);
         chosen->seed = (uint64_t)count;
         break;
-    case ID_QUICK: chosen->quick = true; break;
-    case ID_SECONDS: return parse_seconds(chosen, which->name, value);
-    case ID_JSON: chosen->json = true; break;
-    case ID_REPORT:
+    case OPTION_QUICK: chosen->quick = true; break;
+    case OPTION_SECONDS: return parse_seconds(chosen, which->name, value);
+    case OPTION_JSON: chosen->json = true; break;
+    case OPTION_REPORT:
         chosen->report = true;
         chosen->report_file = value;
         break;
-    case ID_LIBRARY: chosen->library = value; break;
+    case OPTION_LIBRARY: chosen->library = value; break;
     }
     return status;
 }

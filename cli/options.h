@@ -9,19 +9,21 @@
 
 enum {
     OPTION_OUTPUT = 1 << 0,
-    OPTION_TRANSPOSE = 1 << 1,
-    OPTION_PRECISION = 1 << 2,
-    OPTION_THREADS = 1 << 3,
-    OPTION_DEVICE = 1 << 4,
-    OPTION_BATCH = 1 << 5,
-    OPTION_KERNEL = 1 << 6,
-    OPTION_SEED = 1 << 7,
-    OPTION_QUICK = 1 << 8,
-    OPTION_SECONDS = 1 << 9,
-    OPTION_JSON = 1 << 10,
-    OPTION_REPORT = 1 << 11,
-    OPTION_LIBRARY = 1 << 12,
-    OPTION_PROGRAM = 1 << 13 /* not an option: words from the first non-option on belong to another program */
+    OPTION_TRANSPOSE_A = 1 << 1,
+    OPTION_TRANSPOSE_B = 1 << 2,
+    OPTION_PRECISION = 1 << 3,
+    OPTION_THREADS = 1 << 4,
+    OPTION_DEVICE = 1 << 5,
+    OPTION_BATCH = 1 << 6,
+    OPTION_KERNEL = 1 << 7,
+    OPTION_SEED = 1 << 8,
+    OPTION_QUICK = 1 << 9,
+    OPTION_SECONDS = 1 << 10,
+    OPTION_JSON = 1 << 11,
+    OPTION_REPORT = 1 << 12,
+    OPTION_LIBRARY = 1 << 13,
+    OPTION_PROGRAM = 1 << 14 /* not an option: words from the first non-option on belong to another program */,
+    OPTION_TRANSPOSE = OPTION_TRANSPOSE_A | OPTION_TRANSPOSE_B
 };
 
 typedef enum device_choice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } device_choice;

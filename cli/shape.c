@@ -61,6 +61,13 @@ tsr_result shape_c(const product_shape *p, float *data) {
     return (tsr_result){.data = data, .rows = p->m, .cols = p->n, .row_stride = p->n, .col_stride = 1};
 }
 
+tsr_operand operand_transposed(const tsr_operand *o) {
+    tsr_operand t = *o;
+    t.rows = o->cols, t.cols = o->rows;
+    t.row_stride = o->col_stride, t.col_stride = o->row_stride;
+    return t;
+}
+
 bool shape_batch(const product_shape *p, tsr_operand *a, tsr_operand *b, tsr_result *c) {
     *a = shape_a(p, NULL);
     *b = shape_b(p, NULL);

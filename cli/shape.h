@@ -37,6 +37,9 @@ tsr_operand shape_a(const product_shape *p, const float *data);
 tsr_operand shape_b(const product_shape *p, const float *data);
 tsr_result shape_c(const product_shape *p, float *data);
 
+/* The same matrix seen from its other side. */
+tsr_operand operand_transposed(const tsr_operand *o);
+
 /* Those of a batch, one matrix behind the other, without addresses; false if 64 bits do not count their elements. */
 bool shape_batch(const product_shape *p, tsr_operand *a, tsr_operand *b, tsr_result *c);
 

@@ -1,13 +1,12 @@
 """Trains a GPT-2-size transformer in float32 three times: torch float32, torch TF32, and float32 on Tessera.
 
-    python3 examples/train_gpt2.py                                        # GPT-2 small on a GPU
-    python3 examples/train_gpt2.py --save results.json --plot loss.svg    # and keeps what it measured
-    python3 examples/train_gpt2.py --tiny                                 # seconds, on any machine
+    python3 examples/train_gpt2.py                        # GPT-2 small on a GPU
+    python3 examples/train_gpt2.py --save results.json    # and keeps what it measured
+    python3 examples/train_gpt2.py --tiny                 # seconds, on any machine
 
 All three start from the same random weights and see the same batches, and take turns of a few steps, so that they share
-whatever the machine does meanwhile. The model is transformers' GPT-2 where that is installed (with --transformers),
-else the plain one below: the same sizes and the same products. Text is a synthetic language with structure to learn:
-each token depends on the one before.
+whatever the machine does meanwhile. Text is a synthetic language with structure to learn: each token depends on the one
+before.
 """
 
 import argparse
@@ -79,22 +78,6 @@ class Gpt(torch.nn.Module):
         return self.norm(self.blocks(x)) @ self.tokens.weight.t()
 
 
-def transformers_gpt(config):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    class Logits(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = GPT2LMHeadModel(
-                GPT2Config(vocab_size=config.vocabulary, n_positions=config.context, n_embd=config.width,
-                           n_layer=config.layers, n_head=config.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-
-        def forward(self, tokens):
-            return self.model(tokens).logits
-
-    return Logits()
-
-
 class Language:
     """Tokens of a fixed random language: of a few words, each is followed by the same one nine times of ten."""
 
@@ -123,7 +106,7 @@ class Run:
     def __init__(self, name, config, device, options, tf32=False, precision=None):
         torch.manual_seed(0)
         self.name, self.device, self.tf32, self.precision = name, device, tf32, precision
-        self.model = (transformers_gpt if options.transformers else Gpt)(config).to(device)
+        self.model = Gpt(config).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, weight_decay=0.1,
                                            fused=device == "cuda")
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / self.RISE))
@@ -168,28 +151,6 @@ def machine(device):
     }
 
 
-def plot(runs, path):
-    import matplotlib
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "tessera"  # the same picture, the same file
-    from matplotlib import pyplot
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), width_ratios=[3, 2])
-    for run in runs:
-        left.plot(range(1, len(run["loss"]) + 1), run["loss"], label=run["name"], linewidth=1.2)
-    left.set_xlabel("step")
-    left.set_ylabel("loss")
-    left.legend(frameon=False)
-    bars = right.barh([run["name"] for run in runs][::-1], [run["tokens_per_second"] for run in runs][::-1],
-                      color=["C2", "C1", "C0"])
-    right.bar_label(bars, fmt="{:,.0f}", padding=3)
-    right.set_xlabel("tokens per second")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    right.margins(x=0.25)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a model and a few steps for any machine")
@@ -197,9 +158,7 @@ def main():
     parser.add_argument("--warm-up", type=int, default=3, help="of these, how many are not timed (default 3)")
     parser.add_argument("--batch", type=int, help="sequences in a batch (default 8)")
     parser.add_argument("--rate", type=float, default=6e-4, help="learning rate")
-    parser.add_argument("--transformers", action="store_true", help="the GPT-2 of the transformers package")
     parser.add_argument("--save", metavar="FILE", help="write what was measured there as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="draw losses and rates there (needs matplotlib)")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = TINY if options.tiny else Config()
@@ -235,16 +194,13 @@ def main():
         records[-1]["furthest_from_float32"] = float(f"{furthest:.2e}")
         print(
             f"{run.name:14s} {seconds * 1e3:8.1f} ms a step, {tokens / seconds:9,.0f} tokens/s, "
-            f"{records[-1]['speedup']:.2f} x, "
-            f"loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
+            f"{records[-1]['speedup']:.2f} x, loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
     stats = tessera.stats()
     print(f"{parameters / 1e6:.0f}M parameters, {tokens} tokens a step, {device}; "
           f"{stats.taken} products taken, left to torch: {dict((k, v) for k, v in stats.passed.items() if v)}")
     if options.save:
         result = {**machine(device), "parameters": parameters, **dataclasses.asdict(config), "runs": records}
         pathlib.Path(options.save).write_text(json.dumps(result) + "\n")
-    if options.plot:
-        plot(records, options.plot)
 
 
 if __name__ == "__main__":

@@ -45,13 +45,9 @@ ARGUMENTS = r"""
 /* args.h: what every kernel of a module takes, as its one parameter.
  * An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r],
  * split into hi and lo, and grouped with others in panels of PANEL_ROWS; k is cut into blocks of SPLIT_K. Block kb of a
- * panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last
+ * panel is a tile of hi, then a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last
  * panel its number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the
  * 128-byte swizzle that wgmma reads. Missing rows and k are zero.
- *
- *     panel p starts at    p * k_blocks * 2 * PANEL_ROWS * 128
- *     block kb of it at  + kb * 2 * stored_rows * 128
- *     its lo tile at     + stored_rows * 128
  *
  * An element's depth is the factor by which it lies, scaled, below fp16's smallest normal number 2^-14; 1 if it does
  * not; infinite if it does not fit at all (Inf, NaN, overflow). A panel's mark is its largest depth. */
@@ -100,11 +96,7 @@ constexpr int ARCHITECTURE = 0; /* the compiler's host side, which makes no mach
 /* Many instructions take shared memory by its 32-bit address. */
 __device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
 
-/* This thread block's dynamic shared memory. */
-template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
-    extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
-    return memory;
-}
+extern __shared__ __align__(1024) uint8_t shared_memory[]; /* this thread block's */
 
 /* From Hopper on, a kernel may start before the one in front of it ends. This returns when that one, and all before it,
  * have ended. Every thread calls it before it reads what they write, or writes what they read. */
@@ -126,13 +118,10 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
     else if constexpr (ARCHITECTURE >= 800)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}"
                      :: "r"(to), "l"(from), "r"(wanted) : "memory");
-    else if (BYTES == 4 && wanted)
-        asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(*(const float *)from) : "memory");
-    else if (wanted) {
-        const float4 v = *(const float4 *)from;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                     :: "r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-    }
+    else if (BYTES == 16 && wanted)
+        *(float4 *)__cvta_shared_to_generic(to) = *(const float4 *)from;
+    else if (wanted)
+        *(float *)__cvta_shared_to_generic(to) = *(const float *)from;
 }
 
 /* Closes a group of copies; cp_async_wait<N> returns when at most the N youngest groups are unfinished. */
@@ -154,6 +143,38 @@ constexpr float LO_SCALE = 1.0f / (1 << SPLIT_LO_SHIFT);
 __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
+
+struct tile {
+    int batch, m0, n0; /* m0, n0: its first row and column */
+};
+
+template <int TILE> __device__ int tile_count(const product &g) {
+    return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
+}
+
+/* In groups of GROUP tile rows, down the columns of a group, so that tiles in progress share operands in L2. */
+template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int index) {
+    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
+    const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
+    const int first = in_batch / (GROUP * tiles_n) * GROUP, within = in_batch - first * tiles_n;
+    const int rows = min(GROUP, tiles_m - first);
+    return {batch, (first + within % rows) * TILE, within / rows * TILE};
+}
+
+/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
+ * is as far before the next block's hi. bytes = 0: past the matrix. */
+struct panel_rows {
+    uint8_t *from;
+    uint32_t component_stride, bytes;
+};
+
+template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
+    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
+    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
+    const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
+    return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
+            (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
+}
 
 /* The mark of the panel that this row is in. */
 __device__ inline float mark_of(const operand &o, int batch, int row) {
@@ -275,12 +296,9 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
 __device__ float split(const operand &o, const place &u, const pack_tile &tile) {
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8);
-    uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
-                  (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
-                  ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
-                  quad % 2 * 8;
+    const panel_rows rows = panel_rows_at<PACK_ROWS>(o, u.batch, u.row0);
+    uint8_t *to = rows.from + (int64_t)u.kb * 2 * rows.component_stride + first_row * SPLIT_ROW_BYTES +
+                  (quad / 2 ^ first_row) * 16 + quad % 2 * 8;
     float depth = 1;
 #pragma unroll 2
     for (int row = first_row; row < PACK_ROWS; row += THREADS / QUADS, to += THREADS / QUADS * SPLIT_ROW_BYTES) {
@@ -292,9 +310,9 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
         bool ordinary = true;
 #pragma unroll
         for (int i = 0; i < QUAD / 2; i++) ordinary &= split_pair(x[2 * i], x[2 * i + 1], e, &hi[i], &lo[i]);
-        if (row < stored - skip) {
+        if (row * SPLIT_ROW_BYTES < rows.bytes) {
             *(uint2 *)to = *(uint2 *)hi;
-            *(uint2 *)(to + stored * SPLIT_ROW_BYTES) = *(uint2 *)lo;
+            *(uint2 *)(to + rows.component_stride) = *(uint2 *)lo;
         }
         if (ordinary) continue;
         for (int k = 0; k < QUAD; k++) {
@@ -460,39 +478,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, b
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
-
-constexpr int TILE = 128, GROUP_ROWS = 8; /* tile rows walked together, so that tiles in progress share panels in L2 */
-
-struct tile {
-    int batch, m0, n0; /* m0, n0: its first row and column */
-};
-
-__device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE); }
-
-/* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
-__device__ tile tile_at(const product &g, int index) {
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
-    const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
-    const int first = in_batch / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = in_batch - first * tiles_n;
-    const int rows = min(GROUP_ROWS, tiles_m - first);
-    return {batch, (first + within % rows) * TILE, within / rows * TILE};
-}
-
-/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
- * is as far before the next block's hi. bytes = 0: past the matrix. */
-struct panel_rows {
-    const uint8_t *from;
-    uint32_t component_stride, bytes;
-};
-
-template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
-    const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
-    const int64_t panel_bytes = (int64_t)k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES;
-    return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
-            (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
-}
+constexpr int TILE = 128, GROUP = 8; /* tile rows in a group */
 
 /* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
  * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
@@ -674,8 +660,8 @@ static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THR
 
 __device__ void produce(const product &g, SHARED &s) {
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < tile_count(g); index += gridDim.x) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         panel_rows a = panel_rows_at<TILE>(g.a, t.batch, t.m0), b = panel_rows_at<TILE>(g.b, t.batch, t.n0);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
@@ -693,7 +679,7 @@ __device__ void produce(const product &g, SHARED &s) {
 }
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(1, 8);
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
@@ -709,8 +695,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
     };
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < tile_count(g); index += gridDim.x) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         const output out(g, t, t.m0 + row); /* loaded now, so that nothing waits for it after the products */
         accumulators sums;
         multiply_blocks<false>(sums, s.stages, s.full, at, row, 0, k_blocks - short_end, release);
@@ -765,7 +751,7 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr int ROUNDS = TILE * SLAB / THREADS / ALONG / WIDTH;
     static constexpr int ROUND_LINES = HOW == TERMS ? THREADS / 8 : 0;
     static constexpr int ROUND_TERMS = HOW == TERMS ? 0 : HOW == LINES ? THREADS / 32 : THREADS * WIDTH / TILE;
-    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
+    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see compute */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
     const float *next;          /* what this thread copies next */
     int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
@@ -805,13 +791,6 @@ template <int TILE, reading HOW> struct operand_copy {
             slab[row * PITCH + line] = term >= 0 && line < lines ? first[line * o.row_stride + term * o.k_stride] : 0;
         }
     }
-};
-
-/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where
- * the matrix does, so that it reads no less than the others; it stores only what is its own. */
-struct tile_place {
-    int first, own;
-    __device__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -903,11 +882,11 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         return o.row_stride != 1 ? TERMS : aligned ? VECTORS : LINES;
     }
 
-    __device__ __forceinline__ void multiply(const product &g, int batch, const tile_place &rows,
-                                             const tile_place &cols, float *shared) {
-        const float *a = g.a.data + batch * g.a.batch_stride + rows.first * g.a.row_stride;
-        const float *b = g.b.data + batch * g.b.batch_stride + cols.first * g.b.row_stride;
-        const int a_lines = g.a.rows - rows.first, b_lines = g.b.rows - cols.first;
+    /* row0, col0: the first that are read. */
+    __device__ __forceinline__ void multiply(const product &g, int batch, int row0, int col0, float *shared) {
+        const float *a = g.a.data + batch * g.a.batch_stride + row0 * g.a.row_stride;
+        const float *b = g.b.data + batch * g.b.batch_stride + col0 * g.b.row_stride;
+        const int a_lines = g.a.rows - row0, b_lines = g.b.rows - col0;
         const reading of_a = reading_of(g.a, a, a_lines), of_b = reading_of(g.b, b, b_lines);
         if (of_a == TERMS && of_b == TERMS) return multiply_as<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
         if (of_a == TERMS && of_b == VECTORS) return multiply_as<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
@@ -920,11 +899,10 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 
     /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
      * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
-    __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
-                                          float *shared) const {
+    __device__ __forceinline__ void store(const product &g, const tile &own, int row0, int col0, float *shared) const {
         const int lane = threadIdx.x % 32;
         float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);
-        float *c = g.c + (int64_t)batch * g.a.rows * g.b.rows;
+        float *c = g.c + (int64_t)own.batch * g.a.rows * g.b.rows;
         _Pragma("unroll") for (int row = 0; row < ROWS; ++row) {
             __syncwarp();
             _Pragma("unroll") for (int group = 0; group < COLS / 4; ++group)
@@ -933,9 +911,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
             __syncwarp();
             _Pragma("unroll") for (int i = 0; i < LANES_M * WARP / 32; ++i) {
                 const int line = i * 32 / WARP, in_warp = i * 32 % WARP + lane;
-                const int out_row = rows.first + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
-                const int out_col = cols.first + warp_n + in_warp;
-                if (out_row >= rows.own && out_row < g.a.rows && out_col >= cols.own && out_col < g.b.rows)
+                const int out_row = row0 + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
+                const int out_col = col0 + warp_n + in_warp;
+                if (out_row >= own.m0 && out_row < g.a.rows && out_col >= own.n0 && out_col < g.b.rows)
                     c[(int64_t)out_row * g.b.rows + out_col] = staging[line * RESULT_PITCH + (in_warp ^ 1)];
             }
         }
@@ -943,32 +921,18 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
-__device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
-    bool left = false;
-    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
-        left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
-    return !__syncthreads_or(left);
-}
-
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
+/* The last tile begins early enough to end where the matrix does, so that it reads no less than the others; it stores
+ * only what is its own. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
-    constexpr int BAND = 16;
-    float *const shared = (float *)dynamic_shared<1024>();
+    float *const shared = (float *)shared_memory;
     wait_for_previous_kernel();
-    if (g.only_marked && nothing_left(g)) return;
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
-    for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
-        const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
-        const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;
-        const int band_rows = min(BAND, tiles_m - band * BAND);
-        const tile_place rows((band * BAND + in_band % band_rows) * TILE, TILE, g.a.rows);
-        const tile_place cols(in_band / band_rows * TILE, TILE, g.b.rows);
-        if (g.only_marked && mark_of(g.a, batch, rows.own) * mark_of(g.b, batch, cols.own) <= g.mark_limit) continue;
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, 16>(g, index);
+        if (g.only_marked && mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit) continue;
+        const int row0 = min(t.m0, max(g.a.rows - TILE, 0)), col0 = min(t.n0, max(g.b.rows - TILE, 0));
         tile_product<TILE, ROWS, COLS> sums;
-        sums.multiply(g, batch, rows, cols, shared);
-        sums.store(g, batch, rows, cols, shared);
+        sums.multiply(g, t.batch, row0, col0, shared);
+        sums.store(g, t, row0, col0, shared);
     }
 }
 
@@ -1004,25 +968,20 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Messages are put together as strings: where torch's C++ library and the compiler's are mixed, streams may crash. */
-void check(cudaError_t error, const char *doing, const char *what) {
-    TORCH_CHECK(error == cudaSuccess, std::string(doing) + " " + what + ": " + cudaGetErrorString(error));
-}
-
 /* Queues a kernel. early: it waits by itself for the kernel before it, so its start may overlap that one's end
  * (programmatic launch). Never a call's first: the stranger before it may not have waited for what is before *it*. */
-void launch(const char *name, void (*kernel)(product), product *g, int64_t grid, int block, int shared, bool early) {
+void launch(void (*kernel)(product), product *g, int64_t grid, int block, int shared, bool early) {
     const void *function = (const void *)kernel;
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     void *args[] = {g};
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "preparing", name);
+    C10_CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
 #if TESSERA_HOPPER
     cudaLaunchAttribute overlap = {cudaLaunchAttributeProgrammaticStreamSerialization};
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {dim3(grid), dim3(block), (size_t)shared, stream, &overlap, early};
-    check(cudaLaunchKernelExC(&config, function, args), "launching", name);
+    C10_CUDA_CHECK(cudaLaunchKernelExC(&config, function, args));
 #else
-    check(cudaLaunchKernel(function, dim3(grid), dim3(block), args, shared, stream), "launching", name);
+    C10_CUDA_CHECK(cudaLaunchKernel(function, dim3(grid), dim3(block), args, shared, stream));
 #endif
 }
 
@@ -1031,10 +990,10 @@ void launch(const char *name, void (*kernel)(product), product *g, int64_t grid,
 void multiply_portable(product *g, int64_t sms) {
     const int64_t m = g->a.rows, n = g->b.rows, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
-    int64_t blocks = large ? tiles : g->batch * ceil_div(m, 64) * ceil_div(n, 64);
+    const int tile = large ? 128 : 64;
+    int64_t blocks = g->batch * ceil_div(m, tile) * ceil_div(n, tile);
     if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
-    launch("portable kernel", large ? portable_128x128 : portable_64x64, g, blocks, 128,
-           portable_shared(large ? 128 : 64), g->only_marked);
+    launch(large ? portable_128x128 : portable_64x64, g, blocks, 128, portable_shared(tile), g->only_marked);
 }
 
 #if TESSERA_HOPPER
@@ -1065,33 +1024,27 @@ void multiply_split(product *g, int64_t sms, const at::TensorOptions &options) {
     const int64_t clusters = ceil_div(tiles, ceil_div(tiles, sms)); /* what fills the waves: idle ones cost power */
     /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's normal numbers. */
     g->mark_limit = (k - k / 32.0f - 76) / (16.1f + k / 800.0f);
-    launch("pack_sample", pack_sample, g, samples, 128, 0, false);
-    launch("pack_split", pack_split, g, pack_tiles, 128, 0, true);
-    launch("pack_again", pack_again, g, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
-    launch("multiply", multiply_sm90, g, clusters * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
+    launch(pack_sample, g, samples, 128, 0, false);
+    launch(pack_split, g, pack_tiles, 128, 0, true);
+    launch(pack_again, g, std::min(pack_tiles, PACK_BLOCKS_PER_SM * sms), 128, 0, true);
+    launch(multiply_sm90, g, clusters * MULTIPLY_CLUSTER, MULTIPLY_THREADS, MULTIPLY_SHARED, true);
     g->only_marked = 1;
     multiply_portable(g, sms);
 }
 
 #endif
 
-std::string shape_of(const at::Tensor &t) {
-    std::string text;
-    for (const int64_t size : t.sizes()) text += (text.empty() ? "(" : ", ") + std::to_string(size);
-    return text.empty() ? "()" : text + ")";
-}
-
+/* Messages are put together as strings: where torch's C++ library and the compiler's are mixed, streams may crash. */
 void check_tensor(const at::Tensor &t, const std::string &name, const at::Device &gpu) {
     TORCH_CHECK(t.scalar_type() == at::kFloat, name + " must be float32, but is " + c10::toString(t.scalar_type()));
     TORCH_CHECK(t.layout() == at::kStrided, name + " must be an ordinary (strided) tensor");
     TORCH_CHECK(t.is_cuda(), name + " must be on a GPU, but is on " + t.device().str());
     TORCH_CHECK(t.device() == gpu, "A and B must be on one GPU, but are on " + gpu.str() + " and " + t.device().str());
-    TORCH_CHECK(t.dim() == 2, name + " must have 2 dimensions, but has shape " + shape_of(t));
     for (const int64_t size : t.sizes()) /* kernels count rows and columns with 32 bits */
-        TORCH_CHECK(size <= 1 << 30, name + " may have at most 2^30 rows and columns, but has shape " + shape_of(t));
+        TORCH_CHECK(size <= 1 << 30, name + " has " + std::to_string(size) + " rows or columns; the limit is 2^30");
 }
 
-/* The matrices of a tensor, k along k_dim. Where neither rows nor columns are contiguous, `t` becomes a copy. */
+/* The matrices of a tensor, k along k_dim. Where neither dimension is contiguous, `t` becomes a copy. */
 operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
     t = t.resolve_neg();
     if (t.stride(-1) != 1 && t.stride(-2) != 1) t = t.contiguous();
@@ -1104,25 +1057,19 @@ operand operand_of(at::Tensor &t, int64_t row_dim, int64_t k_dim) {
 
 } // namespace
 
-/* op(left) @ op(right), where op transposes if asked to; with plain float32 arithmetic if `ieee`. */
-at::Tensor multiply(at::Tensor left, bool left_transposed, at::Tensor right, bool right_transposed, bool ieee) {
+/* left @ right, whose shapes match; with plain float32 arithmetic if `ieee`. */
+at::Tensor multiply(at::Tensor left, at::Tensor right, bool ieee) {
     check_tensor(left, "A", left.device()), check_tensor(right, "B", left.device());
-    const int m_dim = left_transposed ? -1 : -2, n_dim = right_transposed ? -2 : -1;
-    const int k_in_a = -3 - m_dim, k_in_b = -3 - n_dim;
-    const bool batched = left.dim() == 3;
-    TORCH_CHECK(left.size(k_in_a) == right.size(k_in_b) && (!batched || left.size(0) == right.size(0)),
-                "A must have as many columns as B has rows, but they have shapes " +
-                    shape_of(left) + " and " + shape_of(right));
     const c10::cuda::CUDAGuard guard(left.device());
     std::vector<int64_t> shape = left.sizes().vec();
-    shape[shape.size() - 2] = left.size(m_dim), shape[shape.size() - 1] = right.size(n_dim);
+    shape.back() = right.size(-1);
     if (!left.numel() || !right.numel()) return at::zeros(shape, left.options());
     const at::Tensor result = at::empty(shape, left.options());
     product g = {};
-    g.a = operand_of(left, m_dim, k_in_a), g.b = operand_of(right, n_dim, k_in_b);
-    g.c = result.data_ptr<float>(), g.batch = batched ? (int32_t)left.size(0) : 1;
+    g.a = operand_of(left, -2, -1), g.b = operand_of(right, -1, -2);
+    g.c = result.data_ptr<float>(), g.batch = left.dim() == 3 ? (int32_t)left.size(0) : 1;
     int sms = 0;
-    check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()), "asking about", "the GPU");
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()));
 #if TESSERA_HOPPER
     /* Packing takes four launches and moves the operands twice: large products make up for it. Below k = 128 the error
      * of splitting would show beside float32's own, (k + 2) 2^-24. */
@@ -1166,30 +1113,29 @@ class Product(torch.autograd.Function):
     """A product whose gradients are products again."""
 
     @staticmethod
-    def forward(context, left, left_transposed, right, right_transposed, ieee):
+    def forward(context, left, right, ieee):
         context.save_for_backward(left, right)
-        context.options = left_transposed, right_transposed, ieee
-        return extension().multiply(left, left_transposed, right, right_transposed, ieee)
+        context.ieee = ieee
+        return extension().multiply(left, right, ieee)
 
     @staticmethod
     def backward(context, gradient):
         left, right = context.saved_tensors
-        left_transposed, right_transposed, ieee = context.options
         of_left = of_right = None
         if context.needs_input_grad[0]:
-            of_left = product(gradient, False, right, not right_transposed, ieee, transposed=left_transposed)
-        if context.needs_input_grad[2]:
-            of_right = product(left, not left_transposed, gradient, False, ieee, transposed=right_transposed)
-        return of_left, None, of_right, None, None
+            of_left = product(gradient, right.mT, context.ieee, like=left)
+        if context.needs_input_grad[1]:
+            of_right = product(left.mT, gradient, context.ieee, like=right)
+        return of_left, of_right, None
 
 
-def product(left, left_transposed, right, right_transposed, ieee, transposed=False):
-    """op(left) @ op(right), where op transposes if asked to; or the transpose of that, which is a product as well."""
-    if transposed:
-        left, left_transposed, right, right_transposed = right, not right_transposed, left, not left_transposed
+def product(left, right, ieee, like=None):
+    """left @ right; contiguous along rows, or along columns if `like` is, so that a gradient need not be copied."""
+    if like is not None and like.stride(-2) == 1:
+        return product(right.mT, left.mT, ieee).mT
     if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
-        return Product.apply(left, left_transposed, right, right_transposed, ieee)
-    return extension().multiply(left, left_transposed, right, right_transposed, ieee)
+        return Product.apply(left, right, ieee)
+    return extension().multiply(left, right, ieee)
 
 
 class ModelNew(torch.nn.Module):
@@ -1205,9 +1151,12 @@ class ModelNew(torch.nn.Module):
     def forward(self, A, B):
         if not (isinstance(A, torch.Tensor) and isinstance(B, torch.Tensor)):
             raise TypeError(f"A and B must be tensors, not {type(A).__name__} and {type(B).__name__}")
+        if A.dim() != 2 or B.dim() != 2 or A.shape[-1] != B.shape[-2]:
+            raise RuntimeError("A must have as many columns as B has rows, "
+                               f"but they have shapes {tuple(A.shape)} and {tuple(B.shape)}")
         device = next((x.device for x in (A, B) if x.is_cuda), "cuda")
         A, B = (x.to(device) if x.device.type == "cpu" else x for x in (A, B))
-        return product(A, False, B, False, self.ieee)
+        return product(A, B, self.ieee)
 
 
 def get_inputs():

@@ -1,13 +1,9 @@
 /* args.h: what every kernel of a module takes, as its one parameter.
  * An operand is seen as `rows` rows of length k: A as it is, B transposed. Packed, row r is scaled by 2^exponents[r],
  * split into hi and lo, and grouped with others in panels of PANEL_ROWS; k is cut into blocks of SPLIT_K. Block kb of a
- * panel is a tile of hi and a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last
+ * panel is a tile of hi, then a tile of lo, of stored_rows x 128 bytes each; stored_rows is PANEL_ROWS, or in the last
  * panel its number of rows rounded up to 8. Within a tile, 16-byte chunk j of row r lies at chunk j ^ (r % 8): the
  * 128-byte swizzle that wgmma reads. Missing rows and k are zero.
- *
- *     panel p starts at    p * k_blocks * 2 * PANEL_ROWS * 128
- *     block kb of it at  + kb * 2 * stored_rows * 128
- *     its lo tile at     + stored_rows * 128
  *
  * An element's depth is the factor by which it lies, scaled, below fp16's smallest normal number 2^-14; 1 if it does
  * not; infinite if it does not fit at all (Inf, NaN, overflow). A panel's mark is its largest depth. */

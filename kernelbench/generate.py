@@ -6,9 +6,8 @@
 
 Two things are replaced in a template. "@name@" stands for a value of the problem. A line "@include FILE" stands for
 that file's lines; "@include FILE: NAME ..." for its regions of these names, in the file's order; "-NAME" leaves a
-region out. A region is what stands between "// region: NAME" and "// endregion: NAME". Of what is included, these lines
-are left out: region markers, clang-format's, includes of the project's own headers, and include guards. A #pragma that
-unrolls a loop joins the loop's line, where that leaves it short enough.
+region out. A region is what stands between "// region: NAME" and "// endregion: NAME"; these markers are left out. A
+#pragma that unrolls a loop joins the loop's line, where that leaves it short enough.
 
 The loop of products (src/cuda/kernels/split/split_wgmma.cuh) is the library's own. All else is in this folder: a module
 has no tf32, alpha, beta, split-K or strides of C, and what does without them has a third of the lines.
@@ -16,7 +15,7 @@ has no tf32, alpha, beta, split-K or strides of C, and what does without them ha
 
 import pathlib
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -33,150 +32,70 @@ class Problem:
     number: int
     name: str
     title: str
-    formula: str
     shapes: str
-    inputs: str  # lines of get_inputs
-    transposed: tuple = (False, False)
-    kind: str = "matrix"  # matrix; batch; rows: A's leading dimensions are rows; upper, lower: the triangle of C
+    inputs: str  # what get_inputs returns
+    formula: str = "A @ B"
+    product: str = "product(A, B, self.ieee)"
+    bad_dimensions: str = "A.dim() != 2 or B.dim() != 2"
+    also_required: str = ""
     kernel: str = "multiply_sm90"
 
     @property
     def file(self):
         return f"{self.number}_{self.name}"
 
-    @property
-    def mismatch(self):
-        if self.kind == "batch":
-            return "A and B must have as many matrices, and A as many columns as B has rows, but have shapes "
-        inner = ("rows" if self.transposed[0] else "columns", "columns" if self.transposed[1] else "rows")
-        return "A must have as many {} as B has {}, but they have shapes ".format(*inner)
-
-    @property
-    def forward(self):
-        if self.kind == "rows":
-            return (
-                "        if A.dim() < 2 or B.dim() != 2 or A.shape[-1] != B.shape[0]:\n"
-                f'            raise RuntimeError("{self.mismatch}"\n'
-                '                               f"{tuple(A.shape)} and {tuple(B.shape)}")\n'
-                "        rows = product(A.flatten(0, -2), False, B, False, self.ieee)\n"
-                "        return rows.view(A.shape[:-1] + B.shape[-1:])"
-            )
-        call = "product(A, {}, B, {}, self.ieee)".format(*self.transposed)
-        return f"        return {call}" + {"upper": ".triu_()", "lower": ".tril_()"}.get(self.kind, "")
-
     def values(self):
         """What the templates' names stand for."""
-        t128 = self.kernel == "multiply_sm90_t128"
-        return {
-            **{
-                name: str(getattr(self, name))
-                for name in ("number", "file", "title", "formula", "shapes", "inputs", "forward", "mismatch", "kernel")
-            },
-            "dimensions": "3" if self.kind == "batch" else "2",
-            "instructions": "hopper clusters -arrive" if t128 else "hopper",
-            "block_threads": "128" if t128 else "384",
-            "cluster": "2" if t128 else "1",
-            "shared": "108576" if t128 else "217136",
-            "threads": "\nEvery kernel has thread blocks of exactly 128 threads.\n" if t128 else "",
+        of_a = ("rows", -2) if "A.T" in self.formula else ("columns", -1)
+        of_b = ("columns", -1) if "B.T" in self.formula else ("rows", -2)
+        values = {
+            "file": self.file,
+            "mismatch": f"{self.bad_dimensions} or A.shape[{of_a[1]}] != B.shape[{of_b[1]}]",
+            "requirement": f"{self.also_required}A must have as many {of_a[0]} as B has {of_b[0]}",
+            "instructions": "hopper", "block_threads": "384", "cluster": "1", "shared": "217136", "threads": "",
         }
+        if self.kernel == "multiply_sm90_t128":
+            values.update(instructions="hopper clusters -arrive", block_threads="128", cluster="2", shared="108576",
+                          threads="\nEvery kernel has thread blocks of exactly 128 threads.\n")
+        return {**{name: str(value) for name, value in asdict(self).items()}, **values}
 
 
-def rand(*shapes):
-    return "    return [" + ", ".join(f"torch.rand({shape})" for shape in shapes) + "]"
+def rand(*shapes, of="{}"):
+    return "[" + ", ".join(of.format(f"torch.rand({shape})") for shape in shapes) + "]"
 
 
 MATRICES = "A: (M, K), B: (K, N), C: (M, N)"
 SQUARES = "A, B, C: (N, N)"
+LEADING = {  # A's leading dimensions are rows
+    "product": "product(A.flatten(0, -2), B, self.ieee).view(A.shape[:-1] + B.shape[-1:])",
+    "bad_dimensions": "A.dim() < 2 or B.dim() != 2"
+}
 PROBLEMS = [
-    Problem(1, "square", "Product of square matrices", "A @ B", SQUARES, rand("4096, 4096", "4096, 4096")),
-    Problem(2, "standard", "Matrix product", "A @ B", MATRICES, rand("2048, 8192", "8192, 4096")),
-    Problem(
-        3,
-        "batched",
-        "Products of a batch of matrices",
-        "A @ B",
-        "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)",
-        rand("128, 512, 1024", "128, 1024, 2048"),
-        kind="batch",
-    ),
-    Problem(6, "large_k", "Matrix product with large K", "A @ B", MATRICES, rand("256, 524288", "524288, 256")),
-    Problem(7, "small_k", "Matrix product with small K", "A @ B", MATRICES, rand("32768, 64", "64, 32768")),
-    Problem(
-        8, "irregular", "Product of matrices of irregular sizes", "A @ B", MATRICES, rand("8205, 2949", "2949, 5921")
-    ),
-    Problem(9, "tall_skinny", "Product of tall and skinny matrices", "A @ B", MATRICES, rand("32768, 32", "32, 32768")),
-    Problem(
-        10,
-        "tensor_3d",
-        "Product of a 3-D tensor and a matrix",
-        "A @ B",
-        "A: (N, M, K), B: (K, L), C: (N, M, L)",
-        rand("16, 1024, 2048", "2048, 768"),
-        kind="rows",
-    ),
-    Problem(
-        11,
-        "tensor_4d",
-        "Product of a 4-D tensor and a matrix",
-        "A @ B",
-        "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)",
-        rand("8, 256, 512, 256", "256, 768"),
-        kind="rows",
-    ),
-    Problem(
-        13,
-        "symmetric",
-        "Product of symmetric matrices",
-        "A @ B",
-        SQUARES,
-        "    A, B = torch.rand(4096, 4096), torch.rand(4096, 4096)\n    return [(A + A.T) / 2, (B + B.T) / 2]",
-    ),
-    Problem(
-        14,
-        "upper_triangular",
-        "Product of upper triangular matrices",
-        "triu(A @ B)",
-        SQUARES,
-        "    return [torch.triu(torch.rand(4096, 4096)), torch.triu(torch.rand(4096, 4096))]",
-        kind="upper",
-    ),
-    Problem(
-        15,
-        "lower_triangular",
-        "Product of lower triangular matrices",
-        "tril(A @ B)",
-        SQUARES,
-        "    return [torch.tril(torch.rand(4096, 4096)), torch.tril(torch.rand(4096, 4096))]",
-        kind="lower",
-    ),
-    Problem(
-        16,
-        "transposed_a",
-        "Matrix product, A transposed",
-        "A.T @ B",
-        "A: (K, M), B: (K, N), C: (M, N)",
-        rand("8192, 2048", "8192, 4096"),
-        transposed=(True, False),
-    ),
-    Problem(
-        17,
-        "transposed_b",
-        "Matrix product, B transposed",
-        "A @ B.T",
-        "A: (M, K), B: (N, K), C: (M, N)",
-        rand("2048, 8192", "4096, 8192"),
-        transposed=(False, True),
-    ),
-    Problem(
-        18,
-        "transposed_both",
-        "Matrix product, both transposed",
-        "A.T @ B.T",
-        "A: (K, M), B: (N, K), C: (M, N)",
-        rand("8192, 2048", "4096, 8192"),
-        transposed=(True, True),
-        kernel="multiply_sm90_t128",
-    ),
+    Problem(1, "square", "Product of square matrices", SQUARES, rand("4096, 4096", "4096, 4096")),
+    Problem(2, "standard", "Matrix product", MATRICES, rand("2048, 8192", "8192, 4096")),
+    Problem(3, "batched", "Products of a batch of matrices", "A: (batch, M, K), B: (batch, K, N), C: (batch, M, N)",
+            rand("128, 512, 1024", "128, 1024, 2048"), also_required="A and B must have as many matrices, and ",
+            bad_dimensions="A.dim() != 3 or B.dim() != 3 or A.shape[0] != B.shape[0]"),
+    Problem(6, "large_k", "Matrix product with large K", MATRICES, rand("256, 524288", "524288, 256")),
+    Problem(7, "small_k", "Matrix product with small K", MATRICES, rand("32768, 64", "64, 32768")),
+    Problem(8, "irregular", "Product of matrices of irregular sizes", MATRICES, rand("8205, 2949", "2949, 5921")),
+    Problem(9, "tall_skinny", "Product of tall and skinny matrices", MATRICES, rand("32768, 32", "32, 32768")),
+    Problem(10, "tensor_3d", "Product of a 3-D tensor and a matrix", "A: (N, M, K), B: (K, L), C: (N, M, L)",
+            rand("16, 1024, 2048", "2048, 768"), **LEADING),
+    Problem(11, "tensor_4d", "Product of a 4-D tensor and a matrix", "A: (b, i, j, l), B: (l, k), C: (b, i, j, k)",
+            rand("8, 256, 512, 256", "256, 768"), **LEADING),
+    Problem(13, "symmetric", "Product of symmetric matrices", SQUARES,
+            "[(x + x.T) / 2 for x in (torch.rand(4096, 4096), torch.rand(4096, 4096))]"),
+    Problem(14, "upper_triangular", "Product of upper triangular matrices", SQUARES,
+            rand("4096, 4096", "4096, 4096", of="torch.triu({})"), "triu(A @ B)", "product(A, B, self.ieee).triu_()"),
+    Problem(15, "lower_triangular", "Product of lower triangular matrices", SQUARES,
+            rand("4096, 4096", "4096, 4096", of="torch.tril({})"), "tril(A @ B)", "product(A, B, self.ieee).tril_()"),
+    Problem(16, "transposed_a", "Matrix product, A transposed", "A: (K, M), B: (K, N), C: (M, N)",
+            rand("8192, 2048", "8192, 4096"), "A.T @ B", "product(A.T, B, self.ieee)"),
+    Problem(17, "transposed_b", "Matrix product, B transposed", "A: (M, K), B: (N, K), C: (M, N)",
+            rand("2048, 8192", "4096, 8192"), "A @ B.T", "product(A, B.T, self.ieee)"),
+    Problem(18, "transposed_both", "Matrix product, both transposed", "A: (K, M), B: (N, K), C: (M, N)",
+            rand("8192, 2048", "4096, 8192"), "A.T @ B.T", "product(A.T, B.T, self.ieee)", kernel="multiply_sm90_t128"),
 ]
 
 
@@ -187,7 +106,7 @@ def include(name, regions):
     """The lines of a file, of its `regions`, or with "-NAME" of all but those."""
     wanted = {region for region in regions if region[0] != "-"}
     unwanted = {region[1:] for region in regions if region[0] == "-"}
-    lines, open_regions, seen, guard = [], [], set(), None
+    lines, open_regions, seen = [], [], set()
     for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
         words = line.split()
         if words[:2] == ["//", "region:"]:
@@ -196,15 +115,6 @@ def include(name, regions):
         elif words[:2] == ["//", "endregion:"]:
             if not open_regions or open_regions.pop() != words[2]:
                 sys.exit(f"{name}:{number}: region {words[2]} is not open")
-        elif words[:1] == ["#ifndef"] and words[1].startswith("TESSERA_") and words[1].endswith(("_H", "_CUH")):
-            guard = words[1]
-        elif (
-            words[:2] in (["#pragma", "once"], ["//", "clang-format"])
-            or words[:1] == ["#include"]
-            and words[1].startswith('"cuda/')
-            or (guard and words[:2] == ["#define", guard])
-        ):
-            continue
         elif (wanted.intersection(open_regions) or not wanted) and not unwanted.intersection(open_regions):
             lines.append(line)
     if open_regions:
@@ -216,8 +126,6 @@ def include(name, regions):
         joined = '{}_Pragma("{}") {}'.format(" " * (len(lines[i]) - len(loop)), " ".join(pragma[1:]), loop)
         if pragma[:2] == ["#pragma", "unroll"] and len(joined) <= WIDTH:
             lines[i - 1 : i + 1] = [joined]
-    if guard and not wanted:  # its end is the last #endif
-        del lines[len(lines) - 1 - lines[::-1].index("#endif")]
     return lines
 
 
@@ -244,11 +152,7 @@ def refused(text):
 
 
 def module(problem):
-    lines = []
-    for line in "\n".join(fill((HERE / "module.py.in").read_text().splitlines(), problem.values())).splitlines():
-        if line or lines[-2:] != ["", ""]:  # no more than two empty lines
-            lines.append(line)
-    text = "\n".join(lines) + "\n"
+    text = "\n".join(fill((HERE / "module.py.in").read_text().splitlines(), problem.values())) + "\n"
     if refused(text):
         sys.exit(f"{problem.file}: KernelBench would refuse line {refused(text)}")
     return text
@@ -263,14 +167,12 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     different = []
     for problem in PROBLEMS:
-        path = folder / f"{problem.file}.py"
-        if not everything and problem.number not in KEPT:
-            continue
-        text = module(problem)
-        if not path.exists() or path.read_text() != text:
-            different.append(path.name)
-            if not check:
-                path.write_text(text)
+        if everything or problem.number in KEPT:
+            path, text = folder / f"{problem.file}.py", module(problem)
+            if not path.exists() or path.read_text() != text:
+                different.append(path.name)
+                if not check:
+                    path.write_text(text)
     if check and different:
         sys.exit("not what kernelbench/generate.py writes: " + ", ".join(different) + "; run make modules")
     print(f"{folder}: {len(different)} modules " + ("differ" if check else "written"))

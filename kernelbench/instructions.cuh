@@ -1,6 +1,5 @@
 /* instructions.cuh: the instructions that a module's kernels use, as in src/cuda/kernels/ptx.cuh, which has more of
- * them and more of their options. Regions: all_kernels; hopper, and in it arrive;
- * clusters. */
+ * them and more of their options. Regions: all_kernels; hopper, and in it arrive; clusters. */
 
 // clang-format off
 // region: all_kernels
@@ -13,11 +12,7 @@ constexpr int ARCHITECTURE = 0; /* the compiler's host side, which makes no mach
 /* Many instructions take shared memory by its 32-bit address. */
 __device__ inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
 
-/* This thread block's dynamic shared memory. */
-template <int ALIGNMENT> __device__ inline uint8_t *dynamic_shared() {
-    extern __shared__ __align__(ALIGNMENT) uint8_t memory[];
-    return memory;
-}
+extern __shared__ __align__(1024) uint8_t shared_memory[]; /* this thread block's */
 
 /* From Hopper on, a kernel may start before the one in front of it ends. This returns when that one, and all before it,
  * have ended. Every thread calls it before it reads what they write, or writes what they read. */
@@ -39,13 +34,10 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
     else if constexpr (ARCHITECTURE >= 800)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4;}"
                      :: "r"(to), "l"(from), "r"(wanted) : "memory");
-    else if (BYTES == 4 && wanted)
-        asm volatile("st.shared.f32 [%0], %1;" :: "r"(to), "f"(*(const float *)from) : "memory");
-    else if (wanted) {
-        const float4 v = *(const float4 *)from;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                     :: "r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-    }
+    else if (BYTES == 16 && wanted)
+        *(float4 *)__cvta_shared_to_generic(to) = *(const float4 *)from;
+    else if (wanted)
+        *(float *)__cvta_shared_to_generic(to) = *(const float *)from;
 }
 
 /* Closes a group of copies; cp_async_wait<N> returns when at most the N youngest groups are unfinished. */

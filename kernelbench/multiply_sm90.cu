@@ -7,8 +7,8 @@ static_assert(sizeof(SHARED) == MULTIPLY_SHARED && 3 * WARPGROUP == MULTIPLY_THR
 
 __device__ void produce(const product &g, SHARED &s) {
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < tile_count(g); index += gridDim.x) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         panel_rows a = panel_rows_at<TILE>(g.a, t.batch, t.m0), b = panel_rows_at<TILE>(g.b, t.batch, t.n0);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
@@ -28,7 +28,7 @@ __device__ void produce(const product &g, SHARED &s) {
 }
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(1, 8);
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
     };
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < tile_count(g); index += gridDim.x) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         const output out(g, t, t.m0 + row); /* loaded now, so that nothing waits for it after the products */
         accumulators sums;
         multiply_blocks<false>(sums, s.stages, s.full, at, row, 0, k_blocks - short_end, release);

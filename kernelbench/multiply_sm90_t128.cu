@@ -12,7 +12,7 @@ static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS
  * quarter for each warp. What is needed AHEAD blocks later is prefetched into L2, since two stages do not cover the
  * latency of device memory; the tiles that share these rows, neighbours in a group, prefetch a part each. */
 struct quarter_copier {
-    static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP_ROWS;
+    static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP;
     ring<STAGES> at;
     int rank, component, index, blocks_left; /* blocks_left: of k, in tile `index`; 0: there are no more tiles */
     bool of_b, copies;
@@ -25,8 +25,8 @@ struct quarter_copier {
     }
     __device__ void begin(const product &g, int tile_index) {
         index = tile_index, blocks_left = 0;
-        if (index >= tile_count(g)) return;
-        const tile t = tile_at(g, index);
+        if (index >= tile_count<TILE>(g)) return;
+        const tile t = tile_at<TILE, GROUP>(g, index);
         blocks_left = ceil_div(g.a.k, SPLIT_K);
         const panel_rows rows = of_b ? panel_rows_at<B_ROWS>(g.b, t.batch, t.n0 + rank * B_ROWS)
                                      : panel_rows_at<WG_ROWS>(g.a, t.batch, t.m0 + rank * WG_ROWS);
@@ -55,7 +55,7 @@ struct quarter_copier {
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP, 2)
     multiply_sm90_t128(const __grid_constant__ product g) {
-    SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    SHARED &s = *(SHARED *)shared_memory;
     s.make_barriers(WARPS, CLUSTER * WARPS);
     cluster_sync();
     wait_for_previous_kernel(), allow_next_kernel();
@@ -70,8 +70,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
         copier.copy_next(g, s);
     };
     ring<STAGES> at;
-    for (int index = blockIdx.x / CLUSTER; index < tile_count(g); index += gridDim.x / CLUSTER) {
-        const tile t = tile_at(g, index);
+    for (int index = blockIdx.x / CLUSTER; index < tile_count<TILE>(g); index += gridDim.x / CLUSTER) {
+        const tile t = tile_at<TILE, GROUP>(g, index);
         accumulators sums;
         multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, ceil_div(g.a.k, SPLIT_K), release);
         const output out(g, t, t.m0 + rank * WG_ROWS); /* only now: while this waits, the SM's other block multiplies */

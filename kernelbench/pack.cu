@@ -109,12 +109,9 @@ __device__ bool split_pair(float x0, float x1, int e, __half2 *hi, __half2 *lo) 
 /* Splits this thread's quads, of every 8th row (which are swizzled alike), and returns their largest depth. */
 __device__ float split(const operand &o, const place &u, const pack_tile &tile) {
     const int quad = threadIdx.x % QUADS, first_row = threadIdx.x / QUADS;
-    const int panel = u.row0 / PANEL_ROWS, skip = u.row0 % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
-    const int stored = min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8);
-    uint8_t *to = o.panels + u.batch * o.panels_batch_stride +
-                  (int64_t)panel * k_blocks * 2 * PANEL_ROWS * SPLIT_ROW_BYTES +
-                  ((int64_t)u.kb * 2 * stored + skip + first_row) * SPLIT_ROW_BYTES + (quad / 2 ^ first_row) * 16 +
-                  quad % 2 * 8;
+    const panel_rows rows = panel_rows_at<PACK_ROWS>(o, u.batch, u.row0);
+    uint8_t *to = rows.from + (int64_t)u.kb * 2 * rows.component_stride + first_row * SPLIT_ROW_BYTES +
+                  (quad / 2 ^ first_row) * 16 + quad % 2 * 8;
     float depth = 1;
 #pragma unroll 2
     for (int row = first_row; row < PACK_ROWS; row += THREADS / QUADS, to += THREADS / QUADS * SPLIT_ROW_BYTES) {
@@ -127,9 +124,9 @@ __device__ float split(const operand &o, const place &u, const pack_tile &tile) 
         bool ordinary = true;
 #pragma unroll
         for (int i = 0; i < QUAD / 2; i++) ordinary &= split_pair(x[2 * i], x[2 * i + 1], e, &hi[i], &lo[i]);
-        if (row < stored - skip) {
+        if (row * SPLIT_ROW_BYTES < rows.bytes) {
             *(uint2 *)to = *(uint2 *)hi;
-            *(uint2 *)(to + stored * SPLIT_ROW_BYTES) = *(uint2 *)lo;
+            *(uint2 *)(to + rows.component_stride) = *(uint2 *)lo;
         }
         if (ordinary) continue;
         for (int k = 0; k < QUAD; k++) {

@@ -27,7 +27,7 @@ template <int TILE, reading HOW> struct operand_copy {
     static constexpr int ROUNDS = TILE * SLAB / THREADS / ALONG / WIDTH;
     static constexpr int ROUND_LINES = HOW == TERMS ? THREADS / 8 : 0;
     static constexpr int ROUND_TERMS = HOW == TERMS ? 0 : HOW == LINES ? THREADS / 32 : THREADS * WIDTH / TILE;
-    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see tile_place */
+    static constexpr bool EDGES = TILE < PANEL_ROWS; /* a tile of 128 never reaches past the matrix: see compute */
     static_assert(ROUNDS % PARTS == 0, "every part is whole rounds");
     const float *next;          /* what this thread copies next */
     int64_t round_step, finish; /* floats from one round to the next, and from the last one's end to the next slab */
@@ -70,13 +70,6 @@ template <int TILE, reading HOW> struct operand_copy {
             slab[row * PITCH + line] = term >= 0 && line < lines ? first[line * o.row_stride + term * o.k_stride] : 0;
         }
     }
-};
-
-/* A tile of C: its first row or column, and the first that is its own. The last tile begins early enough to end where
- * the matrix does, so that it reads no less than the others; it stores only what is its own. */
-struct tile_place {
-    int first, own;
-    __device__ tile_place(int begin, int tile, int size) : first(min(begin, max(size - tile, 0))), own(begin) {}
 };
 
 template <int TILE, int ROWS, int COLS> struct tile_product {
@@ -174,11 +167,11 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         return o.row_stride != 1 ? TERMS : aligned ? VECTORS : LINES;
     }
 
-    __device__ __forceinline__ void multiply(const product &g, int batch, const tile_place &rows,
-                                             const tile_place &cols, float *shared) {
-        const float *a = g.a.data + batch * g.a.batch_stride + rows.first * g.a.row_stride;
-        const float *b = g.b.data + batch * g.b.batch_stride + cols.first * g.b.row_stride;
-        const int a_lines = g.a.rows - rows.first, b_lines = g.b.rows - cols.first;
+    /* row0, col0: the first that are read. */
+    __device__ __forceinline__ void multiply(const product &g, int batch, int row0, int col0, float *shared) {
+        const float *a = g.a.data + batch * g.a.batch_stride + row0 * g.a.row_stride;
+        const float *b = g.b.data + batch * g.b.batch_stride + col0 * g.b.row_stride;
+        const int a_lines = g.a.rows - row0, b_lines = g.b.rows - col0;
         const reading of_a = reading_of(g.a, a, a_lines), of_b = reading_of(g.b, b, b_lines);
         if (of_a == TERMS && of_b == TERMS) return multiply_as<TERMS, TERMS>(g, a, b, a_lines, b_lines, shared);
         if (of_a == TERMS && of_b == VECTORS) return multiply_as<TERMS, VECTORS>(g, a, b, a_lines, b_lines, shared);
@@ -191,11 +184,10 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 
     /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
      * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
-    __device__ __forceinline__ void store(const product &g, int batch, const tile_place &rows, const tile_place &cols,
-                                          float *shared) const {
+    __device__ __forceinline__ void store(const product &g, const tile &own, int row0, int col0, float *shared) const {
         const int lane = threadIdx.x % 32;
         float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);
-        float *c = g.c + (int64_t)batch * g.a.rows * g.b.rows;
+        float *c = g.c + (int64_t)own.batch * g.a.rows * g.b.rows;
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) {
             __syncwarp();
@@ -207,9 +199,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
 #pragma unroll
             for (int i = 0; i < LANES_M * WARP / 32; ++i) {
                 const int line = i * 32 / WARP, in_warp = i * 32 % WARP + lane;
-                const int out_row = rows.first + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
-                const int out_col = cols.first + warp_n + in_warp;
-                if (out_row >= rows.own && out_row < g.a.rows && out_col >= cols.own && out_col < g.b.rows)
+                const int out_row = row0 + warp_m + row / 4 * 4 * LANES_M + line * 4 + row % 4;
+                const int out_col = col0 + warp_n + in_warp;
+                if (out_row >= own.m0 && out_row < g.a.rows && out_col >= own.n0 && out_col < g.b.rows)
                     c[(int64_t)out_row * g.b.rows + out_col] = staging[line * RESULT_PITCH + (in_warp ^ 1)];
             }
         }
@@ -217,32 +209,18 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
     }
 };
 
-/* Whether every mark is 1, the least there is, so that the Hopper kernel left nothing. */
-__device__ __forceinline__ bool nothing_left(const product &g) {
-    const int of_a = g.batch * ceil_div(g.a.rows, PANEL_ROWS), of_b = g.batch * ceil_div(g.b.rows, PANEL_ROWS);
-    bool left = false;
-    for (int i = threadIdx.x; i < of_a + of_b; i += THREADS)
-        left |= !((i < of_a ? g.a.marks[i] : g.b.marks[i - of_a]) <= 1);
-    return !__syncthreads_or(left);
-}
-
-/* Tiles in bands of 16 tile rows, down each column of a band: blocks that run together share lines of A and B in L2. */
+/* The last tile begins early enough to end where the matrix does, so that it reads no less than the others; it stores
+ * only what is its own. */
 template <int TILE, int ROWS, int COLS> __device__ __forceinline__ void compute(const product &g) {
-    constexpr int BAND = 16;
-    float *const shared = (float *)dynamic_shared<1024>();
+    float *const shared = (float *)shared_memory;
     wait_for_previous_kernel();
-    if (g.only_marked && nothing_left(g)) return;
-    const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
-    for (int index = blockIdx.x; index < g.batch * tiles_m * tiles_n; index += gridDim.x) {
-        const int batch = index / (tiles_m * tiles_n), tile = index - batch * tiles_m * tiles_n;
-        const int band = tile / (BAND * tiles_n), in_band = tile - band * BAND * tiles_n;
-        const int band_rows = min(BAND, tiles_m - band * BAND);
-        const tile_place rows((band * BAND + in_band % band_rows) * TILE, TILE, g.a.rows);
-        const tile_place cols(in_band / band_rows * TILE, TILE, g.b.rows);
-        if (g.only_marked && mark_of(g.a, batch, rows.own) * mark_of(g.b, batch, cols.own) <= g.mark_limit) continue;
+    for (int index = blockIdx.x; index < tile_count<TILE>(g); index += gridDim.x) {
+        const tile t = tile_at<TILE, 16>(g, index);
+        if (g.only_marked && mark_of(g.a, t.batch, t.m0) * mark_of(g.b, t.batch, t.n0) <= g.mark_limit) continue;
+        const int row0 = min(t.m0, max(g.a.rows - TILE, 0)), col0 = min(t.n0, max(g.b.rows - TILE, 0));
         tile_product<TILE, ROWS, COLS> sums;
-        sums.multiply(g, batch, rows, cols, shared);
-        sums.store(g, batch, rows, cols, shared);
+        sums.multiply(g, t.batch, row0, col0, shared);
+        sums.store(g, t, row0, col0, shared);
     }
 }
 

@@ -1,31 +1,29 @@
-/* tiles.cuh: which tiles of C the Hopper kernel computes, what it reads for them, and its epilogue. The modules' own:
- * the library's (src/cuda/kernels/split/split.cuh) also has split-K, alpha, beta and strides of C, and checks sums one
- * by one. */
+/* tiles.cuh: in which order kernels walk over the tiles of C, and where rows of packed operands lie (region common);
+ * the Hopper kernel's epilogue and stages (region tiles). The modules' own: the library's (split.cuh in
+ * src/cuda/kernels/split) also has split-K, alpha, beta and strides of C, and checks sums one by one. */
 
-// region: tiles
-/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
-
-constexpr int TILE = 128, GROUP_ROWS = 8; /* tile rows walked together, so that tiles in progress share panels in L2 */
-
+// region: common
 struct tile {
     int batch, m0, n0; /* m0, n0: its first row and column */
 };
 
-__device__ int tile_count(const product &g) { return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE); }
+template <int TILE> __device__ int tile_count(const product &g) {
+    return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
+}
 
-/* Tiles go in groups of GROUP_ROWS tile rows, down the columns of a group. */
-__device__ tile tile_at(const product &g, int index) {
+/* In groups of GROUP tile rows, down the columns of a group, so that tiles in progress share operands in L2. */
+template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int index) {
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
-    const int first = in_batch / (GROUP_ROWS * tiles_n) * GROUP_ROWS, within = in_batch - first * tiles_n;
-    const int rows = min(GROUP_ROWS, tiles_m - first);
+    const int first = in_batch / (GROUP * tiles_n) * GROUP, within = in_batch - first * tiles_n;
+    const int rows = min(GROUP, tiles_m - first);
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
 
 /* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
  * is as far before the next block's hi. bytes = 0: past the matrix. */
 struct panel_rows {
-    const uint8_t *from;
+    uint8_t *from;
     uint32_t component_stride, bytes;
 };
 
@@ -36,6 +34,10 @@ template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int ba
     return {o.panels + batch * o.panels_batch_stride + panel * panel_bytes + skip * SPLIT_ROW_BYTES,
             (uint32_t)stored * SPLIT_ROW_BYTES, (uint32_t)max(0, min(ROWS, stored - skip)) * SPLIT_ROW_BYTES};
 }
+// endregion: common
+
+// region: tiles
+constexpr int TILE = 128, GROUP = 8; /* tile rows in a group */
 
 /* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
  * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */

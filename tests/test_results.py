@@ -64,7 +64,7 @@ def test_rounds_are_taken_as_asked():
 
 @pytest.mark.parametrize("family", data.FAMILIES)
 def test_errors_are_those_that_were_made(family):
-    a, b = (np.float32(data.matrix(data.NumpySource(1), family, 30, 30)) for _ in range(2))
+    a, b = data.matrices(family, 1, (30, 30), (30, 30))
     exact = np.float64(a) @ np.float64(b)
     off = exact.copy()
     magnitude = (np.abs(np.float64(a)) @ np.abs(np.float64(b)))[3, 4]
@@ -76,7 +76,7 @@ def test_errors_are_those_that_were_made(family):
 
 
 def test_wide_exponents_are_wide():
-    made = np.abs(data.matrix(data.NumpySource(1), "wide", 100, 100))
+    made = np.abs(data.matrices("wide", 1, (100, 100))[0])
     assert made.min() < 2.0**-58 and made.max() > 2.0**58
 
 
@@ -353,7 +353,7 @@ def test_the_readme_says_what_a_long_run_gets(monkeypatch):
             sustained_record()
     ], "**3.8 to 3.8 x**, at 1450 to 1450 MHz and 699 W")):
         monkeypatch.setattr(tables, "load", lambda name: records if name == "sustained-h200.json" else load(name))
-        said = " ".join(tables.sustained().split())
+        said = " ".join(tables.sustained(load("h200.json")).split())
         assert "A call among other work" in said and words in said
 
 
@@ -382,15 +382,11 @@ def test_losses_are_named(tmp_path):
         tmp_path / "results/test.json",
         [product(m=512, n=512, k=512, tessera_ms=2.0, peer_ms=1.0, speedup=0.5, problem="squares"),
          product(), module])
-    results.save(
-        tmp_path / "results/threads-test.json",
-        [cpu_rate("tessera", 90.0, **ABOUT), cpu_rate("mkl", 100.0, **ABOUT)])
     assert program("bench/report", "--results", tmp_path / "results", "--docs", tmp_path).returncode == 0
     said = (tmp_path / "results.md").read_text()
     for words in ("| fp32 is slower than torch float32 | 512 (0.50 x)",
                   "| a module is slower than eager torch at fp32 | 7 small k (0.80 x)",
-                  "| a module is less accurate than torch at fp32 | 7 small k",
-                  "| the CPU engine is slower than the best other library | 1024 on 1 thread (0.90 x, MKL)"):
+                  "| a module is less accurate than torch at fp32 | 7 small k"):
         assert words in said
 
 

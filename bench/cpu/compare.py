@@ -40,10 +40,12 @@ CACHED_SQUARES = sorted({*range(4, 257, 4), *range(7, 258, 10)})
 SQUARES = (64, 128, 256, 512, 1024, 2048)
 LAYOUTS = ("nn", "tn", "nt", "tt")
 SMALL = (2, 4, 8, 16, 32, 64, 128)
+BLAS_SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)
+BLAS = {"cblas_sgemm": "tessera blas", "tsr_gemm": "tessera", "openblas": "openblas"}  # library of each function
 DEPTHS = (64, 256, 1024, 4096, 16384, 65536)
 IN_CACHES = "squares in the caches"
 EDGE = 128  # rows and columns of the products whose accuracy is measured
-TOPICS = ("ceilings", "rates", "squares", "calls", "accuracy")
+TOPICS = ("ceilings", "rates", "squares", "calls", "accuracy")  # and, only where it is asked for, "blas"
 
 # A sample lasts at least this long, so that it shows a library at work and not its threads being woken.
 SAMPLE_SECONDS = 0.02
@@ -72,16 +74,18 @@ def file_of_torch():
 def environments(threads):
     skylake = " avx512f " in machine.read("/proc/cpuinfo")
     count = str(threads)
-    return {"openblas": {"OPENBLAS_NUM_THREADS": count, **({"OPENBLAS_CORETYPE": "SkylakeX"} if skylake else {})},
+    return {"tessera blas": {"TESSERA_NUM_THREADS": count, "TESSERA_DEVICE": "cpu"},
+            "openblas": {"OPENBLAS_NUM_THREADS": count, **({"OPENBLAS_CORETYPE": "SkylakeX"} if skylake else {})},
             "blis": {"BLIS_NUM_THREADS": count, **({"BLIS_ARCH_TYPE": "0"} if skylake else {})},
             "onednn": {"OMP_NUM_THREADS": count},
             "mkl": {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "MKL_THREADING_LAYER": "GNU"}}
 
 
-def ways(precision):
+def ways(precision, build):
     """How each library may be found and called: style and function of library.c, and the files to try."""
     return {
         "tessera": [("tessera", precision, [])],
+        "tessera blas": [("cblas", "cblas_sgemm", [str(build / "libtessera_blas.so")])],
         "openblas": [("cblas", "cblas_sgemm", ["libopenblas.so.0", "libopenblas.so"]),
                      ("cblas64", "scipy_cblas_sgemm64_", file_of_distribution("numpy", "libscipy_openblas64_"))],
         "blis": [("cblas", "cblas_sgemm", ["libblis.so.4", "libblis.so"])],
@@ -98,7 +102,7 @@ class Library:
 
     def __init__(self, program, name, precision, threads):
         self.name, self.version, self.why = name, None, "none of its files is here"
-        for style, function, files in ways(precision)[name]:
+        for style, function, files in ways(precision, program.parent)[name]:
             self.process = subprocess.Popen([program, style, function, str(threads), *files], stdin=subprocess.PIPE,
                                             stdout=subprocess.PIPE,
                                             env={**os.environ, **environments(threads).get(name, {})})
@@ -216,12 +220,17 @@ def measure_rate(libraries, effort, problem, m, n, k, layout, threads, batch=1):
         "  ".join(f"{r['library']} {r['gflops_best']:.1f}" for r in records) + ratio)
 
 
+def time_in_caches(libraries, chosen, effort, size, layout, seconds):
+    """Of some of the libraries, on squares that stay in the caches."""
+    for library in chosen:
+        library.set_up(size, size, size, layout, 1, 1)
+    return timing.interleaved(lambda halfway: [libraries.sample(library) for library in chosen], seconds, effort.least,
+                              MOST_SAMPLES)
+
+
 def measure_call(libraries, effort, size):
     here = libraries.with_threads(1)
-    for library in here:
-        library.set_up(size, size, size, "nn", 1, 1)
-    timings = timing.interleaved(lambda halfway: [libraries.sample(library) for library in here], effort.seconds / 2,
-                                 effort.least, MOST_SAMPLES)
+    timings = time_in_caches(libraries, here, effort, size, "nn", effort.seconds / 2)
     records = [{
         "what": "call", "library": library.name, "m": size, "n": size, "k": size, "threads": 1,
         "host_us": float(f"{1e6 * t.best:.4g}"), "version": library.version
@@ -230,11 +239,23 @@ def measure_call(libraries, effort, size):
                                                                    for r in records)
 
 
+def measure_blas(libraries, effort, size, layout):
+    """The standard's interface beside the library's own."""
+    here = {library.name: library for library in libraries.with_threads(1)}
+    functions = [function for function, name in BLAS.items() if name in here]
+    chosen = [here[BLAS[function]] for function in functions]
+    timings = time_in_caches(libraries, chosen, effort, size, layout, effort.seconds / 4)
+    records = [{
+        "what": "cblas_sgemm", "library": function, "n": size, "layout": layout, "threads": 1,
+        "nanoseconds_best": round(1e9 * t.best, 1), "gflops_best": round(2e-9 * size**3 / t.best, 2)
+    } for function, t in zip(functions, timings)]
+    return records, f"{size:4d}^3 {layout}, ns: " + "  ".join(f"{r['library']} {r['nanoseconds_best']:.0f}"
+                                                              for r in records)
+
+
 def measure_accuracy(libraries, _effort, family, k):
     import numpy
-    here, source = libraries.with_threads(1), data.NumpySource(k)
-    a, b = data.matrix(source, family, EDGE, k), data.matrix(source, family, k, EDGE)
-    a, b = numpy.ascontiguousarray(a, numpy.float32), numpy.ascontiguousarray(b, numpy.float32)
+    here, (a, b) = libraries.with_threads(1), data.matrices(family, k, (EDGE, k), (k, EDGE))
     products = [
         numpy.frombuffer(library.ask(f"product {EDGE} {EDGE} {k}", a.tobytes(), b.tobytes(), answer=4 * EDGE * EDGE),
                          numpy.float32).reshape(EDGE, EDGE) for library in here
@@ -318,6 +339,8 @@ def jobs_of(options):
             jobs += square_jobs(options)
         elif topic == "calls":
             jobs += [["calls", size] for size in SMALL]
+        elif topic == "blas":
+            jobs += [["blas", size, layout] for size in BLAS_SIZES for layout in LAYOUTS]
         elif importlib.util.find_spec("numpy"):
             jobs += [["accuracy", family, k] for family in data.FAMILIES for k in DEPTHS]
         else:
@@ -328,7 +351,8 @@ def jobs_of(options):
 def weight(job, libraries, effort):
     """About how many seconds a job takes."""
     if job[0] != "rates":
-        return {"ceilings": 2.0, "squares": effort.seconds / 4, "calls": effort.seconds / 2, "accuracy": 0.3}[job[0]]
+        return {"ceilings": 2.0, "squares": effort.seconds / 4, "blas": effort.seconds / 4,
+                "calls": effort.seconds / 2, "accuracy": 0.3}[job[0]]
     call = 2e-11 * job[2] * job[3] * job[4] / job[6]
     return max(effort.seconds, (2 + effort.least) * libraries * call)
 
@@ -357,7 +381,8 @@ def main():
                         help="that problem in this layout (may be repeated); default all four")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32",
                         help="Tessera's (default fp32, which without AMX is computed as ieee)")
-    parser.add_argument("--topic", action="append", choices=TOPICS, help="only this one (may be repeated)")
+    parser.add_argument("--topic", action="append", choices=(*TOPICS, "blas"),
+                        help="only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, help="time for the samples of one problem (default 2, quick 0.4)")
     parser.add_argument("--quiet-cores", action="store_true",
                         help="each sample on the cores that neighbours slow least at its time (quiet.py)")
@@ -365,25 +390,29 @@ def main():
         "--save", metavar="FILE",
         help="where to save the records; default bench/results/cpu-MACHINE.json, for chosen shapes nowhere")
     options = parser.parse_args()
-    known = ways(options.precision)
+    known = [name for name in ways(options.precision, options.programs) if name != "tessera blas"]
     for name in options.peer or []:
         if name not in known:
             peers = ", ".join(peer for peer in known if peer != "tessera")
             sys.exit(f"bench/cpu: there is no peer called {name}; those known are {peers}")
+    if "blas" in (options.topic or []) and options.topic != ["blas"]:
+        sys.exit("bench/cpu: the topic blas has libraries of its own; measure it alone")
     if options.shape and not options.topic:
         options.topic = ["rates"]
 
     about, effort = {**machine.cpu(), "compiler": options.compiler}, Effort(options.quick, options.seconds)
     about.update(effort=effort.name, precision=options.precision)
     libraries = Libraries(options.programs / "bench-cpu-library",
-                          ["tessera", *options.peer] if options.peer else list(known), options.precision,
+                          list(BLAS.values()) if options.topic == ["blas"] else
+                          ["tessera", *options.peer] if options.peer else known, options.precision,
                           quiet.QuietCores(options.programs / "bench-cpu-disturbed") if options.quiet_cores else None)
     print(f"{about['machine']}, {about['cores']} cores, commit {about['commit']}; here: " +
           ", ".join(f"{library.name} {library.version}"
                     for library in libraries.with_threads(min(options.threads or [1]))))
     for name, why in libraries.absent.items():
         print(f"{name} is not here: {why}")
-    measures = {"rates": measure_rate, "squares": measure_rate, "calls": measure_call, "accuracy": measure_accuracy}
+    measures = {"rates": measure_rate, "squares": measure_rate, "calls": measure_call, "blas": measure_blas,
+                "accuracy": measure_accuracy}
 
     def measure(job):
         if job[0] == "ceilings":

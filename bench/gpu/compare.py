@@ -3,8 +3,8 @@
 For each problem, layout and precision both libraries multiply the same matrices in turn; the time is the median of CUDA
 event pairs, everything included (packing, scales, marking, unscaling; torch's own overheads). Matrices are fresh for
 each problem, and problems are larger than the L2 cache except where they cannot be. Short products are timed several to
-a pair of events, from a CUDA graph, so that the GPU and not the host is measured, in both libraries; host time per call
-has records of its own. Errors are against float64. Packing by itself is timed in turns with a copy of a matrix of that
+a pair of events, from a CUDA graph, so that the GPU and not the host is measured, in both libraries; survey.py has the
+host time of a call. Errors are against float64. Packing by itself is timed in turns with a copy of a matrix of that
 size, which reads and writes as much.
 
 The records are written as a JSON list, one record a measurement; see --help. An interrupted run goes on where it was.
@@ -16,14 +16,13 @@ import statistics
 import torch
 
 from peers import Packing, Tessera, binding, context, torch_float32, torch_tf32
-from products import about as machine, host_microseconds, interleaved, make
+from products import about as machine, interleaved, make
 from harness import errors, results
 from harness.data import REFERENCE
 
 SQUARES = {"ieee": [*range(512, 8193, 512), 1000, 3000, 5000, 7001],
            "fp32": [256, 512, 1024, 2048, 4096, 8192, 16384, 1000, 3000, 5000, 7001],
            "tf32": [2048, 4096, 8192, 16384, 3000, 5000, 7001]}
-HOST_SIZES = (64, 1024)
 SHORT = 5e9  # flop: timed ten to a pair of events
 
 
@@ -48,8 +47,7 @@ def measure_product(seconds, problem, m, n, k, layout, data, precision, packed):
     return [record], (
         f"{problem:16s} {m:5d} {n:5d} {k:5d} {layout} {data:5s} {precision}{' packed' if packed else '':7s} "
         f"{record['tessera_ms']:9.4f} ms  {record['tflops']:6.1f} TF  torch {record['peer_tflops']:6.1f} TF  "
-        f"{record['speedup']:5.2f} x  "
-        f"error {error:.2e} (torch {peer_error:.2e})")
+        f"{record['speedup']:5.2f} x  error {error:.2e} (torch {peer_error:.2e})")
 
 
 def measure_packing(seconds, problem, m, n, k, layout, side):
@@ -69,19 +67,6 @@ def measure_packing(seconds, problem, m, n, k, layout, side):
         record
     ], (f"packing {problem}'s {record['operand']}: {record['pack_us']:.1f} us, a copy {record['copy_us']:.1f} us: "
         f"{record['of_copy']:.2f} of its rate")
-
-
-def measure_host_time(size, precision):
-    a, b = make(size, size, size, "nn", "rand")
-    tessera = Tessera(context(precision), a, b, torch.empty(size, size, device="cuda"))
-    ours, theirs = host_microseconds(tessera), host_microseconds(
-        torch_float32(a, b, torch.empty(size, size, device="cuda")))
-    record = {
-        "what": "host time", "problem": "host time per call", "m": size, "n": size, "k": size, "layout": "nn",
-        "data": "rand", "precision": precision, "packed": False, "peer": "torch-fp32",
-        "tessera_host_us": round(ours, 2), "peer_host_us": round(theirs, 2)
-    }
-    return [record], f"host time per call {size}^3 {precision}: {ours:.2f} us through ctypes, torch {theirs:.2f} us"
 
 
 def summary(records):
@@ -121,8 +106,6 @@ def jobs_of(options):
         if options.only != "reference":
             jobs += [["product", "squares", size, size, size, "nn", "rand", precision, False]
                      for size in SQUARES[precision]]
-    if options.host:
-        jobs += [["host time", size, precision] for size in HOST_SIZES for precision in ("ieee", "fp32")]
     return jobs
 
 
@@ -132,7 +115,6 @@ def main():
                         help="only this one (may be repeated)")
     parser.add_argument("--only", choices=("reference", "squares"), help="only these problems")
     parser.add_argument("--seconds", type=float, default=0.4, help="time to spend on each measurement (default 0.4)")
-    parser.add_argument("--no-host", dest="host", action="store_false", help="leave out the host time per call")
     parser.add_argument("--save", metavar="FILE", nargs="?", const="",
                         help="write the records there as JSON; without FILE to bench/results/MACHINE.json")
     options = parser.parse_args()
@@ -141,12 +123,10 @@ def main():
 
     def measure(job):
         kind, *of = job
-        if kind == "host time":
-            return measure_host_time(*of)
         return (measure_product if kind == "product" else measure_packing)(options.seconds, *of)
 
     jobs, run = jobs_of(options), results.Run(save, here, options.seconds)
-    records = run.measure(jobs, lambda job: 0.1 if job[0] == "host time" else options.seconds, measure)
+    records = run.measure(jobs, lambda job: 1.0, measure)
     summary(records)
     run.finish(records)
 

@@ -1,7 +1,6 @@
 """Matrices on the GPU, and the timing of what multiplies them."""
 
 import pathlib
-import statistics
 import sys
 import time
 
@@ -101,17 +100,6 @@ def interleaved(functions, seconds, flops):
 def host_microseconds(function, **counts):
     """Host time of one call, the queue kept short enough never to block."""
     return timing.host_microseconds(function, torch.cuda.synchronize, **counts)
-
-
-def latency_microseconds(function, calls=50):
-    """From a call to the moment its result is there, by the host's clock."""
-    samples = []
-    for _ in range(calls):
-        begin = time.perf_counter()
-        function()
-        torch.cuda.synchronize()
-        samples.append((time.perf_counter() - begin) * 1e6)
-    return statistics.median(samples)
 
 
 def about():

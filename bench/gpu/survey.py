@@ -14,7 +14,7 @@ import time
 import torch
 
 from peers import COMPILED_FOR_EACH_SHAPE, LIBRARIES, TRIAL, prepare, present, triton
-from products import about, host_microseconds, interleaved, latency_microseconds, make
+from products import about, host_microseconds, interleaved, make
 from harness import data, errors, results
 
 import peers
@@ -71,8 +71,7 @@ def accuracy(libraries, _seconds):
 
     def measure(job):
         family, k = job
-        source = data.TorchSource(k, "cuda")
-        a, b = data.matrix(source, family, EDGE, k), data.matrix(source, family, k, EDGE)
+        a, b = (torch.from_numpy(x).cuda() for x in data.matrices(family, k, (EDGE, k), (k, EDGE)))
         functions, outs = products_of(libraries, a, b)
         for function in functions:
             function()
@@ -87,7 +86,7 @@ def accuracy(libraries, _seconds):
 
 
 def overhead(libraries, _seconds):
-    """Small squares: host time to queue a call, and from the call to its result."""
+    """Small squares: host time to queue a call."""
     libraries = quick_to_start(libraries)
 
     def measure(job):
@@ -99,7 +98,7 @@ def overhead(libraries, _seconds):
             function()
             records.append({
                 "what": "call", "library": name, "m": size, "n": size, "k": size,
-                "host_us": round(host_microseconds(function), 2), "latency_us": round(latency_microseconds(function), 2)
+                "host_us": round(host_microseconds(function), 2)
             })
         return records, f"{size:5d}^3  host us: " + "  ".join(f"{r['library']} {r['host_us']:.1f}" for r in records)
 

@@ -1,4 +1,4 @@
-"""What is multiplied: the five reference problems, and matrices from NumPy's random numbers or from torch's."""
+"""What is multiplied: the five reference problems, and random matrices."""
 
 # KernelBench level 1, numbers 1, 2, 8, 16 and 18: name, m, n, k, layout.
 REFERENCE = [("square", 4096, 4096, 4096, "nn"), ("standard", 2048, 4096, 8192, "nn"),
@@ -13,49 +13,17 @@ FAMILIES = {
 WIDEST = 60
 
 
-class NumpySource:
-    def __init__(self, seed):
-        import numpy
-        self.numpy, self.random = numpy, numpy.random.default_rng(seed)
+def matrices(family, seed, *shapes):
+    """A float32 matrix of each shape."""
+    import numpy
+    random = numpy.random.default_rng(seed)
 
-    def uniform(self, *shape):
-        return self.random.random(shape, self.numpy.float32)
+    def matrix(shape):
+        if family == "uniform":
+            return random.random(shape, numpy.float32)
+        if family == "normal":
+            return random.standard_normal(shape, numpy.float32)
+        magnitude = random.uniform(0.5, 1, shape) * random.choice([-1, 1], shape)
+        return numpy.ldexp(magnitude, random.integers(-WIDEST, WIDEST + 1, shape)).astype(numpy.float32)
 
-    def normal(self, *shape):
-        return self.random.standard_normal(shape, self.numpy.float32)
-
-    def power_of_two(self, exponent):
-        return self.numpy.exp2(exponent)
-
-    def floor(self, x):
-        return self.numpy.floor(x)
-
-
-class TorchSource:
-    def __init__(self, seed, device):
-        import torch
-        self.torch, self.device = torch, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-
-    def uniform(self, *shape):
-        return self.torch.rand(*shape, generator=self.generator, device=self.device)
-
-    def normal(self, *shape):
-        return self.torch.randn(*shape, generator=self.generator, device=self.device)
-
-    def power_of_two(self, exponent):
-        return self.torch.exp2(exponent)
-
-    def floor(self, x):
-        return self.torch.floor(x)
-
-
-def matrix(source, family, rows, columns):
-    if family == "uniform":
-        return source.uniform(rows, columns)
-    if family == "normal":
-        return source.normal(rows, columns)
-    magnitude = 0.5 + 0.5 * source.uniform(rows, columns)
-    sign = 1 - 2 * source.floor(2 * source.uniform(rows, columns))
-    exponent = source.floor((2 * WIDEST + 1) * source.uniform(rows, columns)) - WIDEST
-    return sign * magnitude * source.power_of_two(exponent)
+    return [matrix(shape) for shape in shapes]

@@ -1,7 +1,7 @@
 """Saved results: what a record holds, reading and writing them, and runs that go on where they were interrupted.
 
 A result file is a JSON list of records, one for each thing measured. `what` names the kind of a record; KINDS has the
-fields that each kind must have, FIELDS what they mean. bench/results/README.md is made from these two.
+fields that each kind must have, FIELDS what they mean.
 """
 
 import itertools
@@ -48,8 +48,6 @@ FIELDS = {
     "gflops_median": (NUMBER, "the same over the median"),
     "samples": (COUNT, "samples of each library"),
     "spread": (NUMBER, "half the distance between the samples' quartiles, relative to the median"),
-    "tessera_host_us": (NUMBER, "host microseconds of one call"),
-    "peer_host_us": (NUMBER, "the same of the peer"),
     "host_us": (NUMBER, "host microseconds of one call: on a GPU to queue it, on a CPU the whole product"),
     "value": (NUMBER, "the ceiling's height"),
     "unit": (TEXT, "of the value"),
@@ -94,46 +92,40 @@ FIELDS = {
     "date": (TEXT, "of the measurement"),
 }
 
-PRODUCT = ("m", "n", "k")
+# The fields of each kind of record.
 KINDS = {
-    "product": (*PRODUCT, "problem", "layout", "data", "precision", "packed", "peer", "tessera_ms", "peer_ms",
-                "speedup", "tflops", "error", "peer_error", "gpu", "driver", "torch", "commit", "date"),
-    "packing": ("problem", "operand", "layout", "rows", "k", "precision", "pack_us", "copy_us", "of_copy", "gpu",
-                "commit", "date"),
-    "sustained": (*PRODUCT, "layout", "data", "torch_us", "tessera_us", "packed_us", "fp16_third_us", "clock_mhz",
-                  "watts", "gpu", "driver", "torch", "commit", "date"),
-    "host time": (*PRODUCT, "precision", "peer", "tessera_host_us", "peer_host_us", "gpu", "commit", "date"),
-    "library": (*PRODUCT, "library", "layout", "gflops_best", "gflops_median", "samples", "commit",
-                "date"), "accuracy": (*PRODUCT, "library", "data", "error", "worst_units", "commit", "date"),
-    "call": (*PRODUCT, "library", "host_us", "commit", "date"), "ceiling": ("name", "value", "unit", "origin"),
-    "absent": ("library", "why"), "module": ("problem", "precision", "speedup", "error", "gpu", "commit", "date"),
-    "host": (*PRODUCT, "precision", "tessera_us", "torch_us", "gpu", "torch", "commit",
-             "date"), "reference": (*PRODUCT, "problem", "layout", "tessera_us", "c_library_us", "torch_us",
-                                    "of_c_library", "gpu", "torch", "commit", "date"),
-    "linear": ("batch", "in", "out", "taken", "torch_us", "drop_in_us", "always_us", "speedup", "always_speedup", "gpu",
-               "torch", "commit", "date"), "offload": ("n", "gpu_ms_best", "copies_alone_ms", "ratio_to_copies",
-                                                       "cpu_ms_best", "speedup_over_cpu", "samples", "machine",
-                                                       "commit", "date"),
-    "cblas_sgemm": ("library", "n", "layout", "threads", "nanoseconds_best", "gflops_best", "machine", "commit",
-                    "date"), "program": ("program", "n", "seconds_own", "seconds_tessera", "own_blas", "machine",
-                                         "commit", "date")
-}
-
-MEANINGS = {
-    "product": "Tessera beside one peer on a GPU (`bench/gpu/compare.py`)",
-    "packing": "packing one operand of a reference problem, in turns with a copy on the device",
-    "sustained": "each library alone on a GPU for a second and more (`bench/gpu/sustained.py`)",
-    "host time": "host time of a call, Tessera beside one peer",
-    "library": "one library's rate on one problem, measured in turns with the others",
-    "accuracy": "one library's error on one family of data", "call": "one library's cost of a call on a small product",
-    "ceiling": "what the hardware can do at most, as measured", "absent": "a peer that is not on this machine",
-    "module": "a module of `kernelbench/` by KernelBench's own measure",
-    "host": "host time of `tessera.matmul` beside `torch.matmul` (`bench/pytorch/compare.py`)",
-    "reference": "a reference problem through `tessera.matmul`, beside the C library and torch",
-    "linear": "an `nn.Linear` with and without the drop-in",
-    "offload": "`sgemm_` on matrices in host memory, by a GPU (`bench/blas/run`)",
-    "cblas_sgemm": "`cblas_sgemm` beside `tsr_gemm` and OpenBLAS, on small products",
-    "program": "a program with its own BLAS and with Tessera's (`bench/blas/programs.py`)"
+    # Tessera beside one peer on a GPU (bench/gpu/compare.py)
+    "product": "m n k problem layout data precision packed peer tessera_ms peer_ms speedup tflops error peer_error gpu "
+               "driver torch commit date",
+    # packing one operand of a reference problem, in turns with a copy on the device
+    "packing": "problem operand layout rows k precision pack_us copy_us of_copy gpu commit date",
+    # each library alone on a GPU for a second and more (bench/gpu/sustained.py)
+    "sustained": "m n k layout data torch_us tessera_us packed_us fp16_third_us clock_mhz watts gpu driver torch "
+                 "commit date",
+    # one library's rate on one problem, measured in turns with the others
+    "library": "m n k library layout gflops_best gflops_median samples commit date",
+    # one library's error on one family of data
+    "accuracy": "m n k library data error worst_units commit date",
+    # one library's cost of a call on a small product
+    "call": "m n k library host_us commit date",
+    # what the hardware can do at most, as measured
+    "ceiling": "name value unit origin",
+    # a peer that is not on this machine
+    "absent": "library why",
+    # a module of kernelbench/ by KernelBench's own measure
+    "module": "problem precision speedup error gpu commit date",
+    # host time of tessera.matmul beside torch.matmul (bench/pytorch/compare.py)
+    "host": "m n k precision tessera_us torch_us gpu torch commit date",
+    # a reference problem through tessera.matmul, beside the C library and torch
+    "reference": "m n k problem layout tessera_us c_library_us torch_us of_c_library gpu torch commit date",
+    # an nn.Linear with and without the drop-in
+    "linear": "batch in out taken torch_us drop_in_us always_us speedup always_speedup gpu torch commit date",
+    # sgemm_ on matrices in host memory, by a GPU (bench/gpu/offload.py)
+    "offload": "n gpu_ms_best copies_alone_ms ratio_to_copies cpu_ms_best speedup_over_cpu samples machine commit date",
+    # cblas_sgemm beside tsr_gemm and OpenBLAS, on small products
+    "cblas_sgemm": "library n layout threads nanoseconds_best gflops_best machine commit date",
+    # a program with its own BLAS and with Tessera's (bench/blas/programs.py)
+    "program": "program n seconds_own seconds_tessera own_blas machine commit date",
 }
 
 
@@ -143,16 +135,14 @@ def check(record, where):
                          "measure again with this one")
     kind = record["what"]
     if kind not in KINDS:
-        raise BadResults(f"{where} is of a kind this version does not know, \"{kind}\" "
-                         f"(it knows {', '.join(KINDS)}): measure again, or "
-                         "read it with the version that wrote it")
-    for field in KINDS[kind]:
+        raise BadResults(f"{where} is of a kind this version does not know, \"{kind}\" (it knows {', '.join(KINDS)}): "
+                         "measure again, or read it with the version that wrote it")
+    for field in KINDS[kind].split():
         # The modules' `problem` is KernelBench's number.
         expected = (str, int) if field == "problem" else TYPES[FIELDS[field][0]]
         if field not in record:
-            raise BadResults(f"{where}, a record of the kind \"{kind}\", has no \"{field}\": "
-                             "it was written by another version of Tessera; "
-                             "measure again with this one")
+            raise BadResults(f"{where}, a record of the kind \"{kind}\", has no \"{field}\": it was written by another "
+                             "version of Tessera; measure again with this one")
         if not isinstance(record[field], expected) or (isinstance(record[field], bool) and expected is not bool):
             raise BadResults(f"{where} has {json.dumps(record[field])} as its \"{field}\", "
                              f"which should be a {FIELDS[field][0]}: measure again")
@@ -207,11 +197,11 @@ def write(path, text):
 
 
 def save(path, records):
-    """One line for each product: what all libraries took for it, in all layouts, stands side by side."""
-    def product(record):
-        return [record.get(field) for field in ("what", "problem", "m", "n", "k", "threads")]
+    """One line for each series of products."""
+    def series(record):
+        return [record.get(field) for field in ("what", "problem", "threads")]
 
-    lines = [", ".join(map(json.dumps, group)) for _, group in itertools.groupby(records, product)]
+    lines = [", ".join(map(json.dumps, group)) for _, group in itertools.groupby(records, series)]
     write(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 

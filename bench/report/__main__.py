@@ -1,5 +1,5 @@
 """From the saved results to what people read: the tables in README.md and docs/, docs/results/results.md, the README's
-picture, the schema in bench/results, and on demand an HTML page of charts for each machine.
+picture, and on demand an HTML page of charts for each machine.
 
     python3 bench/report [--check] [--pages FOLDER] [--results FOLDER] [--docs FOLDER] [--needs-this-machine]
 
@@ -33,7 +33,6 @@ def documents(folder, docs):
         if picture:
             made[docs / f"results-{machine.slug}.svg"] = picture
     if (folder, docs) == (RESULTS, DOCS):
-        made[folder / "README.md"] = summary.schema()
         made.update(tables.documents(ROOT))
     return made
 

@@ -4,13 +4,12 @@ import math
 
 import charts
 from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, frontier_sentence, intensity, mean, of,
-                     ordered, overhead_figure, ratio, shape, size, threads_figure)
+from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_figure, intensity, mean, of, ordered,
+                     overhead_figure, ratio, roofline_figure, shape, size, threads_figure)
 
 LOSSES = "Everything in these results in which another library is ahead by more than 5 %."
 METHOD = ("each library has a process of its own, stopped while others run, and goes round matrices that together are "
-          "twice the last cache; "
-          "rates are those of the best sample.")
+          "twice the last cache; rates are those of the best sample.")
 
 
 def squares(records):
@@ -132,55 +131,25 @@ def rates_and_errors(records):
              for e in accuracy if e["library"] == r["library"] and e["k"] == nearest], edge, nearest)
 
 
-def frontier_figure(records):
+def speed_against_accuracy(records):
     points, edge, nearest = rates_and_errors(records)
-    if not points:
-        return None
-    means = {name: (speed, error) for name, speed, error in points}
-    best = frontier_of(means)
-
-    def draw(width):
-        x = Axis("relative error, smaller to the left", [p[2] for p in points], base=10, room=1.5)
-        y = Axis("GFLOP/s", [p[1] for p in points], zero=True)
-        marks = [(name, error, speed, f"{shown(name)}: {speed:.1f} GFLOP/s, error {error:.2e}", True)
-                 for name, speed, error in points]
-        return charts.scatter(marks, x, y, width, [(error, speed) for error, speed, _ in best],
-                              label="speed against accuracy")
-
-    return Figure(
-        "frontier", "Speed against accuracy", frontier_sentence([name for _, _, name in best]), [("", draw)],
-        (["library", "GFLOP/s", "relative error"], [[shown(name), f"{speed:.1f}", f"{error:.2e}"]
-                                                    for name, (speed, error) in means.items()]),
+    return frontier_figure(
+        {name: (speed, error) for name, speed, error in points}, [], "GFLOP/s",
         f"Speed at M = N = K = {edge} with all threads; error on uniform data at K = {nearest}. All of them are "
-        "float32-accurate.", reading="Up and to the left is better; the line joins the best.")
+        "float32-accurate.")
 
 
-def roofline_figure(records):
+def roofline(records):
     most = max((r["threads"] for r in of(records, "ceiling") if "threads" in r), default=0)
     ceilings = {r["name"]: r["value"] for r in of(records, "ceiling", threads=most)}
-    rates = [r for r in of(records, "library", library="tessera", threads=most)]
+    rates = of(records, "library", library="tessera", threads=most)
     if not {"multiply-adds", "reading"} <= set(ceilings) or not rates:
         return None
-    top, memory = ceilings["multiply-adds"], ceilings["reading"]
-
-    points = sorted((intensity(r), r["gflops_best"],
-                     f"{shape(r)}: {r['gflops_best']:.1f} GFLOP/s at {intensity(r):.0f} flop a byte") for r in rates)
-
-    def draw(width):
-        x = Axis("flop for each byte of A, B and C", [points[0][0] / 3, points[-1][0] * 1.5], base=10)
-        y = Axis("GFLOP/s, logarithmic", [min(p[1] for p in points), top], base=10, room=1.3)
-        begin = max(x.low, y.low / memory)
-        rules = [("", [(begin, begin * memory), (top / memory, top)])] if top / memory > begin else []
-        rules.append((f"multiply-adds {top:.0f}", [(max(x.low, top / memory), top), (x.high, top)]))
-        return charts.lines([Series("tessera", points)], x, y, width, label="roofline", rules=rules, joined=False)
-
-    best = max(p[1] for p in points)
-    return Figure("roofline", "Roofline",
-                  f"At best {100 * best / top:.0f} % of the multiply-adds that the cores can do.", [("", draw)],
-                  (["ceiling", "height", "how it was measured"
-                    ], [[f"{r['name']}, {r['threads']} threads", f"{r['value']:g} {r['unit']}", r["origin"]]
-                        for r in of(records, "ceiling")]), f"{most} threads.",
-                  reading=f"The slope is memory, {memory:g} GB/s.")
+    top, best = ceilings["multiply-adds"], max(r["gflops_best"] for r in rates)
+    return roofline_figure({"tessera": sorted((intensity(r), r["gflops_best"], shape(r)) for r in rates)},
+                           ceilings["reading"], "GB/s", {"multiply-adds": top}, "GFLOP/s",
+                           f"At best {100 * best / top:.0f} % of the multiply-adds that the cores can do.",
+                           of(records, "ceiling"), f"{most} threads.")
 
 
 def overhead_sentence(by, names, sizes):
@@ -219,8 +188,8 @@ def figures(records):
             size_figure(records),
             reference_figure(records),
             layout_figure(records),
-            frontier_figure(records), *accuracy_figures(records, " of products of 128 x K and K x 128 matrices"),
-            roofline_figure(records),
+            speed_against_accuracy(records), *accuracy_figures(records, " of products of 128 x K and K x 128 matrices"),
+            roofline(records),
             overhead_figure(records, note, overhead_sentence),
             threads_figure(records)
         ] if figure
@@ -258,8 +227,7 @@ def verdict(records):
     if not peers:
         return "No other library was found on this machine to compare with."
     said = (f"Tessera's CPU engine beside {', '.join(map(shown, peers))}, measured in turns on the same matrices. All "
-            "compute "
-            "in float32 and keep its error bound.")
+            "compute in float32 and keep its error bound.")
     means = {}
     for peer in peers:
         ratios = [

@@ -22,10 +22,6 @@ class Figure:
         self.panels, self.table, self.series = panels, table, series
 
 
-def frontier_sentence(names):
-    return f"No library is better in both speed and error than {', '.join(map(shown, names))}."
-
-
 def of(records, what, **fields):
     return [r for r in records if r["what"] == what and all(r.get(name) == value for name, value in fields.items())]
 
@@ -65,11 +61,54 @@ def intensity(r):
     return 2.0 * r["m"] * r["n"] * r["k"] / (4.0 * (r["m"] * r["k"] + r["k"] * r["n"] + r["m"] * r["n"]))
 
 
-def frontier_of(means):
-    """Those that nobody beats in both speed and error, the most accurate first."""
-    best = [(error, speed, name) for name, (speed, error) in means.items()
-            if not any(s >= speed and e <= error and (s, e) != (speed, error) for s, e in means.values())]
-    return sorted(best)
+def frontier_figure(means, points, unit, note, reading=""):
+    """means: (speed, error) of each library; points: (library, problem, speed, error), drawn small beside them."""
+    if not means:
+        return None
+    best = sorted((error, speed, name) for name, (speed, error) in means.items()
+                  if not any(s >= speed and e <= error and (s, e) != (speed, error) for s, e in means.values()))
+    names = [name for _, _, name in best]
+
+    def draw(width):
+        every = [*means.values(), *((speed, error) for _, _, speed, error in points)]
+        x = Axis("relative error, smaller to the left", [error for _, error in every], base=10, room=1.6)
+        y = Axis(f"{unit}, logarithmic", [speed for speed, _ in every], base=10, room=1.25)
+        marks = [(name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} {unit}, error {error:.1e}", False)
+                 for name, problem, speed, error in points]
+        marks += [(name, error, speed, f"{shown(name)}: {speed:.1f} {unit}, error {error:.2e}", True)
+                  for name, (speed, error) in means.items()]
+        return charts.scatter(marks, x, y, width, [(error, speed) for error, speed, _ in best],
+                              label="speed against accuracy")
+
+    rows = [[shown(name), f"{speed:.1f}", f"{error:.2e}", "yes" if name in names else ""]
+            for name, (speed, error) in means.items()]
+    return Figure("frontier", "Speed against accuracy",
+                  f"No library is better in both speed and error than {', '.join(map(shown, names))}.", [("", draw)],
+                  (["library", unit, "relative error", "nobody better in both"], rows), note,
+                  reading=f"Up and to the left is better{reading}; the line joins the best.")
+
+
+def roofline_figure(series, memory, memory_unit, flat, unit, says, ceilings, note):
+    """series: (intensity, rate, what was multiplied) of each; memory: the slope; flat: other ceilings, the highest
+    first; ceilings: the records of all of them."""
+    top = next(iter(flat.values()))
+
+    def draw(width):
+        every = [point for points in series.values() for point in points]
+        x = Axis("flop for each byte of A, B and C", [min(every)[0] / 2, max(every)[0] * 1.5], base=10)
+        y = Axis(f"{unit}, logarithmic", [min(rate for _, rate, _ in every), top], base=10, room=1.3)
+        begin = max(x.low, y.low / memory)
+        rules = [("", [(begin, begin * memory), (top / memory, top)])] if top / memory > begin else []
+        rules += [(f"{name} {value:.0f}", [(max(x.low, value / memory), value), (x.high, value)])
+                  for name, value in flat.items()]
+        marks = [Series(name, [(i, rate, f"{shown(name)}, {what}: {rate:.1f} {unit} at {i:.0f} flop a byte")
+                               for i, rate, what in points]) for name, points in series.items()]
+        return charts.lines(marks, x, y, width, label="roofline", rules=rules, joined=False)
+
+    rows = [[r["name"] + (f", {counted(r['threads'])}" if "threads" in r else ""), f"{r['value']:g} {r['unit']}",
+             r["origin"]] for r in ceilings]
+    return Figure("roofline", "Roofline", says, [("", draw)], (["ceiling", "height", "how it was measured"], rows),
+                  note, list(series) if len(series) > 1 else (), f"The slope is memory, {memory:g} {memory_unit}.")
 
 
 def accuracy_figures(records, edge_note):

@@ -2,8 +2,8 @@
 
 import charts
 from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_of, frontier_sentence, intensity, mean, of,
-                     ordered, overhead_figure, ratio, shape, size, threads_figure)
+from figures import (REFERENCE, Figure, accuracy_figures, frontier_figure, intensity, mean, of, ordered,
+                     overhead_figure, ratio, roofline_figure, shape, size)
 
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
@@ -58,9 +58,8 @@ def reference_figure(records):
             "problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee",
             "tf32 beside TF32", "torch's error", "fp32's error"
         ], table),
-        "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 "
-        "and ieee beside torch's float32, "
-        "tf32 beside its TF32.")
+        "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 and "
+        "ieee beside torch's float32, tf32 beside its TF32.")
 
 
 def sustained_speedups(records):
@@ -91,11 +90,9 @@ def sustained_figure(records):
                                                             "a long run", baseline=1.0))],
         (["product", "torch, us", "fp32, us", "B packed, us", "three fp16 products, us", "fp32 / torch"] +
          ["of three fp16 products", "MHz", "W"], table),
-        "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw "
-        "less. Three "
-        "fp16 products: three times cuBLAS's fp16 product of the size, rounded up to multiples of 8, which is what "
-        "the power "
-        "limit allows. Clock and power are those of fp32.")
+        "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw less. "
+        "Three fp16 products: three times cuBLAS's fp16 product of the size, rounded up to multiples of 8, which is "
+        "what the power limit allows. Clock and power are those of fp32.")
 
 
 def packing_figure(records):
@@ -183,84 +180,42 @@ def library_means(points):
     }
 
 
-def frontier_figure(records):
+def speed_against_accuracy(records):
     points = library_points(records)
-    if not points:
-        return None
     means = library_means(points)
-    best = frontier_of(means)
-
-    def draw(width):
-        x = Axis("relative error, smaller to the left", [p[3] for p in points], base=10, room=1.6)
-        y = Axis("TFLOP/s, logarithmic", [p[2] for p in points], base=10, room=1.25)
-        marks = [(name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} TFLOP/s, error {error:.1e}", False)
-                 for name, problem, speed, error in points]
-        marks += [(name, error, speed, f"{shown(name)}, mean of the five: {speed:.1f} TFLOP/s, error {error:.1e}", True)
-                  for name, (speed, error) in means.items()]
-        return charts.scatter(marks, x, y, width, [(error, speed) for error, speed, _ in best],
-                              label="speed against accuracy")
-
-    names = [name for _, _, name in best]
-    return Figure(
-        "frontier", "Speed against accuracy", frontier_sentence(names), [("", draw)],
-        (["library", "TFLOP/s", "relative error", "nobody better in both"
-          ], [[shown(name), f"{speed:.1f}", f"{error:.1e}", "yes" if name in names else ""]
-              for name, (speed, error) in means.items()]), "Geometric means over the five reference problems." +
-        (" Triton: the kernel of its tutorial with the best of a few tiles; an expert's would be faster."
-         if "Triton tf32x3" in means else ""),
-        reading="Up and to the left is better. Large marks are the means, small ones the problems; the line joins the "
-        "best.")
+    triton = " Triton: the kernel of its tutorial with the best of a few tiles; an expert's would be faster."
+    return frontier_figure(means, points, "TFLOP/s", "Geometric means over the five reference problems." +
+                           triton * ("Triton tf32x3" in means), ". Large marks are the means, small ones the problems")
 
 
-def roofline_figure(records):
-    ceilings = {r["name"]: r for r in of(records, "ceiling") if "gpu" in r}  # those of the machine's CPU have none
+def roofline(records):
+    ceilings = {r["name"]: r for r in of(records, "ceiling")}
     products = [r for r in of(records, "product", data="rand", packed=False) if r["m"] * r["n"] * r["k"] >= 512**3]
     if not {"copy", "fp16 tensor cores"} <= set(ceilings) or not products:
         return None
-    copy, fp16 = ceilings["copy"]["value"], ceilings["fp16 tensor cores"]["value"]
+    fp16 = ceilings["fp16 tensor cores"]["value"]
     flat = {"fp16 tensor cores": fp16, "three fp16 products": fp16 / 3}
     if "float32 units" in ceilings:
         flat["float32 units"] = ceilings["float32 units"]["value"]
-
-    by_float64 = any(r["precision"] == "ieee" and r.get("kernel", "").startswith("ieee_mma") for r in products)
-    names = ["tessera " + p for p in PRECISIONS if any(r["precision"] == p for r in products)]
-    series = {
-        name: sorted((intensity(r), r["tflops"], shape(r)) for r in products if "tessera " + r["precision"] == name)
-        for name in names
-    }
-
-    def draw(width):
-        every = [i for points in series.values() for i, _, _ in points]
-        x = Axis("flop for each byte of A, B and C", [min(every) / 2, max(every) * 1.5], base=10)
-        y = Axis("TFLOP/s, logarithmic", [min(t for points in series.values() for _, t, _ in points), fp16], base=10,
-                 room=1.3)
-        begin = max(x.low, y.low / copy)
-        rules = [("", [(begin, begin * copy), (fp16 / copy, fp16)] if fp16 / copy > begin else [])]
-        rules = [rule for rule in rules if rule[1]]
-        rules += [(f"{name} {value:.0f}", [(max(x.low, value / copy), value), (x.high, value)])
-                  for name, value in flat.items()]
-        marks = [
-            Series(name, [(i, t, f"{shown(name)}, {shape_of}: {t:.1f} TFLOP/s at {i:.0f} flop a byte")
-                          for i, t, shape_of in points]) for name, points in series.items()
-        ]
-        return charts.lines(marks, x, y, width, label="roofline", rules=rules, joined=False)
-
-    table = [[r["name"], f"{r['value']:g} {r['unit']}", r["origin"]] for r in ceilings.values()]
-    best = {name: max(t for _, t, _ in points) for name, points in series.items()}
+    series = {}
+    for precision in PRECISIONS:
+        rates = sorted((intensity(r), r["tflops"], shape(r)) for r in products if r["precision"] == precision)
+        if rates:
+            series["tessera " + precision] = rates
+    best = {name: max(rate for _, rate, _ in rates) for name, rates in series.items()}
     parts = []
     if "tessera fp32" in best:
-        parts.append(
-            f"fp32 reaches {100 * best['tessera fp32'] / flat['three fp16 products']:.0f} % of what three fp16 "
-            "products allow")
+        share = 100 * best["tessera fp32"] / flat["three fp16 products"]
+        parts.append(f"fp32 reaches {share:.0f} % of what three fp16 products allow")
     if "tessera ieee" in best and "float32 units" in flat:
         parts.append(f"ieee {100 * best['tessera ieee'] / flat['float32 units']:.0f} % of the float32 units")
     if "tessera tf32" in best:
         parts.append(f"tf32 {100 * best['tessera tf32'] / fp16:.0f} % of one fp16 product")
-    return Figure(
-        "roofline", "Roofline", "At best " + ", ".join(parts) + ", packing included.", [("", draw)],
-        (["ceiling", "height", "how it was measured"], table), "fp32 does three fp16 products for each float32 one." +
-        (" ieee runs on the float64 tensor cores here, by NVIDIA's figures as fast as the float32 units."
-         if by_float64 else ""), names, reading=f"The slope is memory, {copy:g} TB/s.")
+    by_float64 = any(r["precision"] == "ieee" and r.get("kernel", "").startswith("ieee_mma") for r in products)
+    float64 = " ieee runs on the float64 tensor cores here, by NVIDIA's figures as fast as the float32 units."
+    return roofline_figure(series, ceilings["copy"]["value"], "TB/s", flat, "TFLOP/s",
+                           "At best " + ", ".join(parts) + ", packing included.", ceilings.values(),
+                           "fp32 does three fp16 products for each float32 one." + float64 * by_float64)
 
 
 def overhead_sentence(by, names, sizes):
@@ -270,8 +225,7 @@ def overhead_sentence(by, names, sizes):
         by[name, m]["host_us"] for name in ("tessera fp32", "torch float32")
     ] for m in (sizes[0], sizes[-1]))
     return (f"At {sizes[0]} Tessera's fp32 takes {small:.0f} us of host time, torch {torch_small:.0f}; at {sizes[-1]}, "
-            "where fp32 is several launches, "
-            f"{large:.0f} and {torch_large:.0f}.")
+            f"where fp32 is several launches, {large:.0f} and {torch_large:.0f}.")
 
 
 def modules_figure(records):
@@ -339,17 +293,6 @@ def losses(records):
                 if other["gflops_median"] > r["gflops_median"]:
                     lose(f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
                          f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
-    for r in of(records, "library", library="tessera"):  # the CPU engine
-        others = [
-            o for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"], threads=r["threads"])
-            if o["library"] != "tessera"
-        ]
-        best = max(others, key=lambda o: o["gflops_best"], default=r)
-        if r["gflops_best"] < best["gflops_best"]:
-            lose(
-                "the CPU engine is slower than the best other library",
-                f"{briefly(r)} on {counted(r['threads'])} ({ratio(r['gflops_best'] / best['gflops_best'])}, "
-                f"{shown(best['library'])})")
     for r in of(records, "module"):
         if r["speedup"] < 1:
             lose(f"a module is slower than eager torch at {r['precision']}",
@@ -369,15 +312,14 @@ def losses(records):
 def figures(records):
     return [
         figure for figure in [
-            frontier_figure(records),
+            speed_against_accuracy(records),
             reference_figure(records),
             sustained_figure(records),
             size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
-            roofline_figure(records),
+            roofline(records),
             packing_figure(records),
             overhead_figure(records, "Host time to queue one product, through ctypes for Tessera.", overhead_sentence),
-            modules_figure(records),
-            threads_figure(records)
+            modules_figure(records)
         ] if figure
     ]
 

@@ -1,10 +1,9 @@
-"""docs/results/results.md, with everything that was measured in tables, and bench/results/README.md, the schema."""
+"""docs/results/results.md, with everything that was measured in tables."""
 
 import re
 import textwrap
 
 import page
-from harness import results
 
 
 def prose(*sentences, indent=""):
@@ -23,42 +22,28 @@ def anchor(title):
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
-# Figures that say more as charts than as tables: on the HTML pages alone.
-CHARTS_ALONE = ("The worst element", "Roofline")
+# Figures that say more as charts than as tables, or whose rows another table has: on the HTML pages alone.
+CHARTS_ALONE = ("The worst element", "Roofline", "Threads of the CPU engine")
+
+# Figures that have only their sentence here, and where the rows are.
+ROWS_ELSEWHERE = {
+    "Accuracy against K": "The HTML page has every row.",
+    "Transposes and odd sizes": "[cpu.md](cpu.md) has the range of the layouts, the HTML page each of them.",
+    "The modules, as KernelBench measures them": "[modules.md](../guide/modules.md#speed) has every row.",
+}
 
 
 def tabled(machine):
     return [figure for figure in machine.figures if figure.title not in CHARTS_ALONE]
 
 
-def anchors(machines):
-    """The anchor of each figure: a title that comes again is counted."""
-    seen, made = {}, {}
-    for machine in machines:
-        for title in [machine.name, *(figure.title for figure in tabled(machine)), "Where it loses"]:
-            base = anchor(title)
-            made[machine.slug, title] = f"{base}-{seen[base]}" if base in seen else base
-            seen[base] = seen.get(base, 0) + 1
-    return made
-
-
 def results_page(machines):
-    named = anchors(machines)
+    links = ", ".join(f"[{machine.name}](#{anchor(machine.name)})" for machine in machines)
     parts = [
         "# Results",
-        "Made by `make report` from [bench/results](../../bench/results), which also draws the figures as charts: "
-        "an HTML page\n"
-        "for each machine, in `build/report`.",
+        prose(f"Of {links}. Made by `make report` from [bench/results](../../bench/results), which also draws the "
+              "figures as charts: an HTML page for each machine, in `build/report`."),
     ]
-    for machine in machines:
-        titles = [figure.title for figure in tabled(machine)] + ["Where it loses"] * bool(machine.losses)
-        parts.append(
-            prose(
-                f"- [{machine.name}](#{named[machine.slug, machine.name]}): "
-                + ", ".join(f"[{title}](#{named[machine.slug, title]})" for title in titles),
-                indent="  ",
-            )
-        )
     for machine in machines:
         parts += [
             f"## {machine.name}",
@@ -68,7 +53,9 @@ def results_page(machines):
         if page.picture_of(machine):
             parts.append(f"![Speed and error of each library](results-{machine.slug}.svg)")
         for made in tabled(machine):
-            parts += [f"### {made.title}", prose(made.says, made.note), markdown_table(*made.table)]
+            parts += [f"### {made.title}", prose(made.says, made.note, ROWS_ELSEWHERE.get(made.title))]
+            if made.title not in ROWS_ELSEWHERE:
+                parts.append(markdown_table(*made.table))
         if machine.losses:
             rows = [[what, "; ".join(where)] for what, where in machine.losses.items()]
             parts += ["### Where it loses", machine.about_losses, markdown_table(["", "products"], rows)]
@@ -77,41 +64,3 @@ def results_page(machines):
             parts.append(prose(f"Not on this machine: {missing}."))
         parts.append(prose(f"{machine.description}."))
     return "\n\n".join(parts) + "\n"
-
-
-def schema():
-    """bench/results/README.md."""
-    kinds = markdown_table(
-        ["`what`", "is", "fields"],
-        [
-            [f"`{kind}`", results.MEANINGS[kind], ", ".join(f"`{name}`" for name in fields)]
-            for kind, fields in results.KINDS.items()
-        ],
-    )
-    fields = markdown_table(
-        ["field", "type", "meaning"], [[f"`{name}`", kind, text] for name, (kind, text) in results.FIELDS.items()]
-    )
-    return f"""# Saved results
-
-Made from `bench/harness/results.py`, which checks every file it reads against this schema.
-
-A file is a JSON list of records, one for each thing measured. `what` names the kind of a record; a record may have more
-fields than its kind asks for. `make report` makes the pages of docs/results from these files.
-
-| file, or beginning of its name | what it has | shown in |
-| --- | --- | --- |
-| `MACHINE.json` | products measured beside torch on a GPU | docs/results/results.md, README.md |
-| `peers-`, `accuracy-`, `overhead-`, `ceilings-`, `threads-` | every library of that GPU | docs/results/results.md |
-| `sustained-` | each library alone, at the power limit | docs/results/results.md, README.md |
-| `kernelbench-` | the modules, by KernelBench's own clock | docs/guide/modules.md |
-| `cpu-`, `amx-` | the CPU engine beside other libraries | docs/results/results.md, cpu.md |
-| `blas-` | the BLAS interface | docs/results/blas.md |
-| `torch-`, `gpt2-` | the Python package; a training run | docs/results/pytorch.md |
-
-{kinds}
-
-{fields}
-
-`gpt2-MACHINE.json` is written by `examples/train_gpt2.py` and has one object. `tessera bench --json` prints an object
-of its own: docs/guide/command.md.
-"""

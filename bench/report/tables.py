@@ -19,13 +19,11 @@ REFERENCE = [problem[0] for problem in data.REFERENCE]
 
 
 def load(name):
+    """The records of a file; none where it is not there."""
     path = ROOT / "bench/results" / name
-    return results.load(path) if path.exists() else []
-
-
-def load_training(name):
-    path = ROOT / "bench/results" / name
-    return json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return []
+    return json.loads(path.read_text()) if name.startswith("gpt2-") else results.load(path)
 
 
 def ratio(x):
@@ -41,10 +39,10 @@ def measured(about, *also):
 # ---- README.md ------------------------------------------------------------------------------------------------------
 
 
-def reference_products(precision, packed=False, data="rand"):
-    """The record of each reference problem."""
-    products = [r for r in load("h200.json") if r["what"] == "product" and r["problem"] in REFERENCE]
-    wanted = (precision, packed, data)
+def reference_products(records, precision, packed=False):
+    """The record of each reference problem, of uniform data."""
+    products = [r for r in records if r["what"] == "product" and r["problem"] in REFERENCE]
+    wanted = (precision, packed, "rand")
     return {r["problem"]: r for r in products if (r["precision"], r["packed"], r["data"]) == wanted}
 
 
@@ -52,11 +50,9 @@ def mean_speedup(products):
     return statistics.geometric_mean(r["speedup"] for r in products.values())
 
 
-def gpu():
-    fp32, packed, ieee, tf32 = (reference_products(*kind)
-                                for kind in (("fp32", ), ("fp32", True), ("ieee", ), ("tf32", )))
-    if not fp32:
-        return "No GPU results yet: `make bench-gpu`."
+def gpu(records):
+    fp32, ieee, tf32 = (reference_products(records, precision) for precision in ("fp32", "ieee", "tf32"))
+    packed = reference_products(records, "fp32", packed=True)
     rows = [[
         f"{problem} ({r['m']}, {r['n']}, {r['k']} {r['layout']})", f"{r['peer_ms']:.2f} ms",
         f"**{r['tessera_ms']:.3f} ms, {ratio(r['speedup'])}**", f"{r['peer_error']:.1e} / {r['error']:.1e}",
@@ -78,11 +74,9 @@ def gpu():
     ])
 
 
-def sustained():
+def sustained(products):
     """What a call among other work gets, and what a long run gets."""
-    fp32, records = reference_products("fp32"), load("sustained-h200.json")
-    if not fp32:
-        return "No GPU results yet: `make bench-gpu`."
+    fp32, records = reference_products(products, "fp32"), load("sustained-h200.json")
     call = (f"**A call among other work** gets the {ratio(mean_speedup(fp32))} of this table. **A long run** of large "
             "products gets less: it draws all the power that the GPU is allowed, and the clock falls.")
     if not records:
@@ -102,29 +96,22 @@ def loss_difference(result, run, steps):
     return max(abs(x - y) / x for x, y in list(zip(result["runs"][0]["loss"], run["loss"]))[:steps])
 
 
-def gpt2():
+def gpt2(result):
     """The training run in one sentence."""
-    result = load_training("gpt2-h200.json")
-    if not result:
-        return "No training results yet: `make bench-pytorch`."
     torch32, ours = result["runs"][0], result["runs"][-1]
     half = len(ours["loss"]) // 2
     return prose(
         f"Training a transformer of GPT-2's size in float32 takes {torch32['ms_per_step']:.0f} ms a step with torch "
         "and",
         f"**{ours['ms_per_step']:.0f} ms with Tessera, {ratio(ours['speedup'])}**. Over the first {half} steps the "
-        "losses "
-        f"agree to {loss_difference(result, ours, half):.1e}",
+        f"losses agree to {loss_difference(result, ours, half):.1e}",
         f"({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).")
 
 
 # ---- docs/guide/modules.md ------------------------------------------------------------------------------------------
 
 
-def modules():
-    records = load("kernelbench-h200.json")
-    if not records:
-        return "The modules have not been measured yet; the command below measures them on your GPU."
+def modules(records):
     assert all(r["correct"] == "(5 / 5)" and r["checker"] in ("valid", "not run") for r in records)
     rows, commits = [], {}
     for number in dict.fromkeys(r["problem"] for r in records):
@@ -142,28 +129,24 @@ def modules():
     checked = " and the checker" if all(r["checker"] == "valid" for r in records) else ""
     return "\n\n".join([
         markdown_table(["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows),
-        prose(f"{method}; {about['gpu']}, driver {about['driver']}, torch "
-              f"{about['torch']}, {about['date']}, commit {latest}{also}. Each module passes 5 of 5 correctness "
-              f"trials{checked}. A module and torch are timed one after the other, for each precision anew. Errors "
-              "are "
-              "relative Frobenius errors against float64.")
+        prose(f"{method}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+              f"{latest}{also}. Each module passes 5 of 5 correctness trials{checked}. A module and torch are timed "
+              "one after the other, for each precision anew. Errors are relative Frobenius errors against float64.")
     ])
 
 
 # ---- docs/results/cpu.md --------------------------------------------------------------------------------------------
 
 
-def cpu():
+def cpu(records):
     """The shapes measured in all four layouts."""
     def shape(r):
         return r["m"], r["n"], r["k"], r["threads"]
 
     cached = ("batches", "squares in the caches")
-    records = [r for r in load("cpu-amd-epyc.json") if r["what"] == "library" and r["problem"] not in cached]
+    records = [r for r in records if r["what"] == "library" and r["problem"] not in cached]
     shapes = list(dict.fromkeys(shape(r) for r in records if r["layout"] == "tt"))
     records = [r for r in records if shape(r) in shapes]
-    if not records:
-        return "No CPU results yet: `make bench-cpu`."
     libraries, rows = sorted({r["library"] for r in records} - {"tessera"}), []
     for m, n, k, threads in shapes:
         of = [r for r in records if shape(r) == (m, n, k, threads)]
@@ -183,9 +166,8 @@ def cpu():
     ])
 
 
-def amx():
+def amx(records):
     """The best of the samples and their median."""
-    records = load("amx-xeon.json")
     libraries, rows = sorted({r["library"] for r in records} - {"tessera"}, reverse=True), []
     for r in records:
         if r["library"] != "tessera":
@@ -204,44 +186,38 @@ def amx():
 # ---- docs/results/blas.md -------------------------------------------------------------------------------------------
 
 
-def offload():
-    records = [r for r in load("blas-h200.json") if r["what"] == "offload"]
-    if not records:
-        return "No results yet: `bench/blas/run build --offload 8192`."
+def offload(records):
     rows = [[
         str(r["n"]), f"**{r['gpu_ms_best']:.2f} ms**", f"{r['copies_alone_ms']:.2f} ms",
         ratio(r["ratio_to_copies"]), f"{r['cpu_ms_best']:.1f} ms", f"{r['speedup_over_cpu']:.1f} x"
     ] for r in records]
     heads = ["M = N = K", "`sgemm_` on the GPU", "copies alone", "time / copies", "the CPU engine", "speedup"]
     note = (f"From pageable memory to pageable memory, best of {records[0]['samples']}. Copies alone: the same bytes "
-            "from and to "
-            "pinned memory, both directions at once.")
+            "from and to pinned memory, both directions at once.")
     return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
 
 
-def blas():
-    records = [r for r in load("blas-small.json") if r["what"] == "cblas_sgemm"]
-    if not records:
-        return "No results yet: `make bench-blas`."
+def blas(records):
     best = {(r["library"], r["n"], r["layout"]): r["nanoseconds_best"] for r in records}
-    rows = []
-    for n in dict.fromkeys(r["n"] for r in records):
-        for layout in ("nn", "tn", "nt", "tt"):
-            ours, peer = best["cblas_sgemm", n, layout], best.get(("openblas", n, layout))
-            time = f"{ours:.0f} ns" if ours < 1e4 else f"{ours / 1e3:.0f} us"
-            of_api = f"{best['tsr_gemm', n, layout] / ours:.2f}"
-            rows.append([str(n), layout, time, of_api, f"{peer / ours:.2f}" if peer else ""])
-    heads = ["M = N = K", "layout", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
-    note = (
-        f"{records[0]['threads']} thread, matrices in the caches, best of many interleaved samples; OpenBLAS with its "
-        "SkylakeX kernels.")
+    layouts = ("nn", "tn", "nt", "tt")
+
+    def times(n):
+        unit, scale = ("ns", 1) if best["cblas_sgemm", n, "nn"] < 1e4 else ("us", 1e3)
+        return ", ".join(f"{best['cblas_sgemm', n, layout] / scale:.0f}" for layout in layouts) + f" {unit}"
+
+    def beside(n, library):
+        return ", ".join(f"{best[library, n, layout] / best['cblas_sgemm', n, layout]:.2f}" for layout in layouts
+                         if (library, n, layout) in best)
+
+    rows = [[str(n), times(n), beside(n, "tsr_gemm"), beside(n, "openblas")]
+            for n in dict.fromkeys(r["n"] for r in records)]
+    heads = ["M = N = K", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
+    note = (f"Of the layouts {', '.join(layouts)}. {records[0]['threads']} thread, matrices in the caches, best of "
+            "many interleaved samples; OpenBLAS with its SkylakeX kernels.")
     return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
 
 
-def programs():
-    records = load("blas-programs.json")
-    if not records:
-        return "No results yet: `python3 bench/blas/programs.py build`."
+def programs(records):
     names = {"octave": "Octave", "numpy": "NumPy", "r": "R, through `.Fortran`"}
     rows = [[names[r["program"]], f"{1e3 * r['seconds_own']:.1f} ms", f"{1e3 * r['seconds_tessera']:.1f} ms"]
             for r in records]
@@ -255,10 +231,7 @@ def programs():
 # ---- docs/results/pytorch.md ----------------------------------------------------------------------------------------
 
 
-def training():
-    result = load_training("gpt2-h200.json")
-    if not result:
-        return "No results yet: `make bench-pytorch`."
+def training(result):
     steps = len(result["runs"][0]["loss"])
     rows = [[
         run["name"], f"{run['ms_per_step']:.1f}", f"{run['tokens_per_second']:,}",
@@ -267,16 +240,12 @@ def training():
     ] for run in result["runs"]]
     heads = ["", "ms a step", "tokens/s", "speedup", f"loss difference in {steps // 2} steps", f"in all {steps}"]
     note = (f"{result['parameters'] / 1e6:.0f}M parameters, {result['batch'] * result['context']} tokens a step. Loss "
-            "difference: the "
-            f"largest relative difference from torch float32's loss. {result['gpu']}, torch {result['torch']}, "
-            f"{result['date']}, commit {result['commit']}.")
+            f"difference: the largest relative difference from torch float32's loss. {result['gpu']}, torch "
+            f"{result['torch']}, {result['date']}, commit {result['commit']}.")
     return "\n\n".join([markdown_table(heads, rows), prose(note)])
 
 
-def host():
-    records = load("torch-h200.json")
-    if not records:
-        return "No results yet: `make bench-pytorch`."
+def host(records):
     (small, ) = (r for r in records if r["what"] == "host" and (r["m"], r["precision"]) == (64, "fp32"))
     kept = [100 * r["of_c_library"] for r in records if r["what"] == "reference"]
     return prose(
@@ -285,10 +254,8 @@ def host():
         f"{max(kept):.1f} % of the C library's speed.")
 
 
-def linear():
-    layers = [r for r in load("torch-h200.json") if r["what"] == "linear"]
-    if not layers:
-        return "No results yet: `make bench-pytorch`."
+def linear(records):
+    layers = [r for r in records if r["what"] == "linear"]
     square = {(r["batch"], r["in"]): r["speedup"] for r in layers if r["in"] == r["out"]}
     features = sorted({f for _, f in square})
     rows = [[str(batch), *(ratio(square[batch, f]) for f in features)]
@@ -300,40 +267,63 @@ def linear():
         for r in sorted(layers, key=lambda r: r["speedup"]) if r["speedup"] < 0.95)
     about, taken = layers[0], [r["speedup"] for r in layers if r["taken"]]
     note = (f"As many inputs as outputs. Of all {len(layers)} layers measured, rectangular and odd sizes among them, "
-            "Tessera took "
-            f"{len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to torch{noise}. "
-            f"Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
-            f"{about['date']}, commit {about['commit']}.")
+            f"Tessera took {len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to "
+            f"torch{noise}. Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch "
+            f"{about['torch']}, {about['date']}, commit {about['commit']}.")
     return "\n\n".join([markdown_table(["batch", *(f"{f} features" for f in features)], rows), prose(note)])
 
 
 # ---- docs/results/certificates.md -----------------------------------------------------------------------------------
 
 
-def certificates():
+def certificates(paths):
     """What `tessera check --report --json` came to."""
     rows = []
-    for path in sorted((ROOT / "docs/results").glob("certificate-*.json")):
+    for path in paths:
         certificate = json.loads(path.read_text())
         name = f"[{path.stem.removeprefix('certificate-')}]({path.name})"
         for grading in certificate["gradings"]:
             rows.append([name, grading["engine"], f"`{grading['precision']}`", f"**{grading['grade']}**",
                          str(grading["products"]), f"{grading['used']:.3f}", certificate["commit"]])
-    if not rows:
-        return "No certificates yet: `tessera check --report --json > docs/results/certificate-MACHINE.json`."
     heads = ["machine", "engine", "precision", "grade", "products", "largest share of the bound used", "commit"]
     return markdown_table(heads, rows)
 
 
 # ---- Writing --------------------------------------------------------------------------------------------------------
 
+# Of each document the tables by their markers: the function, the results it is made of, and what measures them.
 PLACES = {
-    "README.md": {"gpu": gpu, "sustained": sustained, "gpt2": gpt2}, "docs/guide/modules.md": {"modules": modules},
-    "docs/results/cpu.md": {"cpu": cpu, "amx": amx}, "docs/results/blas.md": {
-        "offload": offload, "blas": blas, "programs": programs
-    }, "docs/results/pytorch.md": {"training": training, "host": host,
-                                   "linear": linear}, "docs/results/certificates.md": {"certificates": certificates}
+    "README.md": {
+        "gpu": (gpu, "h200.json", "make bench-gpu"),
+        "sustained": (sustained, "h200.json", "make bench-gpu"),
+        "gpt2": (gpt2, "gpt2-h200.json", "make bench-pytorch"),
+    },
+    "docs/guide/modules.md": {
+        "modules": (modules, "kernelbench-h200.json", "python3 bench/gpu/kernelbench.py"),
+    },
+    "docs/results/cpu.md": {
+        "cpu": (cpu, "cpu-amd-epyc.json", "make bench-cpu"),
+        "amx": (amx, "amx-xeon.json", "make bench-cpu"),
+    },
+    "docs/results/blas.md": {
+        "offload": (offload, "blas-h200.json", "bench/gpu/run build --offload 8192"),
+        "blas": (blas, "blas-small.json", "make bench-blas"),
+        "programs": (programs, "blas-programs.json", "python3 bench/blas/programs.py build"),
+    },
+    "docs/results/pytorch.md": {
+        "training": (training, "gpt2-h200.json", "make bench-pytorch"),
+        "host": (host, "torch-h200.json", "make bench-pytorch"),
+        "linear": (linear, "torch-h200.json", "make bench-pytorch"),
+    },
+    "docs/results/certificates.md": {
+        "certificates": (certificates, "certificate-*.json", "tessera check --report --json"),
+    },
 }
+
+
+def made_anew(table, name, command):
+    found = sorted((ROOT / "docs/results").glob(name)) if name.startswith("certificate-") else load(name)
+    return table(found) if found else f"No results yet: `{command}`."
 
 
 def documents(root):
@@ -341,11 +331,11 @@ def documents(root):
     made = {}
     for name, tables in PLACES.items():
         text = (root / name).read_text()
-        for marker, table in tables.items():
+        for marker, of in tables.items():
             place = re.compile(rf"(<!-- results: {marker} -->\n).*?(<!-- end -->)", re.S)
             if not place.search(text):
                 raise results.BadResults(
                     f"{name} has no place for its table: <!-- results: {marker} --> and <!-- end -->")
-            text = place.sub(lambda found: found[1] + table() + "\n" + found[2], text)
+            text = place.sub(lambda found: found[1] + made_anew(*of) + "\n" + found[2], text)
         made[root / name] = text
     return made

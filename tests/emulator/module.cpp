@@ -15,12 +15,6 @@ template <int BYTES> static void cp_async_if(uint32_t to, const void *from, int 
 
 #include "arguments.h"
 
-static constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-static float power_of_two(int e) { return ldexpf(1, e); }
-static float mark_of(const operand &o, int batch, int row) {
-    return o.marks[batch * ceil_div(o.rows, PANEL_ROWS) + row / PANEL_ROWS];
-}
-
 #include "kernels.h"
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */

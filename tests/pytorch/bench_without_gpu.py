@@ -21,6 +21,7 @@ def in_host_memory(function):
     def wrapped(*arguments, **options):
         if options.get("device") == "cuda":
             options["device"] = "cpu"
+        options.pop("pin_memory", None)
         made = function(*arguments, **options)
         if getattr(made, "dtype", None) == torch.uint8:  # workspace, which torch aligns better on a GPU
             made = function(made.numel() + WORKSPACE_ALIGNMENT, **options)
@@ -51,16 +52,12 @@ class Graph:
         time.sleep(1e-6)
 
 
-class Generator(torch.Generator):
-    def __new__(cls, device="cpu"):
-        return super().__new__(cls, device.replace("cuda", "cpu"))
-
-
 torch.set_num_threads(1)  # which two cores' worth of small products would only wait for
 for name in ("rand", "randn", "full", "empty"):
     setattr(torch, name, in_host_memory(getattr(torch, name)))
-torch.Generator = Generator
+torch.Tensor.cuda = lambda tensor: tensor
 torch.cuda.synchronize = lambda: None
+torch.cuda.Stream, torch.cuda.stream = object, lambda stream: contextlib.nullcontext()
 torch.cuda.current_stream = lambda: types.SimpleNamespace(cuda_stream=0)
 torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.graph = Event, Graph, lambda graph: contextlib.nullcontext()
 
@@ -71,12 +68,13 @@ binding.CUDA = binding.CPU
 data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k, layout in data.REFERENCE]
 
 import compare  # noqa: E402
+import offload  # noqa: E402
 import peers  # noqa: E402
 import survey  # noqa: E402
 import sustained  # noqa: E402
 
 compare.SQUARES = {precision: [16, 48] for precision in compare.SQUARES}
-compare.HOST_SIZES = survey.SMALL = (16, 32)
+survey.SMALL = (16, 32)
 peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
 sustained.LARGE, sustained.WARM_UP_SECONDS = ("64 cubed", 64, 64, 64, "nn"), 0.0
@@ -92,4 +90,5 @@ if sys.argv[0] == "sustained":  # a GPU that tells its clock and power
     gpu = types.SimpleNamespace(state=lambda: {"clock_mhz": 1500, "power_w": 700},
                                 description=machine.Gpu().description)
     machine.first_gpu = lambda: gpu
-{"compare": compare, "survey": survey, "sustained": sustained, "package": package}[sys.argv[0]].main()
+programs = {"compare": compare, "offload": offload, "survey": survey, "sustained": sustained, "package": package}
+programs[sys.argv[0]].main()

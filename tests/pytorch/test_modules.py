@@ -40,9 +40,9 @@ def test_python_part(name, folder, monkeypatch):
 
     class Extension:
         @staticmethod
-        def multiply(left, left_transposed, right, right_transposed, ieee):
+        def multiply(left, right, ieee):
             assert left.dim() == right.dim() and not ieee
-            return (left.mT if left_transposed else left) @ (right.mT if right_transposed else right)
+            return left @ right
 
     formula = FORMULAS.get(int(name.split("_")[0]), lambda A, B: A @ B)
     rand, to = torch.rand, torch.Tensor.to
@@ -56,6 +56,8 @@ def test_python_part(name, folder, monkeypatch):
     model = module.ModelNew()
     assert torch.equal(model(A, B), formula(A, B)) and torch.equal(model(A.detach(), B.detach()), formula(A, B))
     assert torch.autograd.gradcheck(model, (A, B)) and torch.autograd.gradgradcheck(model, (A, B))
+    with pytest.raises(RuntimeError, match="A must have as many .*, but they have shapes"):
+        model(A, B[..., :-1, :-1])
     with pytest.raises(TypeError, match="must be tensors"):
         model([1.0], B)
     with pytest.raises(ValueError, match="precision must be"):
