@@ -74,6 +74,28 @@ def test_products_of_numpy_arrays():
     assert min(memory_once, memory) >= 6 and (threads or os.cpu_count() == 1), "hardly a call has failed"
 
 
+LIMITS = """
+import ctypes
+import numpy as np
+import binding
+largest = ctypes.CDLL(None).faults_largest
+largest.restype = ctypes.c_size_t
+a = np.ones((700, 700), np.float32)
+for limit in range(100_000, 5_000_000, 150_000):
+    context = binding.Context(threads=1, max_workspace=limit)
+    binding.check(binding.lib.tsr_trim(context.handle))
+    largest()
+    binding.gemm(context, binding.matrix(binding.Operand, a.T), binding.matrix(binding.Operand, a.T),
+                 binding.matrix(binding.Result, np.empty_like(a)))
+    taken = largest()
+    assert 0 < taken <= limit, f"{taken} bytes were allocated, and {limit} are allowed"
+"""
+
+
+def test_no_more_is_allocated_than_max_workspace_allows():
+    run(sys.executable, "-c", LIMITS, env={**os.environ, "LD_PRELOAD": str(FAULTS / "libfaults.so")})
+
+
 def test_interrupts_of_numpy_products():
     """Ctrl-C wherever it can come."""
     [points] = python("interrupts.py", preload="")

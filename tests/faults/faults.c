@@ -147,7 +147,11 @@ void *realloc(void *memory, size_t size) {
     return fails(FAULT_MEMORY, CALLER) ? no_memory() : __libc_realloc(memory, size);
 }
 
+static _Atomic size_t largest;
+size_t faults_largest(void) { return atomic_exchange(&largest, 0); }
+
 void *aligned_alloc(size_t alignment, size_t size) {
+    for (size_t before = largest; size > before && !atomic_compare_exchange_weak(&largest, &before, size);) continue;
     return fails(FAULT_MEMORY, CALLER) ? no_memory() : __libc_memalign(alignment, size);
 }
 

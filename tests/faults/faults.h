@@ -4,6 +4,7 @@
 #define TESSERA_TESTS_FAULTS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* FAULT_FILE: everything done with files and their descriptors; FAULT_WRITE: write() alone. */
 enum fault_kind { FAULT_MEMORY, FAULT_MMAP, FAULT_THREAD, FAULT_WRITE, FAULT_FILE, FAULT_KINDS };
@@ -23,5 +24,8 @@ void faults_begin(enum fault_kind kind, long number, bool for_good);
 
 /* Calls succeed again. Returns how many failed. */
 long faults_end(void);
+
+/* The most bytes that aligned_alloc, which allocates workspace, was asked for at once since this was last called. */
+size_t faults_largest(void);
 
 #endif
