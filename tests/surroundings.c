@@ -2,7 +2,7 @@
  *
  *   - denormals-are-zero, flush-to-zero, each rounding mode, and unmasked traps: the bits are those of the default
  *     mode, and the caller finds its mode again;
- *   - a stack of 32 KiB (48 KiB with avx512 or AMX) beyond the least that a thread can have, with a guard page below;
+ *   - a stack of 32 KiB (48 KiB with avx512 or AMX) beyond the least that a thread can have, with a guard below;
  *   - a page that a signal handler makes readable when a thread touches it.
  *
  * Each with one thread and with several, for every CPU kernel of this machine.
@@ -115,17 +115,18 @@ static void check_stack(const char *kernel, tsr_context *context) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t room = !strcmp(kernel, "avx512") || !strcmp(kernel, "amx") ? 48 << 10 : 32 << 10;
     const size_t size = ((size_t)PTHREAD_STACK_MIN + room + page - 1) / page * page;
-    multiply_all(context); /* what is bound on the first call takes stack of its own */
-    char *memory = mmap(NULL, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE)) FAIL("no memory for a stack");
+    multiply_all(context);        /* what is bound on the first call takes stack of its own */
+    const size_t guard = 1 << 20; /* no frame reaches beyond it */
+    char *memory = mmap(NULL, size + guard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, guard, PROT_NONE)) FAIL("no memory for a stack");
     pthread_attr_t attributes;
     pthread_t thread;
     pthread_attr_init(&attributes);
-    if (pthread_attr_setstack(&attributes, memory + page, size) ||
+    if (pthread_attr_setstack(&attributes, memory + guard, size) ||
         pthread_create(&thread, &attributes, multiply_all, context) || pthread_join(thread, NULL))
         FAIL("no thread with a stack of %zu bytes", size);
     pthread_attr_destroy(&attributes);
-    munmap(memory, size + page);
+    munmap(memory, size + guard);
 }
 
 #else

@@ -1,16 +1,18 @@
 """Calls that fail: each allocation, thread, map and write in turn (tests/faults). The library gives the right result or
-a status with a message, the BLAS always the right result, and the command a right file or a sentence; it leaves nothing
-behind."""
+a status with a message, the BLAS always the right result, the command a right file or a sentence, and the Python
+package the right result or an error with a sentence; none leaves anything behind. tests/pytorch/test_faults.py has the
+same for torch tensors."""
 
 import itertools
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import reference
-from toolchain import BUILD, run
+from toolchain import BUILD, ROOT, run
 
 FAULTS = BUILD / "tests" / "faults"
 pytestmark = pytest.mark.skipif(not (FAULTS / "libfaults.so").exists(),
@@ -57,3 +59,49 @@ def test_the_command(tmp_path, rng, kind, least, may_succeed, after):
         if not failed:
             break
     assert number > least, "hardly a call has failed: this test tests nothing"
+
+
+def python(script, *words, preload=FAULTS / "libfaults.so"):
+    """What a script of tests/faults prints, as numbers."""
+    paths = f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"
+    printed = run(sys.executable, ROOT / "tests" / "faults" / script, *words,
+                  env={**os.environ, "PYTHONPATH": paths, "LD_PRELOAD": str(preload)})
+    return [int(count) for count in printed.split()]
+
+
+def test_products_of_numpy_arrays():
+    memory_once, memory, threads = python("numpy_products.py", "memory", "once", "memory", "+", "thread", "+")
+    assert min(memory_once, memory) >= 6 and (threads or os.cpu_count() == 1), "hardly a call has failed"
+
+
+LIMITS = """
+import ctypes
+import numpy as np
+import binding
+largest = ctypes.CDLL(None).faults_largest
+largest.restype = ctypes.c_size_t
+a = np.ones((700, 700), np.float32)
+for limit in range(100_000, 5_000_000, 150_000):
+    context = binding.Context(threads=1, max_workspace=limit)
+    binding.check(binding.lib.tsr_trim(context.handle))
+    largest()
+    binding.gemm(context, binding.matrix(binding.Operand, a.T), binding.matrix(binding.Operand, a.T),
+                 binding.matrix(binding.Result, np.empty_like(a)))
+    taken = largest()
+    assert 0 < taken <= limit, f"{taken} bytes were allocated, and {limit} are allowed"
+"""
+
+
+def test_no_more_is_allocated_than_max_workspace_allows():
+    run(sys.executable, "-c", LIMITS, env={**os.environ, "LD_PRELOAD": str(FAULTS / "libfaults.so")})
+
+
+def test_interrupts_of_numpy_products():
+    """Ctrl-C wherever it can come."""
+    [points] = python("interrupts.py", preload="")
+    assert points > 100, "hardly a product was interrupted"
+
+
+def test_the_operator_cache(tmp_path):
+    [failed] = python("operator_cache.py", tmp_path)
+    assert failed > 200, "hardly a call has failed"

@@ -147,10 +147,13 @@ def info() -> str:
 
         from . import _build
         cuda = f", CUDA {torch.version.cuda}" if _build.has_cuda(torch) else ", no CUDA"
-        path = _build.operator_path()
         lines.append(f"torch: {torch.__version__}{cuda}")
-        lines.append(f"operator: {path}" if _build.is_built(path) else
-                     "operator: to be compiled at first use, or by `python -m tessera build`")
+        try:
+            path = _build.operator_path()
+            lines.append(f"operator: {path}" if _build.is_built(path) else
+                         "operator: to be compiled at first use, or by `python -m tessera build`")
+        except _build.BuildError as error:
+            lines.append(f"operator: {error}")
     except ModuleNotFoundError:
         lines.append("torch: not installed")
     return "\n".join(lines)

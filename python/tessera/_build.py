@@ -19,7 +19,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from . import _library
@@ -91,7 +90,21 @@ def _flags(torch) -> tuple[list[str], list[str]]:
 
 
 def _texts() -> list[bytes]:
-    return [path.read_bytes() for path in [*sorted(FOLDER.iterdir()), _header_folder() / "tessera.h"] if path.is_file()]
+    header = _header_folder() / "tessera.h"
+    try:
+        return [path.read_bytes() for path in [*sorted(FOLDER.iterdir()), header] if path.is_file()]
+    except OSError as error:
+        raise BuildError(f"tessera cannot read the sources of its operator: {error}") from None
+
+
+def _cache() -> Path:
+    chosen = os.environ.get("TESSERA_CACHE")
+    if chosen:
+        return Path(chosen)
+    for folder in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(folder):  # any other would depend on the current folder
+            return Path(folder) / "tessera"
+    raise BuildError("tessera has no home folder for the cache of its operator: set TESSERA_CACHE to a folder")
 
 
 def operator_path() -> Path:
@@ -103,10 +116,7 @@ def operator_path() -> Path:
         facts.update(str(fact).encode() + b"\0")
     for text in _texts():
         facts.update(text)
-    cache = os.environ.get("TESSERA_CACHE")
-    if not cache:
-        cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tessera")
-    return Path(cache) / f"torch-{torch.__version__}-{facts.hexdigest()[:16]}.so"
+    return _cache() / f"torch-{torch.__version__}-{facts.hexdigest()[:16]}.so"
 
 
 # ---- What may be loaded ---------------------------------------------------------------------------------------------
@@ -164,8 +174,10 @@ def _make_folder(folder: Path) -> None:
 
 # ---- Compiling ------------------------------------------------------------------------------------------------------
 
-def _fail(command: list[str], output: str) -> None:
+def _fail(command: list[str], output: str, status: int) -> None:
     last = "\n".join([line for line in output.splitlines() if "error" in line][:8] or output.splitlines()[-8:])
+    if status < 0:
+        last += f"The compiler was ended by signal {-status}, as it is where memory is short."
     hint = ""
     if "torch/library.h" in last or "ATen/core/Tensor.h" in last:
         hint = "torch's C++ headers are not installed (Debian: apt-get install libtorch-dev)\n"
@@ -175,7 +187,7 @@ def _fail(command: list[str], output: str) -> None:
 
 def _start(command: list[str]) -> subprocess.Popen:
     try:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     except OSError as error:
         source = "CXX names" if os.environ.get("CXX") else "the C++ compiler is"
         raise BuildError(f"tessera cannot compile its operator for torch: {source} {command[0]}, which cannot be run "
@@ -184,11 +196,16 @@ def _start(command: list[str]) -> subprocess.Popen:
 
 def _run(commands: list[list[str]]) -> None:
     """All at once; raises for the first that fails, when all have ended."""
-    running = [(command, _start(command)) for command in commands]
-    ended = [(command, process.communicate()[0], process.returncode) for command, process in running]
+    with contextlib.ExitStack() as ends:
+        running = []
+        for command in commands:
+            process = ends.enter_context(_start(command))
+            ends.callback(process.kill)  # where this is left early: none may go on writing
+            running.append((command, process))
+        ended = [(command, process.communicate()[0], process.returncode) for command, process in running]
     for command, output, status in ended:
         if status:
-            _fail(command, output)
+            _fail(command, output, status)
 
 
 def _compile(torch, target: Path, folder: Path) -> None:
@@ -204,6 +221,18 @@ def _compile(torch, target: Path, folder: Path) -> None:
     checksum.chmod(0o600)
     os.replace(made, target)
     os.replace(checksum, _checksum_path(target))
+
+
+@contextlib.contextmanager
+def _scratch(cache: Path):
+    """An empty folder to compile in. One that is there already was left by a process that was killed."""
+    folder = cache / "building"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -228,8 +257,18 @@ def build(quiet: bool = False) -> Path:
                 if not quiet:
                     print(f"tessera: compiling its operator for torch {torch.__version__}, once", file=sys.stderr,
                           flush=True)
-                with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                    _compile(torch, target, Path(folder))
+                with _scratch(target.parent) as folder:
+                    _compile(torch, target, folder)
     except OSError as error:
         raise _cannot_write(target.parent, error) from None
     return target
+
+
+def load() -> None:
+    """The operator becomes part of torch.ops."""
+    import torch
+    operator = build()
+    try:
+        torch.ops.load_library(str(operator))
+    except OSError as error:
+        raise BuildError(f"tessera cannot load its operator {operator} ({error.__cause__ or error})") from None

@@ -10,22 +10,19 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """For `with`. What it guards must be consistent between any two bytecodes, because a fork may come there."""
+    """`with lock.held:`. What it guards must be consistent between any two bytecodes, because a fork may come there.
+
+    It is threading's own lock that `with` takes: an __enter__ written in Python could be interrupted (Ctrl-C) when it
+    has the lock and has not returned, and then nobody would release it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.held = threading.Lock()
         _locks.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def _renew() -> None:
     for lock in _locks:
-        lock._lock = threading.Lock()
+        lock.held = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -23,7 +23,7 @@ _contexts_lock = Lock()
 def _context(precision: str) -> ctypes.c_void_p:
     """One context for each precision, made when first asked for and kept as long as the process."""
     number = precision_number(precision)
-    with _contexts_lock:
+    with _contexts_lock.held:
         if number not in _contexts:
             made = ctypes.c_void_p()
             options = Options(device_index=-1, precision=number)
@@ -50,7 +50,7 @@ class Packed:
 
     def panels(self, side: int, operand: Operand, precision: str) -> Optional[int]:
         key = (side, operand.row_stride, operand.col_stride, precision)
-        with self._lock:
+        with self._lock.held:
             if key not in self._panels:
                 made = ctypes.c_void_p()
                 check(LIBRARY.tsr_pack(ctypes.byref(made), _context(precision), side, ctypes.byref(operand), None))
@@ -110,7 +110,7 @@ def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, 
     matrices: list[Any] = [kind(array.ctypes.data, *array.shape[-2:], *array_strides[-2:], batch_stride)
                            for kind, array, array_strides, batch_stride in zip(kinds, arrays, strides, batch_strides)]
     starts = [matrix.data for matrix in matrices]
-    if packed is not None and not loops and batch_strides[side] == 0:
+    if packed is not None:  # one matrix for all products: its strides are 0 in every leading dimension
         matrices[side].packed = packed.panels(side, matrices[side], precision)
     addend = ctypes.byref(matrices[3]) if s is not None else None
     for indices in itertools.product(*(range(size) for size, _ in loops)):

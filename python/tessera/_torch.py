@@ -10,7 +10,7 @@ import torch
 from . import _build, _library
 from ._locks import Lock
 
-torch.ops.load_library(str(_build.build()))
+_build.load()
 _ops = torch.ops.tessera
 
 DEVICES = ("cpu", "cuda")
@@ -224,13 +224,18 @@ def _settings(precision: str, devices, always: bool) -> dict[str, _Setting]:
 
 def enable(precision: str, devices, always: bool) -> None:
     settings = _settings(precision, devices, always)
-    with _lock:
-        _lasting.update(settings)
-        _apply()
+    with _lock.held:
+        former = dict(_lasting)
+        try:
+            _lasting.update(settings)
+            _apply()
+        except BaseException:
+            _lasting.update(former)
+            raise
 
 
 def disable() -> None:
-    with _lock:
+    with _lock.held:
         _lasting.update(dict.fromkeys(DEVICES))
         _apply()
 
@@ -238,13 +243,13 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(precision: str, devices, always: bool):
     settings = _settings(precision, devices, always)
-    with _lock:
-        _blocks.append(settings)
-        _apply()
     try:
+        with _lock.held:
+            _blocks.append(settings)
+            _apply()
         yield
     finally:
-        with _lock:
+        with _lock.held:
             _blocks[:] = [block for block in _blocks if block is not settings]
             _apply()
 

@@ -182,7 +182,9 @@ static tsr_status resident_acquire(struct cuda_context *cuda) {
     return status;
 }
 
-/* `alive`: the CUcontext still exists and is current; else what was in it went with it. */
+/* `alive`: the CUcontext still exists and is current; else what was in it went with it. The pool is no part of it, but
+ * belongs to the device: it outlives a CUcontext that was destroyed. A primary context can only have been reset; then
+ * CUDA says that everything of the device is gone, and the pool's handle may be, too. */
 static void resident_release(const struct cuda_context *cuda, bool alive) {
     const cuda_driver *driver = cuda->driver;
     cuda_resident *resident = cuda->resident;
@@ -191,11 +193,9 @@ static void resident_release(const struct cuda_context *cuda, bool alive) {
         cuda_resident **link = &residents;
         while (*link != resident) link = &(*link)->next;
         *link = resident->next;
-        if (alive) {
-            for (int i = 0; i < CUDA_MODULES; i++)
-                if (resident->modules[i]) driver->cuModuleUnload(resident->modules[i]);
-            if (resident->pool) driver->cuMemPoolDestroy(resident->pool);
-        }
+        for (int i = 0; alive && i < CUDA_MODULES; i++)
+            if (resident->modules[i]) driver->cuModuleUnload(resident->modules[i]);
+        if (resident->pool && (alive || !cuda->retained)) driver->cuMemPoolDestroy(resident->pool);
         free(resident);
     }
     pthread_mutex_unlock(&residents_lock);

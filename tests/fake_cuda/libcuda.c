@@ -656,16 +656,20 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *aske
     return CUDA_SUCCESS;
 }
 
+static _Atomic int pools;
+EXPORT int fake_pools(void) { return pools; }
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
     *pool = calloc(1, sizeof **pool);
     **pool = (struct CUmemPoolHandle_st){POOL, properties->location.id, properties->maxSize, 0};
+    pools++;
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    pools--;
     free(pool);
     return CUDA_SUCCESS;
 }

@@ -365,12 +365,16 @@ def test_a_context_that_was_reset():
 
 
 def test_a_context_that_was_destroyed(problem):
-    own = DRIVER.new_context()
+    """Its memory pool is the device's and outlives it: destroyed with the tsr_context."""
+    pools, own = fake.fake_pools(), DRIVER.new_context()
     DRIVER.use(own)
     context = Context(CUDA, IEEE)
+    assert fake.fake_pools() == pools + 1
     DRIVER.use(DRIVER.context)
     DRIVER.context_destroy(own)
     refused(problem.run(context), binding.DEVICE_ERROR, "destroyed or reset")
+    del context
+    assert fake.fake_pools() == pools
 
 
 def test_modules_are_loaded_once_for_a_context(problem, own_context):

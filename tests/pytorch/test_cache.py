@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import tessera
 from tessera import _build
 
 PRODUCT = "import tessera, torch; print(tessera.matmul(torch.ones(2, 3), torch.ones(3, 4)).sum().item())"
@@ -137,6 +138,41 @@ def test_failed_compilation_leaves_nothing(cache):
     with pytest.raises(_build.BuildError, match="could not compile"):
         _build.build()
     assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("compiler, said", [("kill -9 $$", "ended by signal 9"),
+                                            ("printf '\\377 error'; exit 1", "\N{REPLACEMENT CHARACTER} error")])
+def test_compilers_that_fail(cache, compiler, said):
+    """Killed for want of memory, or speaking another encoding."""
+    (cache.parent / "c++").write_text(f"#!/bin/sh\n{compiler}\n")
+    with pytest.raises(_build.BuildError, match=said):
+        _build.build()
+
+
+def test_after_a_build_that_was_killed(cache):
+    (cache / "building").mkdir(parents=True)
+    (cache / "building" / "gemm.cpp.o").write_text("half of")
+    cache.chmod(0o700)
+    operator = _build.build()
+    assert {path.name for path in cache.iterdir()} == {operator.name, operator.name + ".sha256", "lock"}
+
+
+def test_an_operator_that_cannot_be_loaded(cache):
+    """Whole, but made for another machine, say: ImportError, which TESSERA_ENABLE makes a warning of."""
+    (cache.parent / "c++").write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: >"$2"\n')
+    with pytest.raises(_build.BuildError, match="cannot load its operator .*file too short"):
+        _build.load()
+
+
+def test_folders_that_depend_on_the_current_one(monkeypatch):
+    monkeypatch.delenv("TESSERA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert str(_build.operator_path()).startswith("/home/somebody/.cache/tessera/")
+    monkeypatch.setenv("HOME", "home")
+    with pytest.raises(_build.BuildError, match="no home folder .*: set TESSERA_CACHE"):
+        _build.operator_path()
+    assert "operator: tessera has no home folder" in tessera.info()
 
 
 def build_says(**environment):

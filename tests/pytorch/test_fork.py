@@ -38,12 +38,12 @@ def test_a_lock_that_another_thread_holds():
     lock, held, done = Lock(), threading.Event(), threading.Event()
 
     def hold():
-        with lock:
+        with lock.held:
             held.set()
             done.wait()
 
     def take():
-        with lock:
+        with lock.held:
             pass
 
     holder = threading.Thread(target=hold)

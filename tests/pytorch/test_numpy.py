@@ -82,6 +82,9 @@ def test_packed():
         assert np.array_equal(tessera.linear(x[0], packed), x[0] @ weight.T)
         assert np.array_equal(tessera.matmul(x.T[:, :300], packed), x.T[:, :300] @ weight)
         assert np.array_equal(tessera.matmul(packed, x.T), weight @ x.T)
+    batch = integers(2, 3, 4, 200).swapaxes(0, 1)  # which takes several calls
+    assert np.array_equal(tessera.linear(batch, packed, bias), batch @ weight.T + bias)
+    assert np.array_equal(tessera.matmul(packed, batch.swapaxes(2, 3)), weight @ batch.swapaxes(2, 3))
     assert packed.shape == (300, 200) and "300" in repr(packed)
 
 
@@ -107,6 +110,12 @@ def test_errors():
         tessera.matmul(a, b, out=np.ones((6, 4), np.float32))
     with pytest.raises(ValueError, match="out overlaps an argument"):
         tessera.matmul(a[:, :4], a[:, :4].T[:4], out=a[:, :4])
+    for first, second in ((a[:, :4], b[:4, :4]), (b[:4, :4], a[:, :4])):  # which the library would say in its words
+        with pytest.raises(ValueError, match="out overlaps an argument"):
+            tessera.matmul(first, second, out=a[:, :4])
+    square = np.ones((4, 4), np.float32)
+    with pytest.raises(ValueError, match="tessera: .*overlap"):  # what the library says
+        tessera.matmul(square, b[:4, :4], out=square)
     with pytest.raises(ValueError, match="read-only"):
         tessera.matmul(a, b, out=np.broadcast_to(np.float32(0), (4, 6)))
     with pytest.raises(ValueError, match="precision must be"):

@@ -138,6 +138,8 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
         planned = plan_product(p);
     } catch (const c10::Error &) {
         return pass(NOT_POSSIBLE);
+    } catch (const std::bad_alloc &) {
+        return pass(NOT_POSSIBLE);
     }
     if (!always && p.a.is_cuda()) {
         const Sizes of_plan = {static_cast<double>(planned->batch), static_cast<double>(planned->m),
@@ -294,8 +296,9 @@ static void register_once(Switch *device, c10::DispatchKey key, void (*registrat
     if (device->kernels) return;
     Silence silence;
     HandlerGuard quiet(&silence);
-    device->kernels = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    registration(device->kernels);
+    auto kernels = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    registration(kernels.get()); /* all of them, or, without memory for one, none */
+    device->kernels = kernels.release();
 }
 
 std::string switch_drop_in(c10::string_view device, bool on, c10::string_view precision, bool always) {

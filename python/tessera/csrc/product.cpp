@@ -317,10 +317,13 @@ bool is_split(const PlannedProduct &planned) { return tsr_plan_is_split(planned.
 
 void count_taken(const PlannedProduct &r, const Product &product) {
     std::atomic<uint64_t> *&counter = r.cached->taken;
-    if (!counter) {
-        const c10::Device device = product.a.device();
-        counter = counter_of(
-            {static_cast<int64_t>(device.type()), device.index(), product.precision, r.batch, r.m, r.n, r.k});
+    const c10::Device device = product.a.device();
+    try {
+        if (!counter)
+            counter = counter_of(
+                {static_cast<int64_t>(device.type()), device.index(), product.precision, r.batch, r.m, r.n, r.k});
+    } catch (const std::bad_alloc &) {
+        return; /* the product is made, if not counted */
     }
     counter->fetch_add(1, std::memory_order_relaxed);
 }
