@@ -17,8 +17,8 @@ enum { OF_Q, OF_K, OF_V, OF_GRAD_O, OPERANDS };
 /* How a call is carried out, and where everything lies in its workspace: offsets in bytes. */
 typedef struct attention_plan {
     bool split;
-    bool packed;        /* split: operands are packed beforehand */
-    int column_blocks;  /* of 64 columns, in a packed row */
+    bool packed;       /* split: operands are packed beforehand */
+    int column_blocks; /* of 64 columns, in a packed row */
     int64_t tiles_q, tiles_k;
     size_t tiles[OPERANDS], downs[OPERANDS];
     size_t recompute_q, recompute_k, padded_lse, delta;
@@ -160,9 +160,8 @@ static tsr_status queue_forward(launch_queue *q, const attention_plan *plan, att
     tsr_status status = TSR_OK;
     if (plan->packed) status = queue_packing(q, plan, args, OF_GRAD_O);
     if (!status && plan->split) {
-        const cuda_kernel *kernel = plan->packed
-                                        ? pick(ATTENTION_FORWARD_64, plan, args)
-                                        : &cuda_kernels[ATTENTION_FORWARD_SHORT + (args->general ? 1 : 0)];
+        const cuda_kernel *kernel = plan->packed ? pick(ATTENTION_FORWARD_64, plan, args)
+                                                 : &cuda_kernels[ATTENTION_FORWARD_SHORT + (args->general ? 1 : 0)];
         status = queue_tasks(q, kernel, args, (int64_t)args->batch * args->heads * plan->tiles_q);
     }
     return status ? status : queue_ieee_attention(q, ATTENTION_IEEE_FORWARD_128, args, false);

@@ -50,7 +50,7 @@ typedef struct attention_args {
     heads_in q, k, v, mask;   /* mask.data may be NULL */
     heads_out o, lse;
     heads_in grad_o;
-    heads_out grad_q, grad_k, grad_v;                          /* data NULL: not wanted */
+    heads_out grad_q, grad_k, grad_v;                         /* data NULL: not wanted */
     packed_heads packed_q, packed_k, packed_v, packed_grad_o; /* tiles NULL: the kernel splits them itself */
     float *padded_lse, *delta;
     int32_t *recompute_q, *recompute_k;

@@ -39,9 +39,7 @@ __device__ inline uint32_t dropped_of_group(const attention_args &g, dropout_key
     return bits;
 }
 
-__device__ inline bool hidden(const attention_args &g, int i, int j) {
-    return j >= g.keys || (g.causal && j > i);
-}
+__device__ inline bool hidden(const attention_args &g, int i, int j) { return j >= g.keys || (g.causal && j > i); }
 
 /* ---- Splitting --------------------------------------------------------------------------------------------------- */
 

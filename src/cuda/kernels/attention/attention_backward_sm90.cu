@@ -263,8 +263,9 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
     }
 
     if (threadIdx.x == WARPGROUP)
-        (KEYS ? g.recompute_k : g.recompute_q)[(int64_t)task.fixed_item(g) * (KEYS ? g.tiles_k : g.tiles_q) +
-                                               task.tile] = s.misfits[buffer];
+        (KEYS ? g.recompute_k
+              : g.recompute_q)[(int64_t)task.fixed_item(g) * (KEYS ? g.tiles_k : g.tiles_q) + task.tile] =
+            s.misfits[buffer];
     if (lane == 0) barrier_arrive(&s.fixed_empty[buffer]);
     const float ds_factor[2] = {g.scale, g.scale}, p_factor[2] = {drop_scale, drop_scale};
     const heads_out &to = KEYS ? g.grad_k : g.grad_q;

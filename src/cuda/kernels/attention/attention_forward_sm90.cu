@@ -19,12 +19,12 @@
 #include "cuda/kernels/kernel_list.h"
 
 constexpr int TILE_Q = ATTENTION_ROWS, TILE_K = ATTENTION_ROWS;
-constexpr int SPLITTERS = 2 * WARPGROUP;                                         /* threads */
-constexpr int ROW_STEP = SPLITTERS / 16, PASSES = TILE_K / ROW_STEP;             /* rows between a thread's quads, and quads */
-template <bool SPLITS> constexpr int BRINGERS = SPLITS ? SPLITTERS : WARPGROUP;  /* threads before those that multiply */
+constexpr int SPLITTERS = 2 * WARPGROUP;                             /* threads */
+constexpr int ROW_STEP = SPLITTERS / 16, PASSES = TILE_K / ROW_STEP; /* rows between a thread's quads, and quads */
+template <bool SPLITS> constexpr int BRINGERS = SPLITS ? SPLITTERS : WARPGROUP; /* threads before those that multiply */
 template <bool SPLITS> constexpr int THREADS = BRINGERS<SPLITS> + 2 * WARPGROUP;
 
-template <int BLOCKS> constexpr int TILE_BYTES = 2 * BLOCKS * ATTENTION_BLOCK_BYTES;
+template <int BLOCKS> constexpr int TILE_BYTES = 2 * BLOCKS *ATTENTION_BLOCK_BYTES;
 
 template <int BLOCKS, int STAGES, bool SPLITS> struct __align__(1024) forward_shared {
     uint8_t q[TILE_BYTES<BLOCKS>], k[STAGES][TILE_BYTES<BLOCKS>], v[STAGES][TILE_BYTES<BLOCKS>];
@@ -289,7 +289,8 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
 #pragma unroll
         for (int a = 0; a < ACCUMULATORS; a++) /* column blocks, or the halves of the keys */
             multiply_columns<TILE_K / 16 / PARTS>(added[a], p, a / BLOCKS * (TILE_K / 16 / PARTS),
-                                                  split_tile<BLOCKS>{tile_address(s.v[stage]), COLUMN_BLOCK}, a % BLOCKS);
+                                                  split_tile<BLOCKS>{tile_address(s.v[stage]), COLUMN_BLOCK},
+                                                  a % BLOCKS);
         wgmma_commit();
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++)
@@ -376,7 +377,7 @@ template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static v
 }
 
 #define FORWARD(name, id, blocks, stages, splits, general)                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS<splits>, 1) name(const __grid_constant__ attention_args g) {         \
+    extern "C" __global__ void __launch_bounds__(THREADS<splits>, 1) name(const __grid_constant__ attention_args g) { \
         forward<blocks, stages, splits, general>(g);                                                                  \
     }                                                                                                                 \
     ASSERT_LISTED_AS(id, TILE_Q, TILE_K, THREADS<splits>, sizeof(forward_shared<blocks, stages, splits>))

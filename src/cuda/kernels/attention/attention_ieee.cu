@@ -4,8 +4,8 @@
  * 16y + x has rows y + 16a and columns x + 16b, for a and b up to 3, of every matrix of a tile: of the scores and of each
  * 64 columns of O or a gradient. Operands come through shared memory; so do the weights, between the two products.
  *
- * Nothing is skipped: a hidden weight is 0 and multiplies its value, so that NaN and Inf go where IEEE arithmetic, and
- * PyTorch's own formula, carries them.
+ * NaN and Inf go where IEEE arithmetic carries them: a weight of 0 multiplies its value, whatever that is. Only keys that
+ * a causal mask hides from a query have no part in it.
  */
 #include "cuda/kernels/attention/attention.cuh"
 #include "cuda/kernels/kernel_list.h"
@@ -61,10 +61,24 @@ __device__ static void dot_rows(ieee_shared &s, float (&d)[EACH][EACH], const ro
     }
 }
 
+/* What a causal mask hides of a tile of weights, by the first query less the first key: row r (or column, if rows are
+ * keys) is that many queries on. */
+struct diagonal {
+    bool causal, rows_are_keys;
+    int lead;
+    __device__ diagonal(const attention_args &g, int query0, int key0, bool keys)
+        : causal(g.causal), rows_are_keys(keys), lead(query0 - key0) {}
+    __device__ bool hides_all() const { return causal && lead + ROWS - 1 < 0; }
+    __device__ bool hides_some() const { return causal && lead < ROWS - 1; }
+    __device__ bool hides(int row, int column) const {
+        return rows_are_keys ? row > column + lead : column > row + lead;
+    }
+};
+
 /* sum += weights x, for all columns of x; weights are the thread's elements w. */
 template <int BLOCKS>
 __device__ static void add_weighted(ieee_shared &s, float (&sum)[BLOCKS][EACH][EACH], const float (&w)[EACH][EACH],
-                                    const rows_of &x, int dim) {
+                                    const rows_of &x, int dim, const diagonal &mask) {
     const place me;
     __syncthreads();
     for (int a = 0; a < EACH; a++)
@@ -76,14 +90,16 @@ __device__ static void add_weighted(ieee_shared &s, float (&sum)[BLOCKS][EACH][E
         for (int n = (int)threadIdx.x; n < ROWS * ROWS; n += THREADS)
             s.values[n / ROWS][n % ROWS] = x.at(n / ROWS, block * ROWS + n % ROWS, dim);
         __syncthreads();
+        const bool some = mask.hides_some();
 #pragma unroll 8
         for (int j = 0; j < ROWS; j++)
 #pragma unroll
-            for (int a = 0; a < EACH; a++)
+            for (int a = 0; a < EACH; a++) {
+                if (some && mask.hides(me.y + 16 * a, j)) continue;
 #pragma unroll
                 for (int b = 0; b < EACH; b++)
-                    sum[block][a][b] =
-                        fmaf(s.weights[me.y + 16 * a][j], s.values[j][me.x + 16 * b], sum[block][a][b]);
+                    sum[block][a][b] = fmaf(s.weights[me.y + 16 * a][j], s.values[j][me.x + 16 * b], sum[block][a][b]);
+            }
     }
 }
 
@@ -104,18 +120,18 @@ __device__ static void store(const heads_out &to, int batch, int head, const flo
             }
 }
 
-/* The score of a query and a key, from their dot product. A key past the last counts as masked. */
+/* The score of a query and a key, from their dot product. What is hidden counts as masked. */
 __device__ static float score_of(const attention_args &g, float dot, int batch, int head, int i, int j) {
-    if (i >= g.queries || j >= g.keys) return -INFINITY;
-    float score = g.scale * dot;
-    if (g.mask.data) score = fmaf(g.scale, dot, head_of(g.mask, batch, head)[i * g.mask.row_stride + j * g.mask.col_stride]);
-    return hidden(g, i, j) ? score - INFINITY : score;
+    if (i >= g.queries || hidden(g, i, j)) return -INFINITY;
+    if (!g.mask.data) return g.scale * dot;
+    return fmaf(g.scale, dot, head_of(g.mask, batch, head)[i * g.mask.row_stride + j * g.mask.col_stride]);
 }
 
 __device__ static bool is_dropped(const attention_args &g, int batch, int head, int i, int j) {
     if (!g.drop_below) return false;
     uint32_t numbers[4];
-    dropout_numbers(dropout_key_of(g.seed, g.offset, (uint32_t)(batch * g.heads + head)), (uint32_t)i, (uint32_t)j, numbers);
+    dropout_numbers(dropout_key_of(g.seed, g.offset, (uint32_t)(batch * g.heads + head)), (uint32_t)i, (uint32_t)j,
+                    numbers);
     const uint32_t word = i / 8 % 2 ? (j / 8 % 2 ? numbers[3] : numbers[2]) : (j / 8 % 2 ? numbers[1] : numbers[0]);
     return (word >> 16 * (j % 2) & 0xffff) < g.drop_below;
 }
@@ -133,12 +149,12 @@ __device__ static void for_each_task(const attention_args &g, int rows, int head
     };
     wait_for_previous_kernel();
     bool any = false; /* mostly there are none: all threads look at once */
-    for (int64_t index = blockIdx.x + (int64_t)threadIdx.x * gridDim.x; index < count; index += THREADS * gridDim.x)
+    for (int64_t index = blockIdx.x + (int64_t)threadIdx.x * gridDim.x; index < count;
+         index += THREADS * (int64_t)gridDim.x)
         any |= wanted((int)index);
     if (!__syncthreads_or(any)) return;
     for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x)
-        if (wanted(index))
-            work(ieee_task{index % blocks * ROWS, index / blocks / heads, index / blocks % heads});
+        if (wanted(index)) work(ieee_task{index % blocks * ROWS, index / blocks / heads, index / blocks % heads});
 }
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
@@ -160,6 +176,8 @@ template <int BLOCKS> __device__ static void forward(const attention_args &g, ie
     float o[BLOCKS][EACH][EACH] = {}, largest[EACH], sum[EACH];
     for (int a = 0; a < EACH; a++) largest[a] = -INFINITY, sum[a] = 0;
     for (int j0 = 0; j0 < g.keys; j0 += ROWS) {
+        const diagonal mask(g, task.row0, j0, false);
+        if (mask.hides_all()) break;
         float p[EACH][EACH];
         dot_rows(s, p, q, rows_of(g.k, batch, kv_head, j0, g.keys), g.dim);
 #pragma unroll
@@ -182,7 +200,7 @@ template <int BLOCKS> __device__ static void forward(const attention_args &g, ie
             for (int block = 0; block < BLOCKS; block++)
                 for (int b = 0; b < EACH; b++) o[block][a][b] *= shrink;
         }
-        add_weighted(s, o, p, rows_of(g.v, batch, kv_head, j0, g.keys), g.dim);
+        add_weighted(s, o, p, rows_of(g.v, batch, kv_head, j0, g.keys), g.dim, mask);
     }
     float factor[EACH];
     for (int a = 0; a < EACH; a++) {
@@ -203,7 +221,7 @@ __device__ static void weigh(const attention_args &g, int batch, int head, int i
     const float p = expf(score_of(g, *dot, batch, head, i, j) - lse);
     const bool dropped = is_dropped(g, batch, head, i, j);
     const float dp = dropped ? 0 : *ds * dropout_scale(g.drop_below);
-    const bool there = i < g.queries && j < g.keys;
+    const bool there = i < g.queries && !hidden(g, i, j);
     *ds = there ? p * (dp - g.delta[at]) : 0;
     *dot = there && !dropped ? p : 0;
 }
@@ -214,6 +232,8 @@ template <int BLOCKS> __device__ static void grad_q(const attention_args &g, iee
     const rows_of q(g.q, batch, head, task.row0, g.queries), grad_o(g.grad_o, batch, head, task.row0, g.queries);
     float dq[BLOCKS][EACH][EACH] = {};
     for (int j0 = 0; j0 < g.keys; j0 += ROWS) {
+        const diagonal mask(g, task.row0, j0, false);
+        if (mask.hides_all()) break;
         const rows_of k(g.k, batch, kv_head, j0, g.keys);
         float p[EACH][EACH], ds[EACH][EACH];
         dot_rows(s, p, q, k, g.dim);
@@ -221,7 +241,7 @@ template <int BLOCKS> __device__ static void grad_q(const attention_args &g, iee
         for (int a = 0; a < EACH; a++)
             for (int b = 0; b < EACH; b++)
                 weigh(g, batch, head, task.row0 + me.y + 16 * a, j0 + me.x + 16 * b, &p[a][b], &ds[a][b]);
-        add_weighted(s, dq, ds, k, g.dim);
+        add_weighted(s, dq, ds, k, g.dim, mask);
     }
     const float factor[EACH] = {g.scale, g.scale, g.scale, g.scale};
     store(g.grad_q, batch, head, dq, factor, task.row0, g.queries, g.dim);
@@ -234,6 +254,8 @@ template <int BLOCKS> __device__ static void grad_kv(const attention_args &g, ie
     float dk[BLOCKS][EACH][EACH] = {}, dv[BLOCKS][EACH][EACH] = {};
     for (int head = task.head * group; head < (task.head + 1) * group; head++)
         for (int i0 = 0; i0 < g.queries; i0 += ROWS) {
+            const diagonal mask(g, i0, task.row0, true);
+            if (mask.hides_all()) continue;
             const rows_of q(g.q, batch, head, i0, g.queries), grad_o(g.grad_o, batch, head, i0, g.queries);
             float p[EACH][EACH], ds[EACH][EACH];
             dot_rows(s, p, k, q, g.dim);
@@ -241,8 +263,8 @@ template <int BLOCKS> __device__ static void grad_kv(const attention_args &g, ie
             for (int a = 0; a < EACH; a++)
                 for (int b = 0; b < EACH; b++)
                     weigh(g, batch, head, i0 + me.x + 16 * b, task.row0 + me.y + 16 * a, &p[a][b], &ds[a][b]);
-            add_weighted(s, dv, p, grad_o, g.dim);
-            add_weighted(s, dk, ds, q, g.dim);
+            add_weighted(s, dv, p, grad_o, g.dim, mask);
+            add_weighted(s, dk, ds, q, g.dim, mask);
         }
     const float of_v = dropout_scale(g.drop_below), factor_k[EACH] = {g.scale, g.scale, g.scale, g.scale},
                 factor_v[EACH] = {of_v, of_v, of_v, of_v};
@@ -267,11 +289,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(const __gr
 /* The rows that a kernel's tasks are of. */
 #define QUERIES(g) g.queries, g.heads, g.tiles_q, g.recompute_q
 #define KEYS(g) g.keys, g.kv_heads, g.tiles_k, g.recompute_k
-#define KERNEL(name, id, function, blocks, side)                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ attention_args g) {          \
-        __shared__ ieee_shared s;                                                                                   \
-        for_each_task(g, side(g), [&](const ieee_task &task) { function<blocks>(g, s, task); });                    \
-    }                                                                                                               \
+#define KERNEL(name, id, function, blocks, side)                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ attention_args g) { \
+        __shared__ ieee_shared s;                                                                          \
+        for_each_task(g, side(g), [&](const ieee_task &task) { function<blocks>(g, s, task); });           \
+    }                                                                                                      \
     ASSERT_LISTED_AS(id, ROWS, ROWS, THREADS, 0)
 KERNEL(attention_ieee_forward_128, ATTENTION_IEEE_FORWARD_128, forward, 2, QUERIES);
 KERNEL(attention_ieee_forward_256, ATTENTION_IEEE_FORWARD_256, forward, 4, QUERIES);

@@ -76,8 +76,7 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
         has_nan |= isnan(x[n].x + x[n].y + x[n].z + x[n].w); /* or Inf - Inf, which is no better */
     }
 #pragma unroll
-    for (int lane = 16; lane; lane /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
+    for (int lane = 16; lane; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
     if (threadIdx.x % 32 == 0) warp_largest[threadIdx.x / 32] = largest;
     __syncthreads();
 #pragma unroll
