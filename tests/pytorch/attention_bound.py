@@ -23,8 +23,8 @@ class Expected(NamedTuple):
 
 def repeated(tensor, heads):
     """Key-value heads as often as query heads share them."""
-    return tensor if tensor.dim() < 3 or tensor.shape[-3] in (1, heads) else tensor.repeat_interleave(
-        heads // tensor.shape[-3], -3)
+    shared = 1 if tensor.dim() < 3 or tensor.shape[-3] == 1 else heads // tensor.shape[-3]
+    return tensor.repeat_interleave(shared, -3) if shared > 1 else tensor
 
 
 def summed(gradient, bound, tensor):
