@@ -33,8 +33,9 @@ def swept(records):
             least = f", of those taken the slowest at {ratio(min(taken))}" if taken else ""
             said.append(f"{direction}: geometric mean {ratio(mean(speedups))}, "
                         f"{sum(speedup < BEHIND for speedup in speedups)} below {BEHIND} x{least}")
-    return (f"Of {len(passes(records, 'sweep'))} random shapes (heads 1 to 64, lengths 1 to 8192, dimensions 16 to 256) "
-            f"the drop-in takes {sum(r['taken'] and r['direction'] == 'forward' for r in rows)}. {'; '.join(said)}.")
+    shapes, taken = passes(records, "sweep"), sum(r["taken"] and r["direction"] == "forward" for r in rows)
+    return (f"Of {len(shapes)} random shapes (heads 1 to 64, lengths 1 to 8192, dimensions 16 to 256) the drop-in takes "
+            f"{taken}; {'; '.join(said)}.")
 
 
 def figure(records):
@@ -52,7 +53,8 @@ def figure(records):
                       f"{r['torch_error']:.1e} / {r['error']:.1e}"]
         groups.append((name, bars))
         table.append([name, *cells])
-    ahead = {direction: [pair[direction]["speedup"] for pair in pairs.values()] for direction in ("forward", "backward")}
+    ahead = {direction: [pair[direction]["speedup"] for pair in pairs.values()]
+             for direction in ("forward", "backward")}
     says = ", ".join(f"{direction} {min(speedups):.1f} to {max(speedups):.1f}" for direction, speedups in ahead.items())
     heads = [f"{direction}: {column}" for direction in ahead
              for column in ("torch, us", "Tessera, us", "speedup", "error, torch / Tessera")]

@@ -1,10 +1,10 @@
 """Attention and its gradients in float64, written out, with the error that float32 may make in each element.
 
-u = 2^-24 is one rounding. A score s = scale * q k + mask errs by at most e = (dim + 8) u S, where S is the row's largest
-|scale| |q| |k| + |mask|: the product's bound, the mask, and the subtraction of the row's maximum, at most 2 S. Weights
-p = exp(s - lse) then err by the factor 1 +- w, w = 2 e + (keys + 16) u: both exponents, the sum of `keys` of them, and
-sixteen roundings for exp, log, the division and dropout's factor. Everything after that is products and sums of these,
-whose errors add up as written below."""
+u = 2^-24 is one rounding. A score s = scale * q k + mask errs by at most e = (dim + 8) u S, where S is the row's
+largest |scale| |q| |k| + |mask|: the product's bound, the mask, and the subtraction of the row's maximum, at most 2 S.
+Weights p = exp(s - lse) then err by the factor 1 +- w, w = 2 e + (keys + 16) u: both exponents, the sum of `keys` of
+them, and sixteen roundings for exp, log, the division and dropout's factor. Everything after that is products and sums
+of these, whose errors add up as written below."""
 
 import math
 from typing import NamedTuple

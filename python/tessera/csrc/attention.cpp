@@ -197,8 +197,7 @@ AttentionGradients attention_backward(const Attention &a, const at::Tensor &grad
                     sums.size(2) >= queries,
                 "the gradient and results of attention must have its sizes, ", a.query.sizes(), ", but they have ",
                 grad_output.sizes(), ", ", output.sizes(), " and ", sums.sizes());
-    const RandomState state =
-        a.dropout_p > 0 ? RandomState{read(philox_seed), read(philox_offset)} : UNUSED;
+    const RandomState state = a.dropout_p > 0 ? RandomState{read(philox_seed), read(philox_offset)} : UNUSED;
     const bool has_bias = wanted[3] && a.bias.defined();
     AttentionGradients gradients = {wanted[0] ? empty_like_torch(a.query) : at::Tensor(),
                                     wanted[1] ? empty_like_torch(a.key) : at::Tensor(),

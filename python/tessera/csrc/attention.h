@@ -1,5 +1,6 @@
 /* attention.h: attention of float32 tensors as calls of libtessera, with the results that torch's own
- * _scaled_dot_product_efficient_attention and its backward have: for attention_operator.cpp and attention_drop_in.cpp. */
+ * _scaled_dot_product_efficient_attention and its backward have. For attention_operator.cpp and attention_drop_in.cpp.
+ */
 #pragma once
 
 #include <array>

@@ -97,8 +97,8 @@ static AttentionResult efficient_attention(const at::Tensor &query, const at::Te
                                            bool is_causal, c10::optional<double> scale) {
     const Setting setting = cuda_setting();
     if (setting.on) {
-        const Attention attention = {query, key, value, given(attn_bias), dropout_p, is_causal, scale,
-                                     precision_of(setting)};
+        const Attention attention = {query,     key,       value, given(attn_bias),
+                                     dropout_p, is_causal, scale, precision_of(setting)};
         if (is_taken(setting, attention, &passed)) {
             try {
                 const AttentionResult result = attention_forward(attention, compute_log_sumexp);
@@ -113,8 +113,8 @@ static AttentionResult efficient_attention(const at::Tensor &query, const at::Te
                                                              dropout_p, is_causal, scale);
 }
 
-/* Whether the forward pass was ours. In a captured graph the state lies on the GPU and cannot be read, but then there is
- * no dropout, and the rule that chose the forward pass chooses again. */
+/* Whether the forward pass was ours. In a captured graph the state lies on the GPU and cannot be read; but then there
+ * is no dropout, and the rule that chose the forward pass chooses again. */
 static bool was_taken(const Setting &setting, const Attention &a, const at::Tensor &philox_seed,
                       const at::Tensor &philox_offset) {
     if (philox_seed.is_cpu()) return is_own_state(philox_seed, philox_offset, a.dropout_p);
@@ -122,11 +122,13 @@ static bool was_taken(const Setting &setting, const Attention &a, const at::Tens
     return setting.on && !(a.dropout_p > 0) && is_taken(setting, a, &uncounted);
 }
 
-static AttentionGradients efficient_attention_backward(
-    const at::Tensor &grad_output, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
-    const at::Tensor &attn_bias, const at::Tensor &output, const at::Tensor &log_sumexp, const at::Tensor &philox_seed,
-    const at::Tensor &philox_offset, double dropout_p, std::array<bool, 4> wanted, bool is_causal,
-    c10::optional<double> scale) {
+static AttentionGradients efficient_attention_backward(const at::Tensor &grad_output, const at::Tensor &query,
+                                                       const at::Tensor &key, const at::Tensor &value,
+                                                       const at::Tensor &attn_bias, const at::Tensor &output,
+                                                       const at::Tensor &log_sumexp, const at::Tensor &philox_seed,
+                                                       const at::Tensor &philox_offset, double dropout_p,
+                                                       std::array<bool, 4> wanted, bool is_causal,
+                                                       c10::optional<double> scale) {
     const Setting setting = cuda_setting();
     const Attention attention = {query, key, value, attn_bias, dropout_p, is_causal, scale, precision_of(setting)};
     if (grad_output.defined() && was_taken(setting, attention, philox_seed, philox_offset)) {
@@ -145,9 +147,9 @@ static AttentionGradients efficient_attention_backward(
             }
         }
     }
-    return at::cuda::_scaled_dot_product_efficient_attention_backward(
-        grad_output, query, key, value, attn_bias, output, log_sumexp, philox_seed, philox_offset, dropout_p, wanted,
-        is_causal, scale);
+    return at::cuda::_scaled_dot_product_efficient_attention_backward(grad_output, query, key, value, attn_bias, output,
+                                                                      log_sumexp, philox_seed, philox_offset, dropout_p,
+                                                                      wanted, is_causal, scale);
 }
 
 void register_attention(torch::Library *library) {

@@ -42,9 +42,8 @@ static AttentionGradients attention_backward_kernel(const Tensor &grad_output, c
 /* ---- Through the dispatcher -------------------------------------------------------------------------------------- */
 
 static const auto &attention_operator() {
-    static const auto handle = c10::Dispatcher::singleton()
-                                   .findSchemaOrThrow("tessera::attention", "")
-                                   .typed<decltype(attention_kernel)>();
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow("tessera::attention", "").typed<decltype(attention_kernel)>();
     return handle;
 }
 
@@ -57,7 +56,9 @@ static const auto &attention_backward_operator() {
 
 /* ---- Derivative -------------------------------------------------------------------------------------------------- */
 
-static OptionalTensor optional(const Tensor &tensor) { return tensor.defined() ? OptionalTensor(tensor) : c10::nullopt; }
+static OptionalTensor optional(const Tensor &tensor) {
+    return tensor.defined() ? OptionalTensor(tensor) : c10::nullopt;
+}
 
 static variable_list gradients_of(const Tensor &gradient, const variable_list &saved, double dropout_p, bool is_causal,
                                   Scale scale, std::array<bool, 4> wanted) {
@@ -137,8 +138,8 @@ struct AttentionBackward final : torch::autograd::Node {
 };
 
 static AttentionResult attention_autograd(c10::DispatchKeySet keys, const Tensor &query, const Tensor &key,
-                                          const Tensor &value, const OptionalTensor &attn_bias,
-                                          bool compute_log_sumexp, double dropout_p, bool is_causal, Scale scale) {
+                                          const Tensor &value, const OptionalTensor &attn_bias, bool compute_log_sumexp,
+                                          double dropout_p, bool is_causal, Scale scale) {
     const Tensor &bias = given(attn_bias);
     for (const Tensor *tensor : {&query, &key, &value, &bias})
         TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(*tensor),
@@ -189,8 +190,8 @@ static AttentionGradients attention_backward_autograd(c10::DispatchKeySet keys, 
             philox_seed, philox_offset, dropout_p, wanted, is_causal, scale);
     }
     if (node)
-        for (Tensor *gradient : {&std::get<0>(gradients), &std::get<1>(gradients), &std::get<2>(gradients),
-                                 &std::get<3>(gradients)})
+        for (Tensor *gradient :
+             {&std::get<0>(gradients), &std::get<1>(gradients), &std::get<2>(gradients), &std::get<3>(gradients)})
             if (gradient->defined()) torch::autograd::set_history(*gradient, node);
     return gradients;
 }

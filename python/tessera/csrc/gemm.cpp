@@ -261,8 +261,7 @@ static torch::autograd::variable_list gradients_of_packed(const torch::autograd:
     const auto beta = packed.unpack<at::Scalar>(), alpha = packed.unpack<at::Scalar>();
     const auto precision = packed.unpack<std::string>();
     const bool wants_input = packed.unpack<bool>(), wants_a = packed.unpack<bool>(), wants_b = packed.unpack<bool>();
-    return gradients_of(gradients[0], a, b, input_sizes, beta, alpha, precision,
-                        {wants_input, wants_a, wants_b});
+    return gradients_of(gradients[0], a, b, input_sizes, beta, alpha, precision, {wants_input, wants_a, wants_b});
 }
 #endif
 

@@ -41,8 +41,8 @@ inline torch::autograd::variable_list apply_in_graph(const torch::autograd::Node
     for (const c10::IValue &argument : arguments)
         types.push_back(argument.isTensor() ? at::TensorType::get() : argument.type());
     const auto &compiler = torch::dynamo::autograd::getPyCompilerInterface();
-    const std::string bound =
-        compiler->bind_function(saved.get_py_compiler(), node.name(), function, types, true, true);
+    const std::string bound = compiler->bind_function(saved.get_py_compiler(), node.name(), function, types, true,
+                                                      true);
     return compiler->call_function(
         saved.get_py_compiler(), "apply_functional", bound, gradients, arguments,
         torch::dynamo::autograd::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(

@@ -1,4 +1,4 @@
-/* torch_cost.h: which products and attentions torch runs faster than Tessera. The only figures about torch's speed are here.
+/* torch_cost.h: what torch runs faster than Tessera. The only figures about torch's speed are here.
  *
  * They come from whole calls, host time included, on an H200 with torch 2.11 (bench/pytorch/compare.py). The host and
  * torch's choice of kernel decide how long a small product takes, and tsr_plan_seconds, an estimate of GPU time, knows
