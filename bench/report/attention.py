@@ -34,8 +34,8 @@ def swept(records):
             said.append(f"{direction}: geometric mean {ratio(mean(speedups))}, "
                         f"{sum(speedup < BEHIND for speedup in speedups)} below {BEHIND} x{least}")
     shapes, taken = passes(records, "sweep"), sum(r["taken"] and r["direction"] == "forward" for r in rows)
-    return (f"Of {len(shapes)} random shapes (heads 1 to 64, lengths 1 to 8192, dimensions 16 to 256) the drop-in takes "
-            f"{taken}; {'; '.join(said)}.")
+    return (f"Of {len(shapes)} random shapes (heads 1 to 64, lengths 1 to 8192, dimensions 16 to 256) the drop-in "
+            f"takes {taken}; {'; '.join(said)}.")
 
 
 def figure(records):
