@@ -80,8 +80,9 @@ bench-gpu: build ## milliseconds beside torch.matmul and every other library, in
 bench-sustained: build ## what a long run of one product gets: each library alone on the GPU; saved in bench/results
 	bench/gpu/run $(BUILD) --sustained --save
 
-bench-pytorch: build ## tessera.matmul and the drop-in beside torch, and a GPT-2 trained with both
+bench-pytorch: build ## tessera.matmul, attention and the drop-in beside torch, and a GPT-2 trained with both
 	$(PACKAGE) bench/pytorch/compare.py --save $(BUILD)/pytorch.json
+	$(PACKAGE) bench/gpu/attention.py --sweep 60 --save
 	$(PACKAGE) examples/train_gpt2.py --save $(BUILD)/gpt2.json
 
 bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE

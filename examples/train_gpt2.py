@@ -34,6 +34,7 @@ class Config:
     vocabulary: int = 50257
     context: int = 1024
     batch: int = 8
+    dropout: float = 0.0
 
 
 # Small enough for a CPU and a test.
@@ -43,7 +44,7 @@ TINY = Config(layers=2, heads=2, width=64, vocabulary=256, context=32, batch=4)
 class Block(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.dropout = config.heads, config.dropout
         self.norm1, self.norm2 = torch.nn.LayerNorm(config.width), torch.nn.LayerNorm(config.width)
         self.attention_in = torch.nn.Linear(config.width, 3 * config.width)
         self.attention_out = torch.nn.Linear(config.width, config.width)
@@ -54,9 +55,9 @@ class Block(torch.nn.Module):
         batch, length, width = x.shape
         q, k, v = (part.view(batch, length, self.heads, -1).transpose(1, 2)
                    for part in self.attention_in(self.norm1(x)).split(width, dim=2))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        x = x + F.dropout(self.attention_out(attended.transpose(1, 2).reshape(batch, length, width)), self.dropout)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")), self.dropout)
 
 
 class Gpt(torch.nn.Module):
@@ -64,6 +65,7 @@ class Gpt(torch.nn.Module):
         super().__init__()
         self.tokens = torch.nn.Embedding(config.vocabulary, config.width)
         self.positions = torch.nn.Embedding(config.context, config.width)
+        self.dropout = torch.nn.Dropout(config.dropout)
         self.blocks = torch.nn.Sequential(*(Block(config) for _ in range(config.layers)))
         self.norm = torch.nn.LayerNorm(config.width)
         for name, parameter in self.named_parameters():
@@ -75,7 +77,7 @@ class Gpt(torch.nn.Module):
 
     def forward(self, tokens):
         x = self.tokens(tokens) + self.positions.weight[:tokens.shape[1]]
-        return self.norm(self.blocks(x)) @ self.tokens.weight.t()
+        return self.norm(self.blocks(self.dropout(x))) @ self.tokens.weight.t()
 
 
 class Language:
@@ -157,13 +159,15 @@ def main():
     parser.add_argument("--steps", type=int, default=40, help="steps of each way to train (default 40)")
     parser.add_argument("--warm-up", type=int, default=3, help="of these, how many are not timed (default 3)")
     parser.add_argument("--batch", type=int, help="sequences in a batch (default 8)")
+    parser.add_argument("--dropout", type=float, default=0.0,
+                        help="share of GPT-2's dropouts (0.1 in the original); runs then drop different elements, and "
+                        "their losses differ by more than rounding (default 0)")
     parser.add_argument("--rate", type=float, default=6e-4, help="learning rate")
     parser.add_argument("--save", metavar="FILE", help="write what was measured there as JSON")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = TINY if options.tiny else Config()
-    if options.batch:
-        config = dataclasses.replace(config, batch=options.batch)
+    config = dataclasses.replace(config, batch=options.batch or config.batch, dropout=options.dropout)
     runs = [
         Run("torch float32", config, device, options),
         Run("Tessera fp32", config, device, options, precision="fp32")
@@ -197,7 +201,9 @@ def main():
             f"{records[-1]['speedup']:.2f} x, loss {run.losses[-1]:.5f}, at most {furthest:.1e} from torch float32's")
     stats = tessera.stats()
     print(f"{parameters / 1e6:.0f}M parameters, {tokens} tokens a step, {device}; "
-          f"{stats.taken} products taken, left to torch: {dict((k, v) for k, v in stats.passed.items() if v)}")
+          f"{stats.taken} products taken, left to torch: {dict((k, v) for k, v in stats.passed.items() if v)}; "
+          f"{stats.attention_taken} attentions taken, left: "
+          f"{dict((k, v) for k, v in stats.attention_passed.items() if v)}")
     if options.save:
         result = {**machine(device), "parameters": parameters, **dataclasses.asdict(config), "runs": records}
         pathlib.Path(options.save).write_text(json.dumps(result) + "\n")

@@ -343,6 +343,27 @@ def test_a_long_run_is_shown(tmp_path):
         assert words in said
 
 
+def attention_record(direction, **changed):
+    """A record as bench/gpu/attention.py writes it."""
+    sizes = {"batch": 8, "heads": 12, "kv_heads": 12, "q_length": 1024, "k_length": 1024, "dim": 64, "causal": True}
+    times = {"torch_us": 500.0, "tessera_us": 125.0, "speedup": 4.0, "error": 1e-7, "torch_error": 2e-7}
+    return {"what": "attention", "problem": "bars", **sizes, "mask": "none", "direction": direction, "taken": True,
+            **times, **ABOUT, **changed}
+
+
+def test_attention_is_shown(tmp_path):
+    behind = {"problem": "sweep", "q_length": 7, "speedup": 0.9, "tessera_us": 555.6}
+    results.save(tmp_path / "test.json", [product()])
+    results.save(tmp_path / "attention-test.json", [
+        attention_record(direction, **also) for also in ({}, behind) for direction in ("forward", "backward")])
+    assert program("bench/report", "--results", tmp_path, "--docs", tmp_path).returncode == 0
+    said = (tmp_path / "results.md").read_text()
+    assert "### Attention" in said and "forward 4.0 to 4.0, backward 4.0 to 4.0" in said
+    assert "| 8 x 12 x 1024 x 64 causal | 500 | 125 | 4.00 x | 2.0e-07 / 1.0e-07 | 500 | 125 | 4.00 x |" in said
+    assert "1 below 0.95 x" in " ".join(said.split())
+    assert "attention, backward, is slower than torch float32 | 8 x 12 x 7 / 1024 x 64 causal (0.90 x)" in said
+
+
 def test_the_readme_says_what_a_long_run_gets(monkeypatch):
     """A claim has its condition beside it, with the results of a long run and without them."""
     monkeypatch.syspath_prepend(str(ROOT / "bench/report"))

@@ -43,6 +43,7 @@ FIELDS = {
     "tflops": (NUMBER, "2 m n k over Tessera's time"),
     "error": (NUMBER, "relative Frobenius error against float64"),
     "peer_error": (NUMBER, "the same of the peer"),
+    "torch_error": (NUMBER, "the same of torch; of gradients the largest of the three"),
     "worst_units": (NUMBER, "worst error of an element, in units of 2^-24 (|A||B|); the contract allows k + 2"),
     "gflops_best": (NUMBER, "2 m n k over the shortest sample"),
     "gflops_median": (NUMBER, "the same over the median"),
@@ -54,11 +55,19 @@ FIELDS = {
     "name": (TEXT, "of the ceiling"),
     "origin": (TEXT, "how the value was measured"),
     "why": (TEXT, "why the library could not be measured"),
-    "batch": (COUNT, "rows of a layer's input"),
+    "batch": (COUNT, "rows of a layer's input; items of attention's batch"),
+    "heads": (COUNT, "of queries"),
+    "kv_heads": (COUNT, "of keys and values"),
+    "q_length": (COUNT, "queries of a head"),
+    "k_length": (COUNT, "keys of a head"),
+    "dim": (COUNT, "dimension of queries, keys and values"),
+    "causal": (TRUTH, "whether query i sees keys 0 to i only"),
+    "mask": (TEXT, "none"),
+    "direction": (TEXT, "forward or backward, with all three gradients"),
     "in": (COUNT, "features in"),
     "out": (COUNT, "features out"),
-    "taken": (TRUTH, "whether the drop-in took the layer, or left it to torch"),
-    "tessera_us": (NUMBER, "microseconds of Tessera's product"),
+    "taken": (TRUTH, "whether the drop-in took the layer or attention, or left it to torch"),
+    "tessera_us": (NUMBER, "microseconds of Tessera's product or attention"),
     "torch_us": (NUMBER, "of torch's"),
     "c_library_us": (NUMBER, "of the C library by itself"),
     "packed_us": (NUMBER, "of Tessera's with B packed beforehand"),
@@ -120,6 +129,9 @@ KINDS = {
     "reference": "m n k problem layout tessera_us c_library_us torch_us of_c_library gpu torch commit date",
     # an nn.Linear with and without the drop-in
     "linear": "batch in out taken torch_us drop_in_us always_us speedup always_speedup gpu torch commit date",
+    # float32 attention beside torch's efficient attention (bench/gpu/attention.py)
+    "attention": "problem batch heads kv_heads q_length k_length dim causal mask direction taken torch_us tessera_us "
+                 "speedup error torch_error gpu torch commit date",
     # sgemm_ on matrices in host memory, by a GPU (bench/gpu/offload.py)
     "offload": "n gpu_ms_best copies_alone_ms ratio_to_copies cpu_ms_best speedup_over_cpu samples machine commit date",
     # cblas_sgemm beside tsr_gemm and OpenBLAS, on small products

@@ -1,5 +1,6 @@
 """What the results of a GPU come to."""
 
+import attention
 import charts
 from charts import Axis, Series, shown
 from figures import (REFERENCE, Figure, accuracy_figures, frontier_figure, intensity, mean, of, ordered,
@@ -275,6 +276,7 @@ def losses(records):
         if r["error"] > r["peer_error"]:
             lose(f"{ours} is less accurate than {peer}",
                  f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})")
+    attention.losses(records, lose)
     for r in of(records, "call"):
         peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
@@ -315,6 +317,7 @@ def figures(records):
             speed_against_accuracy(records),
             reference_figure(records),
             sustained_figure(records),
+            attention.figure(records),
             size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
             roofline(records),
             packing_figure(records),

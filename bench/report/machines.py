@@ -7,7 +7,8 @@ import figures
 import gpu
 from harness import machine as this_machine, results
 
-GPU_TOPICS = ("peers", "accuracy", "overhead", "ceilings", "sustained", "kernelbench")  # TOPIC-MACHINE.json
+# TOPIC-MACHINE.json
+GPU_TOPICS = ("peers", "accuracy", "overhead", "ceilings", "sustained", "attention", "kernelbench")
 OTHERS = ("amx", "blas", "torch", "gpt2")  # tables.py shows these
 
 

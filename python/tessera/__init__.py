@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Packed = Any
 
 __all__ = ["addmm", "baddbmm", "bmm", "disable", "enable", "enabled", "info", "linear", "matmul", "pack", "reset_stats",
-           "stats"]
+           "scaled_dot_product_attention", "stats"]
 __version__ = _library.version()
 
 
@@ -100,11 +100,26 @@ def pack(matrix: "Array") -> "Packed":
     return _module_for(matrix).pack(matrix)
 
 
+# ---- Attention ------------------------------------------------------------------------------------------------------
+
+def scaled_dot_product_attention(query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor",
+                                 attn_mask: "Optional[torch.Tensor]" = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, *, scale: Optional[float] = None,
+                                 enable_gqa: bool = False) -> "torch.Tensor":
+    """softmax(scale * query @ key.T + mask) @ value, with the semantics of torch's function of this name.
+
+    float32 tensors on the CPU or on CUDA, of any strides, are attended to by Tessera, without writing out the weights;
+    it is differentiable once. Other types, values of another dimension than the queries, dimensions over 256, masks
+    that need a gradient, and dropout in a CUDA graph are left to torch."""
+    return _torch_module("tessera.scaled_dot_product_attention needs").scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
 # ---- The drop-in for torch ------------------------------------------------------------------------------------------
 
 def enable(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> None:
-    """From now on torch's float32 products (aten::mm, addmm, bmm, baddbmm, and so nn.Linear, attention, einsum and
-    their backward passes) on these devices ("cuda", "cpu") run on Tessera, in all threads.
+    """From now on torch's float32 products (aten::mm, addmm, bmm, baddbmm, and so nn.Linear, einsum and their backward
+    passes) on these devices ("cuda", "cpu"), and scaled_dot_product_attention on CUDA, run on Tessera, in all threads.
 
     Products of other types are left to torch, and so are those that torch is expected to run faster, unless `always`.
     May be called again to change the settings. The environment variable TESSERA_ENABLE=1 calls it when tessera is
@@ -126,8 +141,8 @@ def enabled(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda
 
 
 def stats() -> "Stats":
-    """What the drop-in did since the start or reset_stats(): how many products it took, by shape and precision, and how
-    many it left to torch, by reason. Printable."""
+    """What the drop-in did since the start or reset_stats(): how many products and attentions it took, by shape and
+    precision, and how many it left to torch, by reason. Printable."""
     return _torch_module("tessera.stats needs").stats()
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from . import _library
 
-SOURCES = ("gemm.cpp", "operators.cpp", "product.cpp", "drop_in.cpp")
+SOURCES = ("gemm.cpp", "operators.cpp", "product.cpp", "drop_in.cpp", "attention.cpp", "attention_operator.cpp",
+           "attention_drop_in.cpp")
 FOLDER = _library.PACKAGE / "csrc"
 HEADERS = (_library.PACKAGE / "include", _library.PACKAGE.parents[1] / "include")  # installed, or in the source tree
 

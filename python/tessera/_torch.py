@@ -7,10 +7,11 @@ from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from . import _build, _library
+from . import _attention, _build, _library
 from ._locks import Lock
 
 _build.load()
+_attention.register()
 _ops = torch.ops.tessera
 
 DEVICES = ("cpu", "cuda")
@@ -124,6 +125,18 @@ def pack(matrix: torch.Tensor) -> Packed:
     return Packed(matrix)
 
 
+# ---- Attention ------------------------------------------------------------------------------------------------------
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p: float = 0.0, is_causal: bool = False, *,
+                                 scale: Optional[float] = None, enable_gqa: bool = False) -> torch.Tensor:
+    if attn_mask is not None and torch.overrides.has_torch_function((attn_mask,)):
+        # A mask that is no plain tensor, as torch.nn.attention.bias has them: only torch knows what it means.
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                                                                scale=scale, enable_gqa=enable_gqa)
+    return _ops.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                                             enable_gqa=enable_gqa)
+
+
 # ---- vmap -----------------------------------------------------------------------------------------------------------
 
 def _gemm_vmap(info, in_dims, input, a, b, *, beta=1, alpha=1, precision="fp32"):
@@ -161,19 +174,44 @@ class ProductCount(NamedTuple):
     calls: int
 
 
+class AttentionCount(NamedTuple):
+    """How often an attention was taken: `direction` is "forward" or "backward"."""
+    device: str
+    precision: str
+    direction: str
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dim: int
+    calls: int
+
+
+def _counted(taken: int, what: str, passed: dict[str, int]) -> str:
+    left = ", ".join(f"{count} ({reason})" for reason, count in passed.items() if count)
+    return f"{taken} {what} taken; left to torch: {left or 'none'}"
+
+
 class Stats(NamedTuple):
     """What the drop-in did: how many products it took, how many it left to torch and why, and the former by kind, most
-    calls first."""
+    calls first; then the same of attention."""
     taken: int
     passed: dict[str, int]
     products: list[ProductCount]
+    attention_taken: int
+    attention_passed: dict[str, int]
+    attention: list[AttentionCount]
 
     def __str__(self) -> str:
-        lines = [f"{self.taken} products taken; left to torch: " +
-                 (", ".join(f"{count} ({reason})" for reason, count in self.passed.items() if count) or "none")]
+        lines = [_counted(self.taken, "products", self.passed)]
         for p in self.products:
             batch = f"{p.batch} of " if p.batch != 1 else ""
             lines.append(f"{p.calls:8} x {p.device} {p.precision} {batch}{p.m} x {p.n} x {p.k}")
+        if self.attention_taken or any(self.attention_passed.values()):
+            lines.append(_counted(self.attention_taken, "attentions", self.attention_passed))
+        for a in self.attention:
+            lines.append(f"{a.calls:8} x {a.device} {a.precision} {a.direction} {a.batch} x {a.heads} heads, "
+                         f"{a.queries} queries, {a.keys} keys, dimension {a.dim}")
         return "\n".join(lines)
 
 
@@ -254,14 +292,22 @@ def enabled(precision: str, devices, always: bool):
             _apply()
 
 
+def _reasons(lines: list[str]) -> dict[str, int]:
+    return {_REASONS[reason]: int(count) for reason, count in (line.split() for line in lines)}
+
+
 def stats() -> Stats:
-    products = []
+    products, attention = [], []
     for line in _ops.taken():
         device, precision, *numbers = line.split()
         products.append(ProductCount(device, precision, *map(int, numbers)))
+    for line in _ops.attention_taken():
+        device, precision, direction, *numbers = line.split()
+        attention.append(AttentionCount(device, precision, direction, *map(int, numbers)))
     products.sort(key=lambda product: -product.calls)
-    passed = {_REASONS[reason]: int(count) for reason, count in (line.split() for line in _ops.passed())}
-    return Stats(sum(product.calls for product in products), passed, products)
+    attention.sort(key=lambda kind: -kind.calls)
+    return Stats(sum(product.calls for product in products), _reasons(_ops.passed()), products,
+                 sum(kind.calls for kind in attention), _reasons(_ops.attention_passed()), attention)
 
 
 def reset_stats() -> None:

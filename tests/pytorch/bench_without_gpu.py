@@ -67,6 +67,7 @@ from harness import data, machine  # noqa: E402
 binding.CUDA = binding.CPU
 data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k, layout in data.REFERENCE]
 
+import attention  # noqa: E402
 import compare  # noqa: E402
 import offload  # noqa: E402
 import peers  # noqa: E402
@@ -75,6 +76,10 @@ import sustained  # noqa: E402
 
 compare.SQUARES = {precision: [16, 48] for precision in compare.SQUARES}
 survey.SMALL = (16, 32)
+attention.DEVICE, attention.MOST_LENGTH, attention.MOST_ELEMENTS = "cpu", 64, 1 << 14
+attention.BARS = [(2, heads, length // 64, dim, causal) for _, heads, length, dim, causal in attention.BARS]
+attention.is_taken = lambda *arguments: True
+attention.torch_forward, attention.torch_backward = attention.tessera_forward, attention.tessera_backward
 peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
 sustained.LARGE, sustained.WARM_UP_SECONDS = ("64 cubed", 64, 64, 64, "nn"), 0.0
@@ -90,5 +95,6 @@ if sys.argv[0] == "sustained":  # a GPU that tells its clock and power
     gpu = types.SimpleNamespace(state=lambda: {"clock_mhz": 1500, "power_w": 700},
                                 description=machine.Gpu().description)
     machine.first_gpu = lambda: gpu
-programs = {"compare": compare, "offload": offload, "survey": survey, "sustained": sustained, "package": package}
+programs = {"attention": attention, "compare": compare, "offload": offload, "survey": survey, "sustained": sustained,
+            "package": package}
 programs[sys.argv[0]].main()

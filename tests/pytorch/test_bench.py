@@ -74,6 +74,15 @@ def test_through_the_package(tmp_path):
                 ("torch_beside_itself" in r) != r["taken"] for r in layers)
 
 
+def test_attention(tmp_path):
+    said = run("attention", "--sweep", "8", "--seconds", "0.001", "--save", tmp_path / "r.json")
+    records = results.load(tmp_path / "r.json")
+    assert len(records) == 2 * (6 + 8) and "bars, backward: geometric mean" in said and "left]" in said
+    assert [r["direction"] for r in records[:2]] == ["forward", "backward"]
+    assert all(0 <= r["error"] == r["torch_error"] < 2e-6 for r in records if r["k_length"] > 1), "both are Tessera's"
+    assert all(r["dim"] % 4 == 0 and 16 <= r["dim"] <= 256 for r in records)
+
+
 def test_an_unknown_library_is_refused(tmp_path):
     ran = subprocess.run([
         sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", "survey", "--peer", "nosuch", "--folder",

@@ -1,4 +1,5 @@
-/* drop_in.cpp: aten::mm, addmm, bmm and baddbmm on float32 tensors run on Tessera while it is switched on.
+/* drop_in.cpp: aten::mm, addmm, bmm and baddbmm on float32 tensors run on Tessera while it is switched on. Attention is
+ * in attention_drop_in.cpp.
  *
  * The kernels are registered at torch's CPU and CUDA keys, below autograd, autocast, vmap and tensor subclasses, so a
  * model's products arrive here as plain tensors, backward passes included. A product that is not taken goes to the
@@ -7,6 +8,7 @@
  */
 #include "drop_in.h"
 
+#include "attention_drop_in.h"
 #include "fork_safe.h"
 #include "torch_cost.h"
 
@@ -50,26 +52,30 @@ static uint32_t word_of(tsr_precision precision, bool always) {
 
 static tsr_precision precision_of(uint32_t word) { return static_cast<tsr_precision>(word >> 2); }
 
-/* ---- Counting what is left to torch ------------------------------------------------------------------------------ */
-
-enum Reason { OTHER_DTYPE, OTHER_LAYOUT, OTHER_SHAPE, TORCH_IS_FASTER, NOT_POSSIBLE, REASONS };
-static const char *const reason_names[REASONS] = {"dtype", "layout", "shape", "faster", "impossible"};
-static std::atomic<uint64_t> passed[REASONS];
-
-static bool pass(Reason reason) {
-    passed[reason].fetch_add(1, std::memory_order_relaxed);
-    return false;
+Setting cuda_setting() {
+    const uint32_t word = cuda_switch.word.load(std::memory_order_relaxed);
+    return {word != 0, (word & ALWAYS) != 0, precision_of(word)};
 }
 
-std::vector<std::string> products_passed() {
+/* ---- Counting what is left to torch ------------------------------------------------------------------------------ */
+
+std::vector<std::string> ReasonCounts::lines() const {
+    static const char *const names[REASONS] = {"dtype", "layout", "shape", "faster", "impossible"};
     std::vector<std::string> lines;
-    for (int i = 0; i < REASONS; i++) lines.push_back(reason_names[i] + (" " + std::to_string(passed[i].load())));
+    for (int i = 0; i < REASONS; i++) lines.push_back(names[i] + (" " + std::to_string(counts_[i].load())));
     return lines;
 }
 
+static ReasonCounts passed;
+
+static bool pass(Reason reason) { return passed.count(reason); }
+
+std::vector<std::string> products_passed() { return passed.lines(); }
+
 void forget_counts() {
-    for (auto &count : passed) count = 0;
+    passed.forget();
     forget_products_taken();
+    forget_attention_counts();
 }
 
 /* ---- Leaving a product ------------------------------------------------------------------------------------------- */
@@ -269,6 +275,7 @@ static void register_cuda(torch::Library *library) {
     library->impl("baddbmm.out", TORCH_FN((add_out<cuda_switch, 3, at::cuda::baddbmm_outf>)));
     library->impl("addmm_", TORCH_FN((add_in_place<cuda_switch, 2, at::cuda::addmm_>)));
     library->impl("baddbmm_", TORCH_FN((add_in_place<cuda_switch, 3, at::cuda::baddbmm_>)));
+    register_attention(library);
 #else
     (void)library;
 #endif

@@ -2,23 +2,15 @@
  * order, autocast. Arguments keep their strides; nothing is copied. */
 #include "gemm.h"
 
-#include <ATen/ExpandUtils.h>
+#include "node.h"
+#include "views.h"
+
 #include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
-
-/* Compiled autograd: its interface is that of torch's own nodes, and is used in the versions it was tried with. */
-#define TESSERA_COMPILED_AUTOGRAD TESSERA_TORCH_AT_LEAST(2, 11)
-#if TESSERA_COMPILED_AUTOGRAD
-#include <torch/csrc/dynamo/compiled_autograd.h>
-#endif
 
 namespace tessera {
 
@@ -81,11 +73,6 @@ static Product product_of(const OptionalTensor &input, const at::Tensor &a, cons
     product.beta = beta.toDouble();
     if (product.beta != 0) product.s = *input;
     return product;
-}
-
-static const at::Tensor &given(const OptionalTensor &tensor) {
-    static const at::Tensor none;
-    return tensor ? *tensor : none;
 }
 
 static at::Tensor run(Product &&product, at::IntArrayRef sizes) {
@@ -239,15 +226,13 @@ at::Tensor gemm_packed(const OptionalTensor &input, const at::Tensor &a, const a
 
 /* ---- gemm: derivative -------------------------------------------------------------------------------------------- */
 
+static at::Tensor summed_to(const at::Tensor &tensor, SizesRef sizes) {
 #if TESSERA_TORCH_AT_LEAST(2, 1)
-using Sizes = c10::SymDimVector;
-static Sizes sizes_of(const at::Tensor &tensor) { return Sizes(tensor.sym_sizes()); }
-static at::Tensor sum_to(const at::Tensor &tensor, const Sizes &sizes) { return tensor.sum_to_size_symint(sizes); }
+    return tensor.sum_to_size_symint(sizes);
 #else
-using Sizes = at::DimVector;
-static Sizes sizes_of(const at::Tensor &tensor) { return Sizes(tensor.sizes()); }
-static at::Tensor sum_to(const at::Tensor &tensor, const Sizes &sizes) { return tensor.sum_to_size(sizes); }
+    return tensor.sum_to_size(sizes);
 #endif
+}
 
 /* For C = beta S + alpha A B and G = dL/dC: dS = beta G, dA = alpha G B^T, dB = alpha A^T G, as far as needed. */
 struct Wanted {
@@ -255,12 +240,12 @@ struct Wanted {
 };
 
 static torch::autograd::variable_list gradients_of(const at::Tensor &g, const at::Tensor &a, const at::Tensor &b,
-                                                   const Sizes &input_sizes, const at::Scalar &beta,
+                                                   SizesRef input_sizes, const at::Scalar &beta,
                                                    const at::Scalar &alpha, const std::string &precision,
                                                    Wanted wanted) {
     torch::autograd::variable_list result(3);
     if (!g.defined()) return result;
-    if (wanted.input) result[0] = sum_to(beta.equal(1) ? g : g * beta, input_sizes);
+    if (wanted.input) result[0] = summed_to(beta.equal(1) ? g : g * beta, input_sizes);
     if (wanted.a) result[1] = gemm({}, g, b.transpose(-2, -1), 0, alpha, precision);
     if (wanted.b) result[2] = gemm({}, a.transpose(-2, -1), g, 0, alpha, precision);
     return result;
@@ -276,16 +261,13 @@ static torch::autograd::variable_list gradients_of_packed(const torch::autograd:
     const auto beta = packed.unpack<at::Scalar>(), alpha = packed.unpack<at::Scalar>();
     const auto precision = packed.unpack<std::string>();
     const bool wants_input = packed.unpack<bool>(), wants_a = packed.unpack<bool>(), wants_b = packed.unpack<bool>();
-    return gradients_of(gradients[0], a, b, Sizes(input_sizes.begin(), input_sizes.end()), beta, alpha, precision,
-                        {wants_input, wants_a, wants_b});
+    return gradients_of(gradients[0], a, b, input_sizes, beta, alpha, precision, {wants_input, wants_a, wants_b});
 }
 #endif
 
-/* A node of torch's graph like those of its own operators, rather than a torch::autograd::Function: torch.func refuses
- * those. */
 struct GemmBackward final : torch::autograd::Node {
     torch::autograd::SavedVariable a, b; /* saved where the other's gradient is wanted */
-    Sizes input_sizes;
+    SizeVector input_sizes;
     at::Scalar beta, alpha;
     std::string precision;
 
@@ -329,17 +311,7 @@ struct GemmBackward final : torch::autograd::Node {
         packed.pack(w.input);
         packed.pack(w.a);
         packed.pack(w.b);
-        const std::vector<c10::IValue> arguments = std::move(packed).vec();
-        std::vector<at::TypePtr> types;
-        for (const c10::IValue &argument : arguments)
-            types.push_back(argument.isTensor() ? at::TensorType::get() : argument.type());
-        const auto &compiler = torch::dynamo::autograd::getPyCompilerInterface();
-        const std::string bound = compiler->bind_function(saved.get_py_compiler(), name(), gradients_of_packed, types,
-                                                          true, true);
-        auto result = compiler->call_function(
-            saved.get_py_compiler(), "apply_functional", bound, gradients, arguments,
-            torch::dynamo::autograd::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-                torch::dynamo::autograd::get_input_metadata(next_edges())));
+        auto result = apply_in_graph(*this, saved, gradients_of_packed, gradients, std::move(packed));
         saved.after(a);
         saved.after(b);
         saved.after(input_sizes);
@@ -355,16 +327,6 @@ struct GemmBackward final : torch::autograd::Node {
         b.reset_data();
     }
 };
-
-/* A node is held by std::shared_ptr, in newer versions of torch by its own counter. */
-using NodePointer = decltype(torch::autograd::Edge::function);
-
-template <class Pointer, class Made> static Pointer make_node() {
-    if constexpr (std::is_same<Pointer, std::shared_ptr<torch::autograd::Node>>::value)
-        return Pointer(new Made, [](auto *node) { deleteNode(node); });
-    else
-        return c10::make_intrusive<Made>();
-}
 
 /* The tangent of the product where one is asked for (forward-mode differentiation). */
 static at::Tensor tangent_of(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b,
@@ -388,10 +350,10 @@ static at::Tensor differentiable(const OptionalTensor &input, const at::Tensor &
                                  const Forward &forward) {
     NodePointer node;
     if (torch::autograd::compute_requires_grad(given(input), a, b)) {
-        node = make_node<NodePointer, GemmBackward>();
+        node = make_node<GemmBackward>();
         auto *made = static_cast<GemmBackward *>(node.get());
         node->set_next_edges(torch::autograd::collect_next_edges(given(input), a, b));
-        if (made->should_compute_output(0)) made->input_sizes = sizes_of(*input);
+        if (made->should_compute_output(0)) made->input_sizes = SizeVector(sizes_of(*input));
         if (made->should_compute_output(1)) made->b = torch::autograd::SavedVariable(b, false);
         if (made->should_compute_output(2)) made->a = torch::autograd::SavedVariable(a, false);
         made->beta = beta;

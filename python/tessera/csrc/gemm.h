@@ -5,7 +5,6 @@
 
 namespace tessera {
 
-using OptionalTensor = c10::optional<at::Tensor>;
 using PackedPointer = c10::intrusive_ptr<Packed>;
 
 /* beta * input + alpha * a @ b for a (..., m, k) and b (..., k, n) with the same leading sizes; input broadcasts. */

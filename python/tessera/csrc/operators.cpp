@@ -1,10 +1,11 @@
 /* operators.cpp: torch.ops.tessera: matmul, bmm, addmm, baddbmm and linear as views of their arguments and gemm, packed
  * matrices, and the switch of the drop-in. */
-#include <ATen/ExpandUtils.h>
 #include <torch/library.h>
 
+#include "attention_drop_in.h"
 #include "drop_in.h"
 #include "gemm.h"
+#include "views.h"
 
 namespace tessera {
 
@@ -19,42 +20,9 @@ static void check_layout(const char *name, const at::Tensor &tensor) {
 
 static at::Tensor with_rows_folded(const at::Tensor &a) { return a.flatten(0, -2); }
 
-/* What needs sizes, which torch.compile may leave symbolic from torch 2.1 on. */
-#if TESSERA_TORCH_AT_LEAST(2, 1)
 static at::Tensor with_rows_of(const at::Tensor &product, const at::Tensor &a) {
-    return product.unflatten_symint(0, a.sym_sizes().slice(0, a.dim() - 1));
+    return with_first_split(product, leading_sizes(a, 1));
 }
-static at::Tensor expand_leading(const at::Tensor &tensor, c10::SymIntArrayRef leading) {
-    c10::SymDimVector sizes(leading);
-    sizes.push_back(tensor.sym_size(-2));
-    sizes.push_back(tensor.sym_size(-1));
-    return tensor.expand_symint(sizes);
-}
-static auto leading_sizes(const at::Tensor &a, const at::Tensor &b) {
-    return at::infer_size_symdimvector(a.sym_sizes().slice(0, a.dim() - 2), b.sym_sizes().slice(0, b.dim() - 2));
-}
-static bool have_same_leading(const at::Tensor &a, const at::Tensor &b) {
-    return a.dim() == b.dim() && a.sym_sizes().slice(0, a.dim() - 2) == b.sym_sizes().slice(0, b.dim() - 2);
-}
-#else
-static at::Tensor with_rows_of(const at::Tensor &product, const at::Tensor &a) {
-    at::DimVector sizes(a.sizes().slice(0, a.dim() - 1));
-    sizes.push_back(product.size(1));
-    return product.view(sizes);
-}
-static at::Tensor expand_leading(const at::Tensor &tensor, at::IntArrayRef leading) {
-    at::DimVector sizes(leading);
-    sizes.push_back(tensor.size(-2));
-    sizes.push_back(tensor.size(-1));
-    return tensor.expand(sizes);
-}
-static auto leading_sizes(const at::Tensor &a, const at::Tensor &b) {
-    return at::infer_size_dimvector(a.sizes().slice(0, a.dim() - 2), b.sizes().slice(0, b.dim() - 2));
-}
-static bool have_same_leading(const at::Tensor &a, const at::Tensor &b) {
-    return a.dim() == b.dim() && a.sizes().slice(0, a.dim() - 2) == b.sizes().slice(0, b.dim() - 2);
-}
-#endif
 
 /* ---- matmul ------------------------------------------------------------------------------------------------------ */
 
@@ -86,10 +54,10 @@ static Pair pair_of(const at::Tensor &a, const at::Tensor &b) {
     Pair pair = {a, b, a.dim() == 1, b.dim() == 1};
     if (pair.row) pair.a = a.unsqueeze(0);
     if (pair.column) pair.b = b.unsqueeze(1);
-    if (have_same_leading(pair.a, pair.b)) return pair;
-    const auto leading = leading_sizes(pair.a, pair.b);
-    pair.a = expand_leading(pair.a, leading);
-    pair.b = expand_leading(pair.b, leading);
+    if (leading_sizes(pair.a, 2) == leading_sizes(pair.b, 2)) return pair;
+    const SizeVector leading = broadcast_sizes(leading_sizes(pair.a, 2), leading_sizes(pair.b, 2));
+    pair.a = expand_leading(pair.a, leading, 2);
+    pair.b = expand_leading(pair.b, leading, 2);
     return pair;
 }
 
@@ -253,6 +221,8 @@ TORCH_LIBRARY(tessera, m) {
     m.def("switch(str device, bool on, str precision, bool always) -> str", TORCH_FN(tessera::switch_drop_in));
     m.def("taken() -> str[]", TORCH_FN(tessera::products_taken));
     m.def("passed() -> str[]", TORCH_FN(tessera::products_passed));
+    m.def("attention_taken() -> str[]", TORCH_FN(tessera::attention_taken));
+    m.def("attention_passed() -> str[]", TORCH_FN(tessera::attention_passed));
     m.def("forget() -> ()", TORCH_FN(tessera::forget_counts));
 }
 

@@ -5,8 +5,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -33,7 +31,7 @@ tsr_precision precision_named(c10::string_view name) {
     TORCH_CHECK_VALUE(false, "precision must be 'fp32', 'ieee' or 'tf32', not '", name, "'");
 }
 
-static void check(tsr_status status) {
+void check(tsr_status status) {
     if (status == TSR_OK) return;
 #if TESSERA_TORCH_AT_LEAST(2, 0)
     TORCH_CHECK_WITH(OutOfMemoryError, status != TSR_OUT_OF_MEMORY, "tessera: ", tsr_last_error());
@@ -71,6 +69,8 @@ static bool is_capturing(void *stream) {
     int status = 0;
     return ask && !ask(stream, &status) && status;
 }
+
+bool is_capturing(const c10::Device &device) { return device.is_cuda() && is_capturing(current_stream(device)); }
 
 bool is_hopper(const c10::Device &device) {
     enum { MOST_DEVICES = 64, MAJOR_CAPABILITY = 75 /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR */ };
@@ -113,7 +113,7 @@ static tsr_context *context_of(const Place &place) {
     tsr_context *&context = contexts[place];
     if (!context) {
         if (place.type != c10::kCPU) /* what a context allocates would be refused, and end the capture */
-            TORCH_CHECK(!is_capturing(current_stream({place.type, static_cast<c10::DeviceIndex>(place.index)})),
+            TORCH_CHECK(!is_capturing({place.type, static_cast<c10::DeviceIndex>(place.index)}),
                         "tessera: the first product on a GPU cannot be captured into a graph: do one before");
         tsr_options options = TSR_OPTIONS_DEFAULT;
         options.device = place.type == c10::kCPU ? TSR_DEVICE_CPU : TSR_DEVICE_CUDA;
@@ -123,6 +123,20 @@ static tsr_context *context_of(const Place &place) {
         check(tsr_context_create(&context, &options));
     }
     return context;
+}
+
+tsr_context *context_for(const c10::Device &device, tsr_precision precision) {
+    return context_of(place_of(device, precision));
+}
+
+Launch::Launch(const c10::Device &device, size_t workspace_size) {
+    if (!device.is_cuda()) return;
+    guard_.reset_device(device);
+    of.stream = current_stream(device);
+    if (!workspace_size) return;
+    workspace_ = c10::GetAllocator(c10::kCUDA)->allocate(workspace_size);
+    of.workspace = workspace_.get();
+    of.workspace_size = workspace_size;
 }
 
 /* ---- Packed matrices --------------------------------------------------------------------------------------------- */
@@ -438,18 +452,7 @@ PlannedProduct plan_product(const Product &p) {
 
 void execute(const PlannedProduct &r, const Product &p) {
     const CachedPlan &cached = *r.cached;
-    tsr_launch launch = {};
-    c10::OptionalDeviceGuard guard;
-    c10::DataPtr workspace;
-    if (p.a.is_cuda()) {
-        guard.reset_device(p.a.device());
-        launch.stream = current_stream(p.a.device());
-        if (cached.workspace) { /* free again at once, for what is queued on this stream afterwards */
-            workspace = c10::GetAllocator(c10::kCUDA)->allocate(cached.workspace);
-            launch.workspace = workspace.get();
-            launch.workspace_size = cached.workspace;
-        }
-    }
+    const Launch launch(p.a.device(), cached.workspace);
     tsr_operand s = r.s;
     const float *a = p.a.data_ptr<float>(), *b = p.b.data_ptr<float>();
     float *c = p.c.data_ptr<float>();
@@ -467,7 +470,8 @@ void execute(const PlannedProduct &r, const Product &p) {
         tsr_operand addend = s;
         if (s.data) addend.data += at_s;
         check(tsr_plan_execute_add(cached.plan, static_cast<float>(p.alpha), a + at_a, b + at_b,
-                                   static_cast<float>(p.beta), p.s.defined() ? &addend : nullptr, c + at_c, &launch));
+                                   static_cast<float>(p.beta), p.s.defined() ? &addend : nullptr, c + at_c,
+                                   &launch.of));
     }
 }
 

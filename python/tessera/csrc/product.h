@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/SmallVector.h>
 #include <tessera.h>
 #include <torch/custom_class.h>
@@ -17,6 +19,38 @@
     (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 namespace tessera {
+
+using OptionalTensor = c10::optional<at::Tensor>;
+
+/* The tensor, or an undefined one. */
+inline const at::Tensor &given(const OptionalTensor &tensor) {
+    static const at::Tensor none;
+    return tensor ? *tensor : none;
+}
+
+/* ---- Calls of libtessera ----------------------------------------------------------------------------------------- */
+
+/* Raises an error of torch's kinds unless the status is TSR_OK. */
+void check(tsr_status status);
+
+/* The context of a device, which lives as long as the process; made at first use, which no capture survives. */
+tsr_context *context_for(const c10::Device &device, tsr_precision precision);
+
+/* What a call is launched with on the current stream: torch's memory as workspace, which is free again, for what is
+ * queued on this stream afterwards, when the object goes. */
+struct Launch {
+    Launch(const c10::Device &device, size_t workspace_size);
+    tsr_launch of = {};
+
+  private:
+    c10::OptionalDeviceGuard guard_;
+    c10::DataPtr workspace_;
+};
+
+/* Whether the device's current stream is recorded into a graph. */
+bool is_capturing(const c10::Device &device);
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* The precision that tsr_precision_name calls so; raises ValueError where there is none. */
 tsr_precision precision_named(c10::string_view name);

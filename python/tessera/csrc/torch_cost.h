@@ -1,4 +1,4 @@
-/* torch_cost.h: which products torch runs faster than Tessera. The only figures about torch's speed are here.
+/* torch_cost.h: what torch runs faster than Tessera. The only figures about torch's speed are here.
  *
  * They come from whole calls, host time included, on an H200 with torch 2.11 (bench/pytorch/compare.py). The host and
  * torch's choice of kernel decide how long a small product takes, and tsr_plan_seconds, an estimate of GPU time, knows
@@ -48,6 +48,10 @@ constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
 /* Where the ieee kernels are known to gain on other GPUs. */
 constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
 
+/* Attention, forward and backward alike: batch * heads * queries * keys, and the dimension (bench/gpu/attention.py). */
+constexpr double ATTENTION_SCORES = 1 << 20;
+constexpr int64_t ATTENTION_DIM = 128;
+
 } // namespace torch_cost
 
 /* The least time torch may take for it: with every SM busy, and operands that cost nothing to read. */
@@ -88,5 +92,11 @@ inline bool tessera_is_faster_on_cuda(tsr_precision precision, bool on_hopper, C
 
 /* On the CPU Tessera is as fast as torch, except for matrices with next to no width. */
 inline bool tessera_is_faster_on_cpu(const Sizes &s) { return std::min({s.m, s.n, s.k}) >= 16; }
+
+/* There are kernels for tensor cores on Hopper alone. Few scores leave most of its SMs without work. */
+inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t queries, int64_t keys, int64_t dim) {
+    const double scores = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
+    return on_hopper && dim <= torch_cost::ATTENTION_DIM && scores >= torch_cost::ATTENTION_SCORES;
+}
 
 } // namespace tessera
