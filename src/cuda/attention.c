@@ -21,7 +21,7 @@ typedef struct attention_plan {
     int column_blocks; /* of 64 columns, in a packed row */
     int64_t tiles_q, tiles_k;
     size_t tiles[OPERANDS], downs[OPERANDS];
-    size_t recompute_q, recompute_k, padded_lse, delta;
+    size_t recompute_q, recompute_k, padded_lse, delta, shift;
     size_t bytes;
 } attention_plan;
 
@@ -40,6 +40,7 @@ static void lay_out(attention_plan *plan, const tsr_attention_problem *p, bool b
     }
     if (backward) {
         plan->delta = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
+        plan->shift = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
         if (plan->split) plan->padded_lse = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
     }
     const int operands = backward ? OPERANDS : OF_GRAD_O;
@@ -258,7 +259,10 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
         args.recompute_k = (int32_t *)((char *)workspace + plan.recompute_k);
         args.padded_lse = (float *)((char *)workspace + plan.padded_lse);
     }
-    if (backward) args.delta = (float *)((char *)workspace + plan.delta);
+    if (backward) {
+        args.delta = (float *)((char *)workspace + plan.delta);
+        args.shift = (float *)((char *)workspace + plan.shift);
+    }
     status = backward ? queue_backward(&q, &plan, &args) : queue_forward(&q, &plan, &args);
     const CUresult error = take_own ? cuda_workspace_give(cuda, q.stream, taken) : CUDA_SUCCESS;
     return error && !status ? cuda_fail(error, "giving workspace back on GPU %d", cuda->device.ordinal) : status;

@@ -113,7 +113,7 @@
      (m) / (cluster) / CHECK_ROWS * (CHECK_ROWS * OUT_STRIDE * 4))
 #define SHARED_FORWARD(m, n, k, cluster, components, stages) (((m) + 2 * (stages) * (n)) * (k) * 2 * (components) + 1024)
 #define SHARED_BACKWARD(m, n, k, cluster, components, stages) \
-    ((((k) == 64 ? 4 : 2) * (m) + 2 * (stages) * (n)) * (k) * 2 * (components) + (1 + (stages) / 2) * 1024)
+    ((((k) == 64 ? 4 : 2) * (m) + 2 * (stages) * (n)) * (k) * 2 * (components) + (stages) * 1024)
 #define SHARED_MMA(m, n, k, cluster, components, stages) ((stages) * ((m) + (n)) * (components) * SPLIT_SUM_K * 2)
 
 /* For each kernel, e.g. IEEE_MMA_64X128_M, _N, _THREADS and _SHARED. */

@@ -41,6 +41,32 @@ __device__ inline uint32_t dropped_of_group(const attention_args &g, dropout_key
 
 __device__ inline bool hidden(const attention_args &g, int i, int j) { return j >= g.keys || (g.causal && j > i); }
 
+/* The score of a query and a key, from their dot product. What is hidden counts as masked. */
+__device__ inline float score_of(const attention_args &g, float dot, int batch, int head, int i, int j) {
+    if (i >= g.queries || hidden(g, i, j)) return -INFINITY;
+    if (!g.mask.data) return g.scale * dot;
+    return fmaf(g.scale, dot, head_of(g.mask, batch, head)[i * g.mask.row_stride + j * g.mask.col_stride]);
+}
+
+/* Where a mask makes |lse| so large that the logarithm of the sum is lost in it, minus that logarithm to base 2; else 0.
+ * LANES neighbouring threads share the work. */
+template <int LANES> __device__ __noinline__ float lse_shift(const attention_args &g, int batch, int head, int i) {
+    const float lse = head_of(g.lse, batch, head)[i * g.lse.row_stride];
+    if (!(fabsf(lse) > 1e18f) || isinf(lse)) return 0;
+    const int lane = (int)threadIdx.x % LANES, kv_head = head / (g.heads / g.kv_heads);
+    const uint32_t together = LANES == 32 ? 0xffffffffu : 0xffffu << threadIdx.x % 32 / LANES * LANES;
+    const float *q = head_of(g.q, batch, head) + i * g.q.row_stride;
+    float sum = 0;
+    for (int j = lane; j < g.keys; j += LANES) {
+        const float *k = head_of(g.k, batch, kv_head) + j * g.k.row_stride;
+        float dot = 0;
+        for (int c = 0; c < g.dim; c++) dot = fmaf(q[c * g.q.col_stride], k[c * g.k.col_stride], dot);
+        sum += expf(score_of(g, dot, batch, head, i, j) - lse);
+    }
+    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(together, sum, step);
+    return -log2f(sum);
+}
+
 /* ---- Splitting --------------------------------------------------------------------------------------------------- */
 
 constexpr int TARGET_EXPONENT = 14, EXPONENT_LIMIT = 62, ROW_RANGE = 14;
@@ -95,14 +121,20 @@ __device__ inline void split_pair(float x, float y, uint32_t *hi, uint32_t *lo) 
     *lo = *(const uint32_t *)&l;
 }
 
-/* Four columns from 4*quad on of row r, times `up`, into a block of 64 columns of hi and of lo. */
+/* Where four columns from 4*quad on of row r lie in a block of 64 columns of a component. */
+__device__ inline int quad_offset(int r, int quad) { return r * 128 + ((quad / 2) ^ (r % 8)) * 16 + quad % 2 * 8; }
+
+/* Stores them, times `up`, in hi and in lo. */
 __device__ inline void store_split(uint8_t *hi, uint8_t *lo, int r, int quad, float4 x, float up) {
     uint2 h, l;
     split_pair(x.x * up, x.y * up, &h.x, &l.x);
     split_pair(x.z * up, x.w * up, &h.y, &l.y);
-    const int at = r * 128 + ((quad / 2) ^ (r % 8)) * 16 + quad % 2 * 8;
-    *(uint2 *)(hi + at) = h;
-    *(uint2 *)(lo + at) = l;
+    *(uint2 *)(hi + quad_offset(r, quad)) = h;
+    *(uint2 *)(lo + quad_offset(r, quad)) = l;
+}
+
+__device__ inline void store_zeros(uint8_t *hi, uint8_t *lo, int r, int quad) {
+    *(uint2 *)(hi + quad_offset(r, quad)) = *(uint2 *)(lo + quad_offset(r, quad)) = make_uint2(0, 0);
 }
 
 #endif

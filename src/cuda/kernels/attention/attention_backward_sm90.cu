@@ -24,7 +24,7 @@ template <int BLOCKS> constexpr int BUFFERS = BLOCKS == 1 ? 2 : 1;
 template <int BLOCKS, int STAGES> struct __align__(1024) backward_shared {
     uint8_t fixed[BUFFERS<BLOCKS>][2][2 * BLOCKS][ROWS * 128];
     uint8_t moving[STAGES][2][2 * BLOCKS][COLS * 128];
-    float columns[STAGES][2][COLS]; /* lse and delta of the queries, where those are the columns */
+    float columns[STAGES][3][COLS]; /* lse, delta and shift of the queries, where those are the columns */
     uint64_t fixed_full[BUFFERS<BLOCKS>], fixed_empty[BUFFERS<BLOCKS>], full[STAGES][2], empty[STAGES][2];
     float fixed_down[BUFFERS<BLOCKS>][2], moving_down[STAGES][2];
     int misfits[BUFFERS<BLOCKS>]; /* of a task; not 0: something was read that the split cannot carry */
@@ -98,15 +98,14 @@ __device__ static void bring(const attention_args &g, backward_shared<BLOCKS, ST
                 barrier_wait(&s.empty[stage][n], (steps / STAGES & 1) ^ 1);
                 s.moving_down[stage][n] = down;
                 if (isnan(down)) s.misfits[buffer] = 1;
-                barrier_arrive_and_expect(full, 2 * BLOCKS * PART_BYTES + (KEYS ? COLS * 4 : 0));
+                barrier_arrive_and_expect(full, 2 * BLOCKS * PART_BYTES + (KEYS ? (2 - n) * COLS * 4 : 0));
                 for (int part = 0; part < 2 * BLOCKS; part++)
                     bulk_copy(s.moving[stage][n][part],
                               from.tiles + tile * TILE_BYTES + part * ATTENTION_BLOCK_BYTES + columns % 2 * PART_BYTES,
                               PART_BYTES, full);
-                if (KEYS)
-                    bulk_copy(s.columns[stage][n],
-                              (n ? g.delta : g.padded_lse) + (item * g.tiles_q * ROWS + columns * COLS), COLS * 4,
-                              full);
+                const int64_t query = item * g.tiles_q * ROWS + columns * COLS;
+                if (KEYS) bulk_copy(s.columns[stage][n], (n ? g.delta : g.padded_lse) + query, COLS * 4, full);
+                if (KEYS && n == 0) bulk_copy(s.columns[stage][2], g.shift + query, COLS * 4, full);
             }
         }
     }
@@ -145,13 +144,14 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
     const int row = task.tile * ROWS + warpgroup * WG_ROWS + warp % 4 * 16 + lane / 4; /* and row + 8 */
     const int buffer = tasks % BUFFERS<BLOCKS>;
     const float drop_scale = GENERAL ? dropout_scale(g.drop_below) : 1;
-    float lse[2], delta[2]; /* of the rows, where those are queries */
+    float lse[2], delta[2], shift[2]; /* of the rows, where those are queries */
     if (!KEYS) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int64_t at = (int64_t)task.fixed_item(g) * g.tiles_q * ROWS + row + 8 * half;
             lse[half] = g.padded_lse[at];
             delta[half] = g.delta[at];
+            shift[half] = g.shift[at];
         }
     }
     float sum_ds[BLOCKS][32] = {}, sum_p[KEYS ? BLOCKS : 1][32] = {}; /* dQ or dK; dV */
@@ -194,7 +194,7 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
             if (GENERAL) {
                 p[n] *= factor;
                 if (mask && i < g.queries && j < g.keys) p[n] += mask[i * g.mask.row_stride + j * g.mask.col_stride];
-                p[n] = fast_exp2((p[n] - l) * LOG2_E);
+                p[n] = fast_exp2(fmaf(p[n] - l, LOG2_E, KEYS ? s.columns[stage][2][c] : shift[half]));
             } else
                 p[n] = fast_exp2(fmaf(p[n], factor, -l));
             if (at_edge && hidden(g, i, j)) p[n] = 0;

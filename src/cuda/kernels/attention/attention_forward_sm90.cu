@@ -104,8 +104,9 @@ template <int STAGES> struct splitter {
         cp_async_commit();
     }
 
-    /* Splits the tile in `slot`, whose copies have arrived: a thread reads only what it has copied itself. */
-    __device__ void split(int slot, uint8_t *to, float *down) {
+    /* Splits the tile in `slot`, whose copies have arrived: a thread reads only what it has copied itself. Rows from
+     * `rows` on are zero. */
+    __device__ void split(int slot, int rows, uint8_t *to, float *down) {
         auto quad = [&](int pass) { return largest_magnitude(s.staging[slot][pass][thread]); };
         float largest = 0; /* magnitude */
         least_nonzero smallest;
@@ -128,8 +129,11 @@ template <int STAGES> struct splitter {
         if (thread == 0) *down = power_of_two(-e);
 #pragma unroll 4
         for (int pass = 0; pass < PASSES; pass++)
-            store_split(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16,
-                        s.staging[slot][pass][thread], power_of_two(e));
+            if (thread / 16 + ROW_STEP * pass < rows)
+                store_split(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16,
+                            s.staging[slot][pass][thread], power_of_two(e));
+            else
+                store_zeros(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16);
         fence_for_wgmma();
     }
 
@@ -144,7 +148,7 @@ template <int STAGES> struct splitter {
             cp_async_wait<1>();
             barrier_wait(&s.q_empty, (tasks & 1) ^ 1);
             if (thread == 0) s.misfits[tasks % 2] = 0; /* before the barrier in split */
-            split(0, s.q, &s.q_down);
+            split(0, g.queries - task.tile_q * TILE_Q, s.q, &s.q_down);
             barrier_arrive(&s.q_full);
             for (int n = 0; n < task.tiles; n++, step++) {
                 const int stage = step % STAGES, next = n + 1;
@@ -152,7 +156,7 @@ template <int STAGES> struct splitter {
                 fetch(v + (int64_t)n * TILE_K * g.v.row_stride, g.v.row_stride, g.keys - n * TILE_K, 0);
                 cp_async_wait<1>();
                 barrier_wait(&s.k_empty[stage], free);
-                split(1, s.k[stage], &s.k_down[stage]);
+                split(1, g.keys - n * TILE_K, s.k[stage], &s.k_down[stage]);
                 barrier_arrive(&s.k_full[stage]);
                 if (next < task.tiles)
                     fetch(k + (int64_t)next * TILE_K * g.k.row_stride, g.k.row_stride, g.keys - next * TILE_K, 1);
@@ -160,7 +164,7 @@ template <int STAGES> struct splitter {
                     cp_async_commit();
                 cp_async_wait<1>();
                 barrier_wait(&s.v_empty[stage], free);
-                split(0, s.v[stage], &s.v_down[stage]);
+                split(0, g.keys - n * TILE_K, s.v[stage], &s.v_down[stage]);
                 barrier_arrive(&s.v_full[stage]);
             }
         }

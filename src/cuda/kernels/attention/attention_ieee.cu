@@ -120,13 +120,6 @@ __device__ static void store(const heads_out &to, int batch, int head, const flo
             }
 }
 
-/* The score of a query and a key, from their dot product. What is hidden counts as masked. */
-__device__ static float score_of(const attention_args &g, float dot, int batch, int head, int i, int j) {
-    if (i >= g.queries || hidden(g, i, j)) return -INFINITY;
-    if (!g.mask.data) return g.scale * dot;
-    return fmaf(g.scale, dot, head_of(g.mask, batch, head)[i * g.mask.row_stride + j * g.mask.col_stride]);
-}
-
 __device__ static bool is_dropped(const attention_args &g, int batch, int head, int i, int j) {
     if (!g.drop_below) return false;
     uint32_t numbers[4];
@@ -218,7 +211,7 @@ template <int BLOCKS> __device__ static void forward(const attention_args &g, ie
 __device__ static void weigh(const attention_args &g, int batch, int head, int i, int j, float *dot, float *ds) {
     const int64_t at = ((int64_t)batch * g.heads + head) * g.tiles_q * ATTENTION_ROWS + i;
     const float lse = i < g.queries ? head_of(g.lse, batch, head)[i * g.lse.row_stride] : 0;
-    const float p = expf(score_of(g, *dot, batch, head, i, j) - lse);
+    const float p = expf(score_of(g, *dot, batch, head, i, j) - lse) * exp2f(i < g.queries ? g.shift[at] : 0);
     const bool dropped = is_dropped(g, batch, head, i, j);
     const float dp = dropped ? 0 : *ds * dropout_scale(g.drop_below);
     const bool there = i < g.queries && !hidden(g, i, j);
@@ -272,7 +265,7 @@ template <int BLOCKS> __device__ static void grad_kv(const attention_args &g, ie
     if (g.grad_v.data) store(g.grad_v, batch, task.head, dv, factor_v, task.row0, g.keys, g.dim);
 }
 
-/* delta of every query, a warp for each. */
+/* delta and shift of every query, a warp for each. */
 extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(const __grid_constant__ attention_args g) {
     wait_for_previous_kernel();
     const int64_t index = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
@@ -283,7 +276,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(const __gr
     float sum = 0;
     for (int c = lane; c < g.dim; c += 32) sum = fmaf(o.at(0, c, g.dim), grad_o.at(0, c, g.dim), sum);
     for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane == 0) g.delta[(int64_t)item * g.tiles_q * ATTENTION_ROWS + i] = sum;
+    const int64_t at = (int64_t)item * g.tiles_q * ATTENTION_ROWS + i;
+    const float shift = lse_shift<32>(g, item / g.heads, item % g.heads, i);
+    if (lane == 0) g.delta[at] = sum, g.shift[at] = shift;
 }
 
 /* The rows that a kernel's tasks are of. */

@@ -1,7 +1,7 @@
 /* attention_pack.cu: splits the operands of attention into tiles of fp16 components (attention_args.h).
  *
  * A thread block packs one tile: its rows stay in registers while the largest elements of the tile and of each row are
- * found. blockIdx.y says which operand: Q, K, V or dO. With dO come the rows' delta and padded lse.
+ * found. blockIdx.y says which operand: Q, K, V or dO. With dO come the rows' delta, padded lse and shift.
  */
 #include "cuda/kernels/attention/attention.cuh"
 #include "cuda/kernels/kernel_list.h"
@@ -60,10 +60,12 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
             float sum = x[n].x * y.x + x[n].y * y.y + (x[n].z * y.z + x[n].w * y.w);
 #pragma unroll
             for (int lane = LANES / 2; lane; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+            const float shift = g.mask.data && i < rows ? lse_shift<LANES>(g, item / heads, item % heads, i) : 0;
             if (quad == 0) {
                 const int64_t at = (int64_t)item * tiles * ATTENTION_ROWS + i;
                 const float *lse = head_of(g.lse, item / heads, item % heads) + i * g.lse.row_stride;
                 g.delta[at] = sum;
+                g.shift[at] = shift;
                 g.padded_lse[at] = i < rows ? *lse * (g.general ? 1 : LOG2_E) : INFINITY;
             }
         }
