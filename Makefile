@@ -28,10 +28,10 @@ help: ## this list
 tests: build # what they need beside the library
 	cmake --build $(BUILD) --parallel $(JOBS) --target tests
 
-test: tests ## every test; PYTEST="-k strides -x" passes options on to pytest
+test: ## every test; PYTEST="-k strides -x" passes options on to pytest
 	tests/all $(BUILD) $(PYTEST)
 
-check: tests ## for each commit, a minute and a half: the C tests, a sample of all others, documents, formatting
+check: ## for each commit, a minute and a half: the C tests, a sample of all others, documents, formatting
 	tests/all $(BUILD) --quick $(PYTEST)
 
 test-pytorch: build ## the tests of the Python package alone, with a current torch and with 1.13.1

@@ -260,72 +260,57 @@ def test_nothing_is_left_beside_the_output(files):
 # ---- Bad files ------------------------------------------------------------------------------------------------------
 
 
-def spoil(name):
-    """What makes a file bad, and the words that the complaint must have beside the file's name."""
-    def saved(array):
-        return lambda path: np.save(path, array)
-
-    def cut(keep):
-        return lambda path: path.write_bytes(path.read_bytes()[:keep])
-
-    def text(content):
-        return lambda path: path.write_bytes(content)
-
-    ones = np.ones((30, 40), np.float32)
-    return {
-        "not npy": (text(b"1 2 3\n4 5 6\n" * 50), ["not a NumPy .npy file"]), "empty": (text(b""), ["empty"]),
-        "one byte": (text(b"\x93"), ["not a NumPy .npy file"]), "magic only": (text(b"\x93NUMPY"), ["cut short"]),
-        "cut in the header": (cut(40), ["cut short"]), "cut in the data": (cut(500), ["cut short", "30 x 40"]),
-        "cut by one byte": (cut(-1),
-                            ["cut short"]), "version 9": (text(b"\x93NUMPY\x09\x00" + b"\x76\x00" + b" " * 500), [
-                                "version 9.0"
-                            ]), "header that is none": (text(b"\x93NUMPY\x01\x00\x76\x00" + b"x" * 500), ["header"]),
-        "header without shape": (text(b"\x93NUMPY\x01\x00\x76\x00" +
-                                      b"{'descr': '<f4', 'fortran_order': False, }".ljust(117) + b"\n" + b"\0" * 4800),
-                                 ["header"]),
-        "negative shape": (text(b"\x93NUMPY\x01\x00\x76\x00" +
-                                b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4), }".ljust(117) + b"\n" +
-                                b"\0" * 4800), ["header"]),
-        "enormous shape": (text(b"\x93NUMPY\x01\x00\x76\x00" +
-                                (b"{'descr': '<f4', 'fortran_order': False, "
-                                 b"'shape': (4611686018427387904, 4611686018427387904), }").ljust(117) + b"\n"), [
-                                     "4611686018427387904", "more than any memory"
-                                 ]),
-        "large shape, no data": (
-            text(b"\x93NUMPY\x01\x00\x76\x00" +
-                 b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }".ljust(117) + b"\n"), [
-                     "cut short"
-                 ]), "float64": (saved(ones.astype(np.float64)), ["float64", "float32"]), "float16": (saved(
-                     ones.astype(
-                         np.float16)), ["float16", "float32"]), "int32": (saved(
-                             ones.astype(np.int32)), ["int32", "float32"]), "complex64": (saved(
-                                 ones.astype(np.complex64)), ["complex64", "float32"]), "big-endian": (saved(
-                                     ones.astype(">f4")), ["big-endian"]), "records": (saved(np.zeros(
-                                         3, [("x", "<f4")])), ["records"]), "3-D": (saved(
-                                             np.ones((3, 10, 40), np.float32)), ["3 dimensions"]), "1-D": (saved(
-                                                 np.ones(40,
-                                                         np.float32)), ["1 dimension"]), "0-D": (saved(np.float32(1)), [
-                                                             "0 dimensions"
-                                                         ]), "missing": (lambda path: path.unlink(), ["No such file"]),
-    }[name]
+def saved(array):
+    return lambda path: np.save(path, array)
 
 
-BAD_FILES = [
-    "not npy", "empty", "one byte", "magic only", "cut in the header", "cut in the data", "cut by one byte",
-    "version 9", "header that is none", "header without shape", "negative shape", "enormous shape",
-    "large shape, no data", "float64", "float16", "int32", "complex64", "big-endian", "records", "3-D", "1-D", "0-D",
-    "missing"
-]
+def cut(keep):
+    return lambda path: path.write_bytes(path.read_bytes()[:keep])
+
+
+def text(content):
+    return lambda path: path.write_bytes(content)
+
+
+def header(fields, data=b""):
+    return text(b"\x93NUMPY\x01\x00\x76\x00" + fields.ljust(117) + b"\n" + data)
+
+
+ONES = np.ones((30, 40), np.float32)
+BAD_FILES = {  # what makes a file bad, and the words that the complaint must have beside the file's name
+    "not npy": (text(b"1 2 3\n4 5 6\n" * 50), "not a NumPy .npy file"),
+    "empty": (text(b""), "empty"),
+    "one byte": (text(b"\x93"), "not a NumPy .npy file"),
+    "magic only": (text(b"\x93NUMPY"), "cut short"),
+    "cut in the header": (cut(40), "cut short"),
+    "cut in the data": (cut(500), "cut short", "{shape}"),
+    "cut by one byte": (cut(-1), "cut short"),
+    "version 9": (text(b"\x93NUMPY\x09\x00" + b"\x76\x00" + b" " * 500), "version 9.0"),
+    "header that is none": (header(b"x" * 117, b"x" * 382), "header"),
+    "header without shape": (header(b"{'descr': '<f4', 'fortran_order': False, }", b"\0" * 4800), "header"),
+    "negative shape": (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4), }", b"\0" * 4800), "header"),
+    "enormous shape": (header(b"{'descr': '<f4', 'fortran_order': False, "
+                              b"'shape': (4611686018427387904, 4611686018427387904), }"), "4611686018427387904",
+                       "more than any memory"),
+    "large shape, no data": (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }"),
+                             "cut short"),
+    **{name: (saved(ONES.astype(name)), name, "float32") for name in ("float64", "float16", "int32", "complex64")},
+    "big-endian": (saved(ONES.astype(">f4")), "big-endian"),
+    "records": (saved(np.zeros(3, [("x", "<f4")])), "records"),
+    "3-D": (saved(np.ones((3, 10, 40), np.float32)), "3 dimensions"),
+    "1-D": (saved(np.ones(40, np.float32)), "1 dimension"),
+    "0-D": (saved(np.float32(1)), "0 dimensions"),
+    "missing": (lambda path: path.unlink(), "No such file"),
+}
 
 
 @pytest.mark.parametrize("which", ["a.npy", "b.npy"])
 @pytest.mark.parametrize("kind", BAD_FILES)
 def test_bad_file(files, kind, which):
-    damage, words = spoil(kind)
-    if kind == "cut in the data" and which == "b.npy":
-        words = ["cut short", "40 x 20"]
+    damage, *words = BAD_FILES[kind]
+    shape = "30 x 40" if which == "a.npy" else "40 x 20"
     damage(files / which)
-    mul_fails(files, says=[which, *words])
+    mul_fails(files, says=[which, *(word.format(shape=shape) for word in words)])
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

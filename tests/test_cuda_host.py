@@ -14,6 +14,7 @@ from toolchain import BUILD, PATIENCE
 
 HERE = Path(__file__).parent
 FAKE = BUILD / "tests" / "fake_cuda"
+QUICK = [word for word in sys.argv if word == "--quick"]  # for the tests inside these, too
 
 pytestmark = [
     pytest.mark.skipif(not binding.lib.tsr_has_cuda(), reason="the library was built without the CUDA engine"),
@@ -30,26 +31,34 @@ def run(*command, **environment):
 
 
 def pytest_passes(*arguments, **environment):
-    status, output = run("-m", "pytest", "-c", HERE / "pytest.ini", "--rootdir", HERE, "-q", "-x", *arguments,
+    status, output = run("-m", "pytest", "-c", HERE / "pytest.ini", "--rootdir", HERE, "-q", "-x", *QUICK, *arguments,
                          **environment)
     assert status == 0, output
     assert " passed" in output, output
 
 
-# The tests that run on every engine, as far as the host code has a part in them.
-GENERAL = ["addend", "batch", "errors", "exact", "packed", "plans", "scaling", "special_values", "stats", "strides"]
+# The tests that run on every engine, as far as the host code has a part in them; a sample where many shapes are there
+# for the kernels, which the driver stands in for.
+GENERAL = ["addend", "batch", "errors", "packed", "plans", "special_values", "stats", "strides"]
+SAMPLED = ["exact", "scaling"]
+ENGINES = "cuda and not ieee_tile and not t128 and not mma"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GENERAL)
 def test_the_general_tests(name):
-    pytest_passes(HERE / f"test_{name}.py", "-k", "cuda and not ieee_tile and not t128 and not mma")
+    pytest_passes(HERE / f"test_{name}.py", "-k", ENGINES)
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_general_tests():
+    pytest_passes(*(HERE / f"test_{name}.py" for name in SAMPLED), "--quick", "-k", ENGINES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability, environment", [(75, {}), (86, {}), (120, {}), (90, {"TESSERA_CUDA_PTX": "1"})])
 def test_products_on_other_gpus(capability, environment):
-    pytest_passes(HERE / "test_exact.py", HERE / "test_batch.py", "-k", "cuda-fp32 and not split",
+    pytest_passes(HERE / "test_exact.py", HERE / "test_batch.py", "--quick", "-k", "cuda-fp32 and not split",
                   FAKE_CUDA_CAPABILITY=str(capability), **environment)
 
 

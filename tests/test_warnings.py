@@ -1,31 +1,36 @@
 """No warnings: all C sources, with gcc and with clang, under the project's warnings as errors."""
 
 import json
+import os
 import shlex
 
 import pytest
 
-from toolchain import BUILD, ROOT, cmake_build, need, run
+from toolchain import BUILD, ROOT, need, run
 
-COMPILERS = ["gcc", "clang"]
+# Clang's warnings come before it optimises, some of gcc's while it does.
+COMPILERS = {"gcc": ["-O1", "-S", "-o", os.devnull], "clang": ["-fsyntax-only"]}
+
+
+def c_commands():
+    """How each C source of the build is compiled, once for each set of definitions: the library, the C half of its CUDA
+    engine, the command and the tests."""
+    found = {}
+    for one in json.loads((BUILD / "compile_commands.json").read_text()):
+        words = shlex.split(one["command"])
+        if one["file"].endswith(".c"):
+            defined = frozenset(word for word in words if word.startswith("-D") and not word.endswith("_EXPORTS"))
+            words[words.index("-o"):words.index("-o") + 2] = []
+            found[one["file"], defined] = words, one["directory"]
+    return found.values()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_clean_build(compiler):
-    cmake_build(f"warnings-{compiler}", f"-DCMAKE_C_COMPILER={need(compiler)}", "-DTESSERA_WERROR=ON")
-
-
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_clean_cuda_host_code(compiler):
-    """The C half of the CUDA engine, which the builds above leave out."""
-    commands = json.loads((BUILD / "compile_commands.json").read_text())
-    commands = [one for one in commands if one["file"].startswith(f"{ROOT}/src/cuda/") and one["file"].endswith(".c")]
+def test_no_warnings(compiler):
     need(compiler)
-    for one in commands:
-        words = shlex.split(one["command"])
-        words[words.index("-o"):words.index("-o") + 2] = []
-        run(compiler, *words[1:], "-fsyntax-only", "-Werror", cwd=one["directory"])
+    for words, folder in c_commands():
+        run(compiler, *words[1:], *COMPILERS[compiler], "-Wno-pass-failed", "-Werror", cwd=folder)
 
 
 @pytest.mark.parametrize("compiler, flags", [("gcc", ["-std=c11"]), ("g++", ["-xc++", "-std=c++11"]),
