@@ -228,6 +228,7 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
     const struct cuda_context *cuda = context->cuda;
     launch_queue q = {cuda, given ? given->stream : NULL, false};
     tsr_attention_problem p = *problem;
+    if (p.causal && !backward) p.keys = min64(p.keys, p.queries); /* no query sees more */
     tsr_status status = check_counts(&p);
     if (!status) status = check_stream(cuda, q.stream);
     if (!status) status = check_operands(cuda, &p, &io);

@@ -76,8 +76,9 @@ static bool is_taken(const Setting &setting, const Attention &a, ReasonCounts *c
     if (k != a.value.sizes() || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || q[3] > MOST_DIM || !a.query.numel() ||
         !a.key.numel() || !can_drop(a.dropout_p))
         return counts->count(OTHER_SHAPE);
-    if (!setting.always && !tessera_attention_is_faster(is_hopper(a.query.device()), q[0] * q[1], q[2], k[2], q[3]))
-        return counts->count(TORCH_IS_FASTER);
+    const bool faster = tessera_attention_is_faster(is_hopper(a.query.device()), q[0] * q[1], q[2], k[2], q[3],
+                                                    a.is_causal);
+    if (!setting.always && !faster) return counts->count(TORCH_IS_FASTER);
     /* A captured seed would drop the same weights in every replay. */
     if (a.dropout_p > 0 && is_capturing(a.query.device())) return counts->count(NOT_POSSIBLE);
     /* The gradient of a bias is torch's, which knows nothing of weights that we drop. */

@@ -48,8 +48,10 @@ constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
 /* Where the ieee kernels are known to gain on other GPUs. */
 constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
 
-/* Attention, forward and backward alike: batch * heads * queries * keys, and the dimension (bench/gpu/attention.py). */
-constexpr double ATTENTION_SCORES = 1 << 20;
+/* Attention, forward and backward alike (bench/gpu/attention.py): the least length, of which tiles are 128, the least
+ * batch * heads * queries * keys, and the largest dimension. */
+constexpr int64_t ATTENTION_LENGTH = 64;
+constexpr double ATTENTION_SCORES = 1 << 17;
 constexpr int64_t ATTENTION_DIM = 128;
 
 } // namespace torch_cost
@@ -94,9 +96,12 @@ inline bool tessera_is_faster_on_cuda(tsr_precision precision, bool on_hopper, C
 inline bool tessera_is_faster_on_cpu(const Sizes &s) { return std::min({s.m, s.n, s.k}) >= 16; }
 
 /* There are kernels for tensor cores on Hopper alone. Few scores leave most of its SMs without work. */
-inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t queries, int64_t keys, int64_t dim) {
+inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t queries, int64_t keys, int64_t dim,
+                                        bool causal) {
+    if (causal) keys = std::min(keys, queries); /* no query sees more */
     const double scores = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
-    return on_hopper && dim <= torch_cost::ATTENTION_DIM && scores >= torch_cost::ATTENTION_SCORES;
+    return on_hopper && dim <= torch_cost::ATTENTION_DIM && std::min(queries, keys) >= torch_cost::ATTENTION_LENGTH &&
+           scores >= torch_cost::ATTENTION_SCORES;
 }
 
 } // namespace tessera

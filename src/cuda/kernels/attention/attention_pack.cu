@@ -36,6 +36,10 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
     const int tiles = of_queries ? g.tiles_q : g.tiles_k;
     const int item = (int)blockIdx.x / tiles, row0 = (int)blockIdx.x % tiles * ATTENTION_ROWS;
     if (item >= g.batch * heads) return;
+    if (!of_queries && g.causal && row0 >= g.queries) { /* keys that nobody sees: nothing reads the tile */
+        if (threadIdx.x == 0) to.downs[blockIdx.x] = 1;
+        return;
+    }
 
     const float *head = head_of(from, item / heads, item % heads);
     const float *outputs = is_grad ? head_of(g.o, item / heads, item % heads) : nullptr;
