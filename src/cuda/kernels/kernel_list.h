@@ -73,29 +73,52 @@
 /* Those of attention: m and n are queries and keys that a thread block has at a time, or keys and queries, k the columns
  * of a head, padded. */
 #define ATTENTION_KERNEL_LIST(ROW) \
-  ROW(ATTENTION_PACK_64,    attention_pack_64,    ATTENTION_PACK,       SUPPORT, 128,   0,  64, 256, 0, 1, 0, NONE,  0)\
-  ROW(ATTENTION_PACK_128,   attention_pack_128,   ATTENTION_PACK,       SUPPORT, 128,   0, 128, 256, 0, 1, 0, NONE,  0)\
-  ROW(ATTENTION_FORWARD_SHORT, attention_forward_short, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)\
-  ROW(ATTENTION_FORWARD_SHORT_GENERAL, attention_forward_short_general, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)\
-  ROW(ATTENTION_FORWARD_64, attention_forward_64, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 384, 1, 1, 2, FORWARD, 2)\
-  ROW(ATTENTION_FORWARD_64_GENERAL, attention_forward_64_general, ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 384, 1, 1, 2, FORWARD, 2)\
-  ROW(ATTENTION_FORWARD_128, attention_forward_128, ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)\
-  ROW(ATTENTION_FORWARD_128_GENERAL, attention_forward_128_general, ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)\
-  ROW(ATTENTION_GRAD_KV_64, attention_grad_kv_64, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
-  ROW(ATTENTION_GRAD_KV_64_GENERAL, attention_grad_kv_64_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
-  ROW(ATTENTION_GRAD_KV_128, attention_grad_kv_128, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
-  ROW(ATTENTION_GRAD_KV_128_GENERAL, attention_grad_kv_128_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
-  ROW(ATTENTION_GRAD_Q_64, attention_grad_q_64, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
-  ROW(ATTENTION_GRAD_Q_64_GENERAL, attention_grad_q_64_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)\
-  ROW(ATTENTION_GRAD_Q_128, attention_grad_q_128, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
-  ROW(ATTENTION_GRAD_Q_128_GENERAL, attention_grad_q_128_general, ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)\
-  ROW(ATTENTION_IEEE_FORWARD_128, attention_ieee_forward_128, ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)\
-  ROW(ATTENTION_IEEE_FORWARD_256, attention_ieee_forward_256, ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)\
-  ROW(ATTENTION_IEEE_GRAD_Q_128, attention_ieee_grad_q_128, ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)\
-  ROW(ATTENTION_IEEE_GRAD_Q_256, attention_ieee_grad_q_256, ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)\
-  ROW(ATTENTION_IEEE_GRAD_KV_128, attention_ieee_grad_kv_128, ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)\
-  ROW(ATTENTION_IEEE_GRAD_KV_256, attention_ieee_grad_kv_256, ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)\
-  ROW(ATTENTION_DELTA, attention_delta, ATTENTION_IEEE, SUPPORT, 0, 0, 0, 256, 0, 1, 0, NONE, 0)
+  ROW(ATTENTION_PACK_64, attention_pack_64,                                                                           \
+      ATTENTION_PACK, SUPPORT, 128, 0, 64, 256, 0, 1, 0, NONE, 0)                                                     \
+  ROW(ATTENTION_PACK_128, attention_pack_128,                                                                         \
+      ATTENTION_PACK, SUPPORT, 128, 0, 128, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_FORWARD_SHORT, attention_forward_short,                                                               \
+      ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)                                             \
+  ROW(ATTENTION_FORWARD_SHORT_GENERAL, attention_forward_short_general,                                               \
+      ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)                                             \
+  ROW(ATTENTION_FORWARD_64, attention_forward_64,                                                                     \
+      ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 384, 1, 1, 2, FORWARD, 2)                                             \
+  ROW(ATTENTION_FORWARD_64_GENERAL, attention_forward_64_general,                                                     \
+      ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 384, 1, 1, 2, FORWARD, 2)                                             \
+  ROW(ATTENTION_FORWARD_128, attention_forward_128,                                                                   \
+      ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)                                            \
+  ROW(ATTENTION_FORWARD_128_GENERAL, attention_forward_128_general,                                                   \
+      ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)                                            \
+  ROW(ATTENTION_GRAD_KV_64, attention_grad_kv_64,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)                                            \
+  ROW(ATTENTION_GRAD_KV_64_GENERAL, attention_grad_kv_64_general,                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)                                            \
+  ROW(ATTENTION_GRAD_KV_128, attention_grad_kv_128,                                                                   \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)                                           \
+  ROW(ATTENTION_GRAD_KV_128_GENERAL, attention_grad_kv_128_general,                                                   \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)                                           \
+  ROW(ATTENTION_GRAD_Q_64, attention_grad_q_64,                                                                       \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)                                            \
+  ROW(ATTENTION_GRAD_Q_64_GENERAL, attention_grad_q_64_general,                                                       \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)                                            \
+  ROW(ATTENTION_GRAD_Q_128, attention_grad_q_128,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)                                           \
+  ROW(ATTENTION_GRAD_Q_128_GENERAL, attention_grad_q_128_general,                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)                                           \
+  ROW(ATTENTION_IEEE_FORWARD_128, attention_ieee_forward_128,                                                         \
+      ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_FORWARD_256, attention_ieee_forward_256,                                                         \
+      ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_GRAD_Q_128, attention_ieee_grad_q_128,                                                           \
+      ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_GRAD_Q_256, attention_ieee_grad_q_256,                                                           \
+      ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_GRAD_KV_128, attention_ieee_grad_kv_128,                                                         \
+      ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_GRAD_KV_256, attention_ieee_grad_kv_256,                                                         \
+      ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_DELTA, attention_delta,                                                                               \
+      ATTENTION_IEEE, SUPPORT, 0, 0, 0, 256, 0, 1, 0, NONE, 0)
 
 /* Dynamic shared memory in bytes.
  *

@@ -121,20 +121,14 @@ __device__ inline void split_pair(float x, float y, uint32_t *hi, uint32_t *lo) 
     *lo = *(const uint32_t *)&l;
 }
 
-/* Where four columns from 4*quad on of row r lie in a block of 64 columns of a component. */
-__device__ inline int quad_offset(int r, int quad) { return r * 128 + ((quad / 2) ^ (r % 8)) * 16 + quad % 2 * 8; }
-
-/* Stores them, times `up`, in hi and in lo. */
+/* Four columns from 4*quad on of row r, times `up`, into a block of 64 columns of hi and of lo. */
 __device__ inline void store_split(uint8_t *hi, uint8_t *lo, int r, int quad, float4 x, float up) {
     uint2 h, l;
     split_pair(x.x * up, x.y * up, &h.x, &l.x);
     split_pair(x.z * up, x.w * up, &h.y, &l.y);
-    *(uint2 *)(hi + quad_offset(r, quad)) = h;
-    *(uint2 *)(lo + quad_offset(r, quad)) = l;
-}
-
-__device__ inline void store_zeros(uint8_t *hi, uint8_t *lo, int r, int quad) {
-    *(uint2 *)(hi + quad_offset(r, quad)) = *(uint2 *)(lo + quad_offset(r, quad)) = make_uint2(0, 0);
+    const int at = r * 128 + ((quad / 2) ^ (r % 8)) * 16 + quad % 2 * 8;
+    *(uint2 *)(hi + at) = h;
+    *(uint2 *)(lo + at) = l;
 }
 
 #endif

@@ -19,7 +19,6 @@
 #include "cuda/kernels/kernel_list.h"
 
 constexpr int TILE_Q = ATTENTION_ROWS, TILE_K = ATTENTION_ROWS;
-constexpr int SLOTS = 4;                                             /* for float32 tiles on their way */
 constexpr int SPLITTERS = 2 * WARPGROUP;                             /* threads */
 constexpr int ROW_STEP = SPLITTERS / 16, PASSES = TILE_K / ROW_STEP; /* rows between a thread's quads, and quads */
 template <bool SPLITS> constexpr int BRINGERS = SPLITS ? SPLITTERS : WARPGROUP; /* threads before those that multiply */
@@ -29,7 +28,7 @@ template <int BLOCKS> constexpr int TILE_BYTES = 2 * BLOCKS *ATTENTION_BLOCK_BYT
 
 template <int BLOCKS, int STAGES, bool SPLITS> struct __align__(1024) forward_shared {
     uint8_t q[TILE_BYTES<BLOCKS>], k[STAGES][TILE_BYTES<BLOCKS>], v[STAGES][TILE_BYTES<BLOCKS>];
-    float4 staging[SPLITS ? SLOTS : 0][PASSES][SPLITTERS];
+    float4 staging[SPLITS ? 2 : 0][PASSES][SPLITTERS];
     uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     float q_down, k_down[STAGES], v_down[STAGES];
     float warp_largest[2][SPLITTERS / 32];
@@ -85,56 +84,29 @@ __device__ static void copy_packed(const attention_args &g, forward_shared<BLOCK
 }
 
 /* The same from float32 operands in place: rows of at most 64 columns that can be read four floats at a time. All
- * SPLITTERS threads. The parts of a task are Q, then K and V of each tile of keys in turn; SLOTS - 1 parts are on their
- * way from memory while one is split, those of the next task among them. */
+ * SPLITTERS threads. */
 template <int STAGES> struct splitter {
     const attention_args &g;
     forward_shared<1, STAGES, true> &s;
     const int thread = (int)threadIdx.x;
+    int count = 0; /* tiles split so far */
+    int tasks = 0; /* begun before */
 
-    /* What is fetched next. */
-    struct {
-        int index = (int)blockIdx.x, part = 0, parts;
-        const float *q, *k, *v;
-        int rows_q;
-    } ahead = {};
-    int fetched = 0, splits = 0; /* parts so far */
-    int tasks = 0;               /* begun before */
-
-    /* Starts copying the next part: quad thread%16 of rows thread/16 + ROW_STEP*pass. */
-    __device__ void fetch() {
-        if (ahead.index < forward_tasks(g)) {
-            if (ahead.part == 0) {
-                const forward_task task(g, ahead.index);
-                ahead.q = head_of(g.q, task.batch, task.head) + (int64_t)task.tile_q * TILE_Q * g.q.row_stride;
-                ahead.k = head_of(g.k, task.batch, task.kv_head);
-                ahead.v = head_of(g.v, task.batch, task.kv_head);
-                ahead.rows_q = g.queries - task.tile_q * TILE_Q;
-                ahead.parts = 1 + 2 * task.tiles;
-            }
-            const int part = ahead.part, tile = (part - 1) / 2;
-            const int64_t stride = part == 0 ? g.q.row_stride : part % 2 ? g.k.row_stride : g.v.row_stride;
-            const float *from = part == 0 ? ahead.q : (part % 2 ? ahead.k : ahead.v) + tile * TILE_K * stride;
-            const int rows = part == 0 ? ahead.rows_q : g.keys - tile * TILE_K;
-            const int mine = thread % 16 * 4 < g.dim ? rows - thread / 16 : 0;
-            const float *at = from + thread / 16 * stride + thread % 16 * 4;
+    /* Starts copying a tile: quad thread%16 of rows thread/16 + ROW_STEP*pass. */
+    __device__ void fetch(const float *tile, int64_t row_stride, int rows, int slot) {
+        const float *from = tile + thread / 16 * row_stride + thread % 16 * 4;
+        const int mine = thread % 16 * 4 < g.dim ? rows - thread / 16 : 0;
 #pragma unroll 4
-            for (int pass = 0; pass < PASSES; pass++, at += ROW_STEP * stride) {
-                const bool there = ROW_STEP * pass < mine;
-                cp_async_or_zero<16>(shared_address(&s.staging[fetched % SLOTS][pass][thread]), there ? at : from,
-                                     there);
-            }
-            if (++ahead.part == ahead.parts) ahead.part = 0, ahead.index += (int)gridDim.x;
+        for (int pass = 0; pass < PASSES; pass++, from += ROW_STEP * row_stride) {
+            const bool there = ROW_STEP * pass < mine;
+            cp_async_or_zero<16>(shared_address(&s.staging[slot][pass][thread]), there ? from : tile, there);
         }
         cp_async_commit();
-        fetched++;
     }
 
-    /* Splits the next part, then fetches another one. A thread reads only what it has copied itself. Rows from `rows` on
-     * are zero. */
-    __device__ void split(int rows, uint8_t *to, float *down) {
-        const float4(*from)[SPLITTERS] = s.staging[splits % SLOTS];
-        auto quad = [&](int pass) { return largest_magnitude(from[pass][thread]); };
+    /* Splits the tile in `slot`, whose copies have arrived: a thread reads only what it has copied itself. */
+    __device__ void split(int slot, uint8_t *to, float *down) {
+        auto quad = [&](int pass) { return largest_magnitude(s.staging[slot][pass][thread]); };
         float largest = 0; /* magnitude */
         least_nonzero smallest;
 #pragma unroll
@@ -145,7 +117,7 @@ template <int STAGES> struct splitter {
         }
 #pragma unroll
         for (int lane = 16; lane; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
-        float *parts = s.warp_largest[splits++ % 2];
+        float *parts = s.warp_largest[count++ % 2];
         if (thread % 32 == 0) parts[thread / 32] = largest;
         named_barrier(1, SPLITTERS);
 #pragma unroll
@@ -156,35 +128,39 @@ template <int STAGES> struct splitter {
         if (thread == 0) *down = power_of_two(-e);
 #pragma unroll 4
         for (int pass = 0; pass < PASSES; pass++)
-            if (thread / 16 + ROW_STEP * pass < rows)
-                store_split(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16,
-                            from[pass][thread], power_of_two(e));
-            else
-                store_zeros(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16);
+            store_split(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16,
+                        s.staging[slot][pass][thread], power_of_two(e));
         fence_for_wgmma();
-        fetch();
     }
 
     __device__ void run() {
         int step = 0;
-        for (int i = 0; i < SLOTS - 1; i++) fetch();
         for (int index = (int)blockIdx.x; index < forward_tasks(g); index += (int)gridDim.x, tasks++) {
             const forward_task task(g, index);
-            cp_async_wait<SLOTS - 2>();
+            const float *q = head_of(g.q, task.batch, task.head) + (int64_t)task.tile_q * TILE_Q * g.q.row_stride;
+            const float *k = head_of(g.k, task.batch, task.kv_head), *v = head_of(g.v, task.batch, task.kv_head);
+            fetch(q, g.q.row_stride, g.queries - task.tile_q * TILE_Q, 0);
+            fetch(k, g.k.row_stride, g.keys, 1);
+            cp_async_wait<1>();
             barrier_wait(&s.q_empty, (tasks & 1) ^ 1);
             if (thread == 0) s.misfits[tasks % 2] = 0; /* before the barrier in split */
-            split(g.queries - task.tile_q * TILE_Q, s.q, &s.q_down);
+            split(0, s.q, &s.q_down);
             barrier_arrive(&s.q_full);
             for (int n = 0; n < task.tiles; n++, step++) {
-                const int stage = step % STAGES, rows = g.keys - n * TILE_K;
+                const int stage = step % STAGES, next = n + 1;
                 const uint32_t free = (step / STAGES & 1) ^ 1;
-                cp_async_wait<SLOTS - 2>();
+                fetch(v + (int64_t)n * TILE_K * g.v.row_stride, g.v.row_stride, g.keys - n * TILE_K, 0);
+                cp_async_wait<1>();
                 barrier_wait(&s.k_empty[stage], free);
-                split(rows, s.k[stage], &s.k_down[stage]);
+                split(1, s.k[stage], &s.k_down[stage]);
                 barrier_arrive(&s.k_full[stage]);
-                cp_async_wait<SLOTS - 2>();
+                if (next < task.tiles)
+                    fetch(k + (int64_t)next * TILE_K * g.k.row_stride, g.k.row_stride, g.keys - next * TILE_K, 1);
+                else
+                    cp_async_commit();
+                cp_async_wait<1>();
                 barrier_wait(&s.v_empty[stage], free);
-                split(rows, s.v[stage], &s.v_down[stage]);
+                split(0, s.v[stage], &s.v_down[stage]);
                 barrier_arrive(&s.v_full[stage]);
             }
         }
@@ -405,8 +381,8 @@ template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static v
         forward<blocks, stages, splits, general>(g);                                                                  \
     }                                                                                                                 \
     ASSERT_LISTED_AS(id, TILE_Q, TILE_K, THREADS<splits>, sizeof(forward_shared<blocks, stages, splits>))
-FORWARD(attention_forward_short, ATTENTION_FORWARD_SHORT, 1, 1, true, false);
-FORWARD(attention_forward_short_general, ATTENTION_FORWARD_SHORT_GENERAL, 1, 1, true, true);
+FORWARD(attention_forward_short, ATTENTION_FORWARD_SHORT, 1, 2, true, false);
+FORWARD(attention_forward_short_general, ATTENTION_FORWARD_SHORT_GENERAL, 1, 2, true, true);
 FORWARD(attention_forward_64, ATTENTION_FORWARD_64, 1, 2, false, false);
 FORWARD(attention_forward_64_general, ATTENTION_FORWARD_64_GENERAL, 1, 2, false, true);
 FORWARD(attention_forward_128, ATTENTION_FORWARD_128, 2, 1, false, false);
