@@ -75,11 +75,13 @@ def test_a_driver_in_the_current_folder_is_not_loaded(folder, arguments):
 
 
 def test_absolute_folders_come_before_a_program_s_run_path(folder):
-    """A program whose own run path has an empty element, which the loader looks in before LD_LIBRARY_PATH."""
+    """A program whose own run path has an empty element, which the loader looks in before LD_LIBRARY_PATH; and relative
+    folders of LD_LIBRARY_PATH itself."""
     fake = BUILD / "tests" / "fake_cuda"
     if not (fake / "libcuda.so.1").exists():
         pytest.skip("the library was built without the CUDA engine")
     (folder / "program.c").write_text('#include "tessera.h"\nint main(void) { return !tsr_info_print(0, 0); }\n')
     run("gcc", "-I", ROOT / "include", folder / "program.c", "-o", folder / "program", f"-L{BUILD}", "-ltessera",
         f"-Wl,--disable-new-dtags,-rpath,:{BUILD}")
-    assert not driver_is_loaded(folder, folder / "program", LD_LIBRARY_PATH=str(fake))
+    for path in (f"{fake}", f".:{fake}", f":{fake}"):
+        assert not driver_is_loaded(folder, folder / "program", LD_LIBRARY_PATH=path), path
