@@ -129,8 +129,8 @@ static attention_args args_of(const tsr_attention_problem *p, const attention_pl
     return args;
 }
 
-/* One of two or four kernels that lie together in the list: for up to 64 columns before up to 128, the plain one of each
- * before the general one. */
+/* One of two or four kernels that lie together in the list: for up to 64 columns before up to 128, the plain one of
+ * each before the general one. */
 static const cuda_kernel *pick(cuda_kernel_id first, const attention_plan *plan, const attention_args *args) {
     return &cuda_kernels[(int)first + 2 * (plan->column_blocks - 1) + (args->general ? 1 : 0)];
 }

@@ -203,8 +203,7 @@ static Tensor by_torch(const Tensor &query, const Tensor &key, const Tensor &val
                        double dropout_p, bool is_causal, Scale scale, bool enable_gqa) {
 #if TESSERA_TORCH_AT_LEAST(2, 5)
     /* Torch's fused kernels divide by the number of heads, whatever that is. */
-    if (!query.is_nested() &&
-        (query.sym_numel() == 0 || key.sym_numel() == 0 || value.sym_numel() == 0))
+    if (!query.is_nested() && (query.sym_numel() == 0 || key.sym_numel() == 0 || value.sym_numel() == 0))
         return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal,
                                                                   c10::nullopt, scale, enable_gqa));
     return at::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);

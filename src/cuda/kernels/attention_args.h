@@ -37,10 +37,10 @@ typedef struct packed_heads {
 
 /* O = softmax(scale Q K^T + mask) V with dropout, and the gradients of it.
  *
- * Forward writes o and, unless its data is NULL, lse. Backward reads those and grad_o. It works on three numbers for each
- * query, [batch][heads][tiles_q*ATTENTION_ROWS]: padded_lse is lse, times log2(e) unless `general`, and +Inf in missing
- * rows; delta is the sum of grad_o*o in each row; shift is 0, or where lse is so large that
- * the logarithm of the sum is lost in it, what the logarithm to base 2 of the row's weights lacks.
+ * Forward writes o and, unless its data is NULL, lse. Backward reads those and grad_o. It works on three numbers for
+ * each query, [batch][heads][tiles_q*ATTENTION_ROWS]: padded_lse is lse, times log2(e) unless `general`, and +Inf in
+ * missing rows; delta is the sum of grad_o*o in the row; shift is 0, or where lse is so large that the logarithm of the
+ * sum is lost in it, what the logarithm to base 2 of the row's weights lacks.
  *
  * recompute_q[batch][heads][tiles_q] and recompute_k[batch][kv_heads][tiles_k], int32: the split kernels write 1 where
  * a tile of queries (O or dQ) or keys (dK and dV) read an operand that the split cannot carry, else 0. The ieee

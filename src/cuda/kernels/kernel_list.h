@@ -70,8 +70,8 @@
   ROW(SPLIT_REDUCE,         split_reduce,         SPLIT_REDUCE,         SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
   ATTENTION_KERNEL_LIST(ROW)
 
-/* Those of attention: m and n are queries and keys that a thread block has at a time, or keys and queries, k the columns
- * of a head, padded. */
+/* Those of attention: m and n are queries and keys that a thread block has at a time, or keys and queries, k the
+ * columns of a head, padded. */
 #define ATTENTION_KERNEL_LIST(ROW) \
   ROW(ATTENTION_PACK_64, attention_pack_64,                                                                           \
       ATTENTION_PACK, SUPPORT, 128, 0, 64, 256, 0, 1, 0, NONE, 0)                                                     \
@@ -127,14 +127,17 @@
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
  *           and two barriers; besides, each warp has a buffer for a check block of its sums
- *   MMA     a stage is so much of k of both as is promoted together */
+ *   MMA     a stage is so much of k of both as is promoted together
+ *   FORWARD   a tile of Q; a stage is a tile of K and one of V, or room for two tiles of float32; barriers
+ *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers */
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
     ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \
      (m) / (cluster) / CHECK_ROWS * (CHECK_ROWS * OUT_STRIDE * 4))
-#define SHARED_FORWARD(m, n, k, cluster, components, stages) (((m) + 2 * (stages) * (n)) * (k) * 2 * (components) + 1024)
+#define SHARED_FORWARD(m, n, k, cluster, components, stages) \
+    (((m) + 2 * (stages) * (n)) * (k) * 2 * (components) + 1024)
 #define SHARED_BACKWARD(m, n, k, cluster, components, stages) \
     ((((k) == 64 ? 4 : 2) * (m) + 2 * (stages) * (n)) * (k) * 2 * (components) + (stages) * 1024)
 #define SHARED_MMA(m, n, k, cluster, components, stages) ((stages) * ((m) + (n)) * (components) * SPLIT_SUM_K * 2)

@@ -48,8 +48,8 @@ __device__ inline float score_of(const attention_args &g, float dot, int batch, 
     return fmaf(g.scale, dot, head_of(g.mask, batch, head)[i * g.mask.row_stride + j * g.mask.col_stride]);
 }
 
-/* Where a mask makes |lse| so large that the logarithm of the sum is lost in it, minus that logarithm to base 2; else 0.
- * LANES neighbouring threads share the work. */
+/* Where a mask makes |lse| so large that the logarithm of the sum is lost in it, minus that logarithm to base 2; else
+ * 0. LANES neighbouring threads share the work. */
 template <int LANES> __device__ __noinline__ float lse_shift(const attention_args &g, int batch, int head, int i) {
     const float lse = head_of(g.lse, batch, head)[i * g.lse.row_stride];
     if (!(fabsf(lse) > 1e18f) || isinf(lse)) return 0;

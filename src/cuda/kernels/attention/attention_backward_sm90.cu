@@ -1,6 +1,7 @@
 /* attention_backward_sm90.cu: the gradients of attention on Hopper, from packed operands (attention_pack.cu).
  *
- *     P = exp(score - lse)     dP = dO V^T     dS = P (dP - delta)     dQ = scale dS K     dK = scale dS^T Q     dV = P^T dO
+ *     P  = exp(score - lse)     dP = dO V^T             dS = P (dP - delta)
+ *     dQ = scale dS K           dK = scale dS^T Q       dV = P^T dO
  *
  * Two kernels, so that each sum has one owner and needs no atomic addition: one for dK and dV, whose tasks are tiles of
  * 128 keys and go through the queries, 64 at a time, and one for dQ, which has queries and goes through keys. A thread

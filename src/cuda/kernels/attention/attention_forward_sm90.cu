@@ -1,19 +1,19 @@
 /* attention_forward_sm90.cu: O = softmax(scale Q K^T + mask) V on Hopper, from split operands.
  *
  * A task is a tile of 128 queries of one head. A thread block goes through its keys, 128 at a time, and then takes the
- * gridDim-th task on, whose operands it brings while the last sums of the one before are finished. Two warpgroups multiply,
- * 64 queries each, and keep O, the largest score and the sum of exponentials of their rows in registers:
+ * gridDim-th task on, whose operands it brings while the last sums of the one before are finished. Two warpgroups
+ * multiply, 64 queries each, and keep O, the largest score and the sum of exponentials of their rows in registers:
  *
  *     S = Q K^T       from shared memory, into a fresh accumulator
  *     P = 2^14 exp(score - largest so far), split into hi and lo in registers
  *     O = O exp(old largest - new largest) + P V
  *
  * The other warps bring Q, K and V. Either they were packed (attention_pack.cu) and a thread copies them, or two
- * warpgroups split them here (SPLITS): that saves a pass over memory, but every thread block of a head does it again, so
- * it is for short sequences.
+ * warpgroups split them here (SPLITS): that saves a pass over memory, but every thread block of a head does it again,
+ * so it is for short sequences.
  *
- * GENERAL adds masks, dropout and scales that are not positive. Scores are in units of log2, unless GENERAL, where a finite mask may be so large that
- * only the difference from the row's largest may be scaled.
+ * GENERAL adds masks, dropout and scales that are not positive. Scores are in units of log2, unless GENERAL, where a
+ * finite mask may be so large that only the difference from the row's largest may be scaled.
  */
 #include "cuda/kernels/attention/attention_wgmma.cuh"
 #include "cuda/kernels/kernel_list.h"

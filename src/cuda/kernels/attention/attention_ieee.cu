@@ -1,11 +1,11 @@
 /* attention_ieee.cu: attention and its gradients in IEEE float32, on every GPU, and for what the split cannot carry.
  *
  * A thread block of 256 has 64 rows (queries, or keys for dK and dV) and goes through the columns, 64 at a time. Thread
- * 16y + x has rows y + 16a and columns x + 16b, for a and b up to 3, of every matrix of a tile: of the scores and of each
- * 64 columns of O or a gradient. Operands come through shared memory; so do the weights, between the two products.
+ * 16y + x has rows y + 16a and columns x + 16b, for a and b up to 3, of every matrix of a tile: of the scores and of
+ * each 64 columns of O or a gradient. Operands come through shared memory; so do the weights, between the two products.
  *
- * NaN and Inf go where IEEE arithmetic carries them: a weight of 0 multiplies its value, whatever that is. Only keys that
- * a causal mask hides from a query have no part in it.
+ * NaN and Inf go where IEEE arithmetic carries them: a weight of 0 multiplies its value, whatever that is. Only keys
+ * that a causal mask hides from a query have no part in it.
  */
 #include "cuda/kernels/attention/attention.cuh"
 #include "cuda/kernels/kernel_list.h"

@@ -57,7 +57,7 @@ template <int STEPS> struct split_registers {
     }
 };
 
-/* d = x y for 64 columns of y and STEPS*16 of its rows, from first*16 on, which are those that x's columns stand for. */
+/* d = x y for 64 columns of y and 16*STEPS of its rows, from 16*first on: those that x's columns stand for. */
 template <int STEPS, int ALL, int BLOCKS>
 __device__ inline void multiply_columns(float (&d)[32], const split_registers<ALL> &x, int first, split_tile<BLOCKS> y,
                                         int column_block) {
