@@ -23,6 +23,7 @@ enum { ANY_NEWER = 9999 };
 /* What the GPUs of a module's row stand for: the oldest and newest compute capability, and the portable image, which is
  * NULL where Turing has too little shared memory for it or lacks its instructions. */
 #define GPUS_FROM_75(name) 75, ANY_NEWER, cuda_image_##name##_compute_75
+#define GPUS_PTX_75(name) GPUS_FROM_75(name)
 #define GPUS_FROM_80(name) 80, ANY_NEWER, NULL
 #define GPUS_ONLY_90(name) 90, 90, NULL
 #define GPUS_ONLY_90a(name) 90, 90, NULL

@@ -13,6 +13,7 @@
  *
  *   FROM_75, FROM_80   that compute capability and every newer one: machine code for those that nvcc knows, PTX for
  *                      later ones. FROM_75 also as PTX of 7.5 alone, for TESSERA_CUDA_PTX
+ *   PTX_75             the same GPUs as FROM_75, with machine code for Hopper alone: the driver compiles the PTX once
  *   ONLY_90, ONLY_90a  Hopper alone; with "a", its own instructions, too
  *
  * CMakeLists.txt reads these lines: one for each module. */
@@ -34,7 +35,7 @@
     MODULE(ATTENTION_PACK,       attention_pack,       ONLY_90)  \
     MODULE(ATTENTION_FORWARD,    attention_forward_sm90, ONLY_90a) \
     MODULE(ATTENTION_BACKWARD,   attention_backward_sm90, ONLY_90a) \
-    MODULE(ATTENTION_IEEE,       attention_ieee,       FROM_75)
+    MODULE(ATTENTION_IEEE,       attention_ieee,       PTX_75)
 
 /* ROW(id, name, module, family, ...), best first: of kernels that could do the same on a GPU the plan takes the first,
  * unless it can tell which is faster.
