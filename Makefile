@@ -37,8 +37,8 @@ check: ## for each commit, a minute and a half: the C tests, a sample of all oth
 test-pytorch: build ## the tests of the Python package alone, with a current torch and with 1.13.1
 	tests/pytorch/run $(BUILD) $(PYTEST)
 
-test-programs: build ## NumPy, Octave, R and ScaLAPACK on libtessera_blas; installs what it needs, if root
-	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py
+test-programs: tests ## NumPy, Octave, R and ScaLAPACK on libtessera_blas, and the library on 64-bit ARM; installs, if root
+	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py tests/test_aarch64.py
 
 test-gpu: tests ## the tests of the GPU, twelve processes at a time
 	tests/side_by_side $(BUILD) 12 tests -k "cuda and not test_cuda_host" $(PYTEST)

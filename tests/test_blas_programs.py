@@ -14,7 +14,7 @@ from toolchain import BUILD, PATIENCE, ROOT, run
 
 LIBRARY = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
 COMMAND = BUILD / "cli" / "tessera"
-LARGE = os.environ.get("TESSERA_INSTALL") == "all"  # Octave and R are hundreds of megabytes
+LARGE = os.environ.get("TESSERA_INSTALL") == "all"  # Octave and R are hundreds of megabytes, others take long
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not COMMAND.exists(), reason="the command was not built")]
 
@@ -103,6 +103,7 @@ def test_numpy():
     assert out == "equal\n" and len(products) == 2 and "SGEMM(N,N,400,300,200,1," in products[0]
 
 
+@pytest.mark.skipif(not LARGE, reason="half a minute: make test-programs")
 def test_numpys_own_tests_of_linear_algebra(tmp_path):
     need_packages("python3-numpy", "python3-pytest", "python3-hypothesis")
     code = "import sys, numpy.linalg; sys.exit(not numpy.linalg.test(extra_argv=['-s', '-p', 'no:cacheprovider']))"

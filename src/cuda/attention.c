@@ -1,7 +1,7 @@
 /* attention.c: queues attention and its gradients.
  *
- *   split   pack (unless the forward kernel splits K and V itself), forward, or dK with dV, then dQ; after each an ieee
- *           kernel that computes the tiles which the split cannot carry, and returns at once where that is none
+ *   split   pack (unless the forward kernel splits K and V itself), then forward, or dK with dV and dQ; then ieee
+ *           kernels that compute the tiles which the split cannot carry, and return at once where that is none
  *   ieee    delta (backward only), then the same kernels of the ieee family for all tiles
  */
 #include "attention.h"
@@ -58,6 +58,13 @@ static bool in_fours(const tsr_heads *x, int64_t dim) {
            x->head_stride % 4 == 0 && x->batch_stride % 4 == 0;
 }
 
+/* The problem as it is computed: in a forward pass a causal mask leaves no more keys than queries. */
+static tsr_attention_problem seen_part(const tsr_attention_problem *problem, bool backward) {
+    tsr_attention_problem p = *problem;
+    if (p.causal && !backward) p.keys = min64(p.keys, p.queries);
+    return p;
+}
+
 /* The quickest way within max_workspace; a lesser one where that allows no more. */
 static attention_plan make_plan(const tsr_context *context, const tsr_attention_problem *p, bool backward) {
     const size_t most = context->options.max_workspace ? context->options.max_workspace : SIZE_MAX;
@@ -86,10 +93,14 @@ static attention_plan make_plan(const tsr_context *context, const tsr_attention_
 }
 
 size_t cuda_attention_workspace(const tsr_context *context, const tsr_attention_problem *problem, bool backward) {
-    tsr_attention_problem unaligned = *problem; /* where its data lies is not known yet: the most that it may take */
+    /* Where its data lies is not known yet: the most that it may take. */
+    tsr_attention_problem aligned = seen_part(problem, backward), unaligned;
+    aligned.q.data = aligned.k.data = aligned.v.data = NULL;
+    unaligned = aligned;
     unaligned.q.data = (const float *)sizeof(float);
-    const attention_plan plan = make_plan(context, &unaligned, backward), least = make_plan(context, problem, backward);
-    return plan.bytes > least.bytes ? plan.bytes : least.bytes;
+    const size_t one = make_plan(context, &aligned, backward).bytes;
+    const size_t other = make_plan(context, &unaligned, backward).bytes;
+    return one > other ? one : other;
 }
 
 /* ---- Queueing ---------------------------------------------------------------------------------------------------- */
@@ -122,7 +133,7 @@ static attention_args args_of(const tsr_attention_problem *p, const attention_pl
         .seed = p->seed,
         .offset = p->offset,
     };
-    args.general = args.mask.data || args.drop_below || !(args.scale > 0);
+    args.general = args.mask.data || args.drop_below || !(args.scale >= 0x1p-20f); /* smaller ones might underflow */
     packed_heads *packed[] = {&args.packed_q, &args.packed_k, &args.packed_v, &args.packed_grad_o};
     for (int i = 0; plan->packed && i < OPERANDS; i++)
         *packed[i] = (packed_heads){(uint8_t *)workspace + plan->tiles[i], (float *)(workspace + plan->downs[i])};
@@ -200,7 +211,7 @@ static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_
         {"q.data", (void **)&p->q.data, p->queries && p->keys},
         {"k.data", (void **)&p->k.data, p->keys},
         {"v.data", (void **)&p->v.data, p->keys},
-        {"mask.data", (void **)&p->mask.data, p->mask.data && p->keys},
+        {"mask.data", (void **)&p->mask.data, p->mask.data && p->queries && p->keys},
         {"o.data", (void **)&io->o.data, p->queries},
         {"lse.data", (void **)&io->lse.data, io->lse.data && p->queries},
         {"grad_o.data", (void **)&io->grad_o.data, io->grad_o.data && p->queries},
@@ -216,8 +227,9 @@ static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_
 
 /* Sizes that kernels count in 32 bits. */
 static tsr_status check_counts(const tsr_attention_problem *p) {
-    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX - ATTENTION_ROWS;
-    if (longest > most || (double)p->batch * (double)p->heads * (double)longest / ATTENTION_IEEE_ROWS > (double)most)
+    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 2; /* kernels go a grid beyond the last */
+    if (longest > most ||
+        (double)p->batch * (double)p->heads * (double)ceil_div(longest, ATTENTION_IEEE_ROWS) > (double)most)
         return tsr_fail(TSR_UNSUPPORTED, "batch * heads * max(queries, keys) is more than a GPU's grid may count");
     return TSR_OK;
 }
@@ -227,8 +239,7 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
                                  bool backward, const tsr_launch *given) {
     const struct cuda_context *cuda = context->cuda;
     launch_queue q = {cuda, given ? given->stream : NULL, false};
-    tsr_attention_problem p = *problem;
-    if (p.causal && !backward) p.keys = min64(p.keys, p.queries); /* no query sees more */
+    tsr_attention_problem p = seen_part(problem, backward);
     tsr_status status = check_counts(&p);
     if (!status) status = check_stream(cuda, q.stream);
     if (!status) status = check_operands(cuda, &p, &io);

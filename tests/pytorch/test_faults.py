@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import tessera
+from tensors import since
 
 PRELOADED = tessera._library.PATH.parent / "tests" / "faults" / "libfaults.so"
 SCRIPT = Path(__file__).parents[1] / "faults" / "torch_products.py"
 
 
+@since(2, 0)
 @pytest.mark.skipif(not PRELOADED.exists(), reason="tests/faults was not built (make tests)")
 def test_products_of_tensors():
     ran = subprocess.run([sys.executable, SCRIPT, "memory", "once", "memory", "+", "thread", "+"], text=True,

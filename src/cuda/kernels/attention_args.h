@@ -13,7 +13,8 @@
  *
  * with the 128-byte swizzle of Hopper's matrix instruction (16-byte chunk j of row r at chunk j ^ (r % 8)). Missing
  * rows and columns are zero. downs[tile] is 2^-e; NaN where the split cannot carry the tile: something in it is not
- * finite, its largest element is beyond 2^+-48, or the largest of one of its rows is below 2^-14 of that and not 0. */
+ * finite, its largest element is 2^48 or more or below 2^-48, or the largest of a row is below 2^-12 of that and not 0.
+ * docs/internals/numerics.md has the bound that follows. */
 enum { ATTENTION_ROWS = 128, ATTENTION_COLS = 64, ATTENTION_BLOCK_BYTES = ATTENTION_ROWS * 128 };
 
 /* Queries, or keys, that a thread block of the ieee kernels has at a time. */
@@ -57,7 +58,7 @@ typedef struct attention_args {
     int32_t *recompute_q, *recompute_k;
     float scale;
     int32_t causal;
-    int32_t general;     /* a mask or dropout: the general kernels */
+    int32_t general;     /* a mask, dropout or an unusual scale: the general kernels */
     uint32_t drop_below; /* dropout_limit; 0: no dropout */
     uint64_t seed, offset;
 } attention_args;

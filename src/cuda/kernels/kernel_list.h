@@ -129,7 +129,7 @@
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
  *           and two barriers; besides, each warp has a buffer for a check block of its sums
  *   MMA     a stage is so much of k of both as is promoted together
- *   FORWARD   a tile of Q; a stage is a tile of K and one of V, or room for two tiles of float32; barriers
+ *   FORWARD   a tile of Q; a stage is a tile of K and one of V (the last of SHORT: room for two of float32); barriers
  *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers */
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)

@@ -52,7 +52,7 @@ __device__ inline float score_of(const attention_args &g, float dot, int batch, 
  * 0. LANES neighbouring threads share the work. */
 template <int LANES> __device__ __noinline__ float lse_shift(const attention_args &g, int batch, int head, int i) {
     const float lse = head_of(g.lse, batch, head)[i * g.lse.row_stride];
-    if (!(fabsf(lse) > 1e18f) || isinf(lse)) return 0;
+    if (!(fabsf(lse) > 65536) || isinf(lse)) return 0; /* there the sum's logarithm has two digits left */
     const int lane = (int)threadIdx.x % LANES, kv_head = head / (g.heads / g.kv_heads);
     const uint32_t together = LANES == 32 ? 0xffffffffu : 0xffffu << threadIdx.x % 32 / LANES * LANES;
     const float *q = head_of(g.q, batch, head) + i * g.q.row_stride;
@@ -69,7 +69,7 @@ template <int LANES> __device__ __noinline__ float lse_shift(const attention_arg
 
 /* ---- Splitting --------------------------------------------------------------------------------------------------- */
 
-constexpr int TARGET_EXPONENT = 14, EXPONENT_LIMIT = 62, ROW_RANGE = 14;
+constexpr int TARGET_EXPONENT = 14, EXPONENT_LIMIT = 62, ROW_RANGE = 12;
 
 __device__ inline float power_of_two(int e) { return __uint_as_float((uint32_t)(127 + e) << 23); }
 /* Of a quad. NaN does not count here: it reaches the results, where it is found. */
@@ -85,7 +85,7 @@ __device__ inline int exponent_for(float largest, int limit = EXPONENT_LIMIT) {
 
 /* Whether the split carries a tile at all, by its largest magnitude. */
 __device__ inline bool carries_tile(float largest) {
-    return largest == 0 || (largest < power_of_two(TARGET_EXPONENT + EXPONENT_LIMIT) &&
+    return largest == 0 || (largest < power_of_two(EXPONENT_LIMIT - TARGET_EXPONENT) && /* no score overflows */
                             largest >= power_of_two(TARGET_EXPONENT - EXPONENT_LIMIT));
 }
 

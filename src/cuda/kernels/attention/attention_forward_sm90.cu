@@ -219,7 +219,7 @@ struct softmax {
         }
     }
 
-    /* Adds up what the four lanes of a row have; returns what the row's O is divided by. */
+    /* Adds up what the four lanes of a row have. */
     __device__ void finish() {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
