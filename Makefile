@@ -38,7 +38,7 @@ test-pytorch: build ## the tests of the Python package alone, with a current tor
 	tests/pytorch/run $(BUILD) $(PYTEST)
 
 test-programs: tests ## NumPy, Octave, R and ScaLAPACK on libtessera_blas, and the library on 64-bit ARM; installs, if root
-	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py tests/test_aarch64.py
+	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py tests/test_aarch64.py tests/test_command.py
 
 test-gpu: tests ## the tests of the GPU, twelve processes at a time
 	tests/side_by_side $(BUILD) 12 tests -k "cuda and not test_cuda_host" $(PYTEST)

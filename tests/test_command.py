@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import binding
+from engine import NO_GPU
 from reference import assert_exact, integers
 from toolchain import BUILD, PATIENCE, need
 
@@ -132,6 +133,8 @@ def test_bench_json():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(NO_GPU is not None and os.environ.get("TESSERA_INSTALL") != "all",
+                    reason="the five problems take a CPU a minute of both cores: make test-programs")
 def test_reference():
     """`make run`: the five problems at full size, checked against float64."""
     text = tessera("reference", "--precision", "fp32", "--seconds", "0.01")

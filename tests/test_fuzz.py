@@ -10,7 +10,7 @@ from toolchain import BUILD, ROOT, need, run
 
 pytestmark = pytest.mark.slow
 TARGETS = sorted(path.name for path in (ROOT / "tests" / "fuzz" / "corpus").iterdir())
-SECONDS = 2
+SECONDS = 1
 
 
 def test_every_target_has_a_corpus():

@@ -41,7 +41,7 @@ def matmul_arguments(draw):
     return [draw(layouts(shape)) for shape in shapes]
 
 
-@examples(500)
+@examples(200)
 @given(arguments=matmul_arguments())
 def test_any_shapes_and_strides(device, arguments):
     a, b = (make(device) for make in arguments)
@@ -53,7 +53,7 @@ def test_any_shapes_and_strides(device, arguments):
     assert tessera.matmul(a, b, out=out) is out and torch.equal(out, expected)
 
 
-@examples(500)
+@examples(200)
 @given(data=st.data(), beta=st.sampled_from([0, 1, -2]), alpha=st.sampled_from([0, 1, 3]))
 def test_any_addend(device, data, beta, alpha):
     batch, m, n, k = (data.draw(st.integers(1, 9)) for _ in range(4))

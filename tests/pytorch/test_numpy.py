@@ -42,7 +42,7 @@ def matmul_arguments(draw):
     return [draw(arrays(shape)) for shape in shapes]
 
 
-@examples(300)
+@examples(150)
 @given(arguments=matmul_arguments())
 def test_any_shapes_and_strides(arguments):
     a, b = arguments
@@ -53,7 +53,7 @@ def test_any_shapes_and_strides(arguments):
     assert tessera.matmul(a, b, out=out) is out and np.array_equal(out, expected)
 
 
-@examples(300)
+@examples(150)
 @given(data=st.data(), beta=st.sampled_from([0, 1, -2]), alpha=st.sampled_from([0, 1, 3]))
 def test_any_addend(data, beta, alpha):
     batch, m, n, k = (data.draw(st.integers(1, 9)) for _ in range(4))
