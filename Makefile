@@ -43,8 +43,8 @@ test-programs: tests ## NumPy, Octave, R and ScaLAPACK on libtessera_blas, and t
 test-gpu: tests ## the tests of the GPU, twelve processes at a time
 	tests/side_by_side $(BUILD) 12 tests -k "cuda and not test_cuda_host" $(PYTEST)
 
-sanitize: tests ## address, undefined-behaviour and thread sanitizers on a reduced set (part of `make test`)
-	tests/run $(BUILD) tests/test_sanitizers.py
+sanitize: tests ## address, undefined-behaviour, thread and memory sanitizers on a reduced set (most of it in `make test`)
+	TESSERA_SANITIZERS=all tests/run $(BUILD) tests/test_sanitizers.py
 
 sanitize-gpu: tests ## compute-sanitizer on a reduced set of the GPU tests
 	for tool in memcheck racecheck initcheck synccheck; do \

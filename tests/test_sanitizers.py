@@ -1,5 +1,6 @@
-"""The C stress test under the address, undefined-behaviour and thread sanitizers, the first two of clang, too, which
-sees more; `tessera selftest` under clang's memory sanitizer; and a reduced set of these tests under the first two."""
+"""The C stress test under the address, undefined-behaviour and thread sanitizers, and a reduced set of these tests under
+the first two. `make sanitize` also has the stress test under clang's, which sees more, and `tessera selftest` under
+clang's memory sanitizer."""
 
 import os
 import subprocess
@@ -18,6 +19,7 @@ OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1", "UBSAN_OPTIO
 
 # Clang's, which fuzz/run builds, too: one build serves both.
 FUZZER = "fuzzer-no-link,address,undefined"
+with_clang = pytest.mark.skipif(os.environ.get("TESSERA_SANITIZERS") != "all", reason="two minutes: make sanitize")
 
 
 def sanitized(sanitizers, tmp_path, compiler="cc", targets=("tessera", "tessera_blas", "stress"), flags=()):
@@ -36,7 +38,7 @@ def sanitized(sanitizers, tmp_path, compiler="cc", targets=("tessera", "tessera_
 
 @pytest.mark.parametrize("kernel", engines.kernel_names(CPU))
 @pytest.mark.parametrize("compiler, sanitizers", [("cc", "address,undefined"), ("cc", "thread"),
-                                                  ("clang", FUZZER)])
+                                                  pytest.param("clang", FUZZER, marks=with_clang)])
 def test_stress(compiler, sanitizers, kernel, tmp_path):
     """Fewer products than ctest's, of the same kinds."""
     build = sanitized(sanitizers, tmp_path, compiler)
@@ -44,6 +46,7 @@ def test_stress(compiler, sanitizers, kernel, tmp_path):
     assert out == "stress: every product exact\n"
 
 
+@with_clang
 def test_selftest_under_memory(tmp_path):
     """Nothing that was never written decides anything or reaches C. The stress test would take it minutes."""
     header = f"-DCMAKE_C_FLAGS=-include {ROOT / 'tests' / 'memory_sanitizer.h'}"
