@@ -1,6 +1,6 @@
-"""The C stress test under the address, undefined-behaviour and thread sanitizers, and a reduced set of these tests under
-the first two. `make sanitize` also has the stress test under clang's, which sees more, and `tessera selftest` under
-clang's memory sanitizer."""
+"""The C stress test under the address, undefined-behaviour and thread sanitizers, and a reduced set of these tests
+under the first two. `make sanitize` also has the stress test under clang's, which sees more, and `tessera selftest`
+under clang's memory sanitizer."""
 
 import os
 import subprocess
