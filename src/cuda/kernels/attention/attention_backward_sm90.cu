@@ -206,7 +206,7 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
                                   row, column0);
         wgmma_wait<0>();
         hold(ds);
-        if (!KEYS && lane == 0) barrier_arrive(&s.empty[stage][1]);
+        if (!KEYS) warp_arrives(&s.empty[stage][1]);
         const float dp_factor = down1 * moving_down1 * drop_scale;
         float largest[2] = {0, 0};
 #pragma unroll
@@ -246,7 +246,7 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
                 for (int n = 0; n < 32; n++)
                     sum_p[b][n] = fmaf(added[n], moving_down1 / (1 << TARGET_EXPONENT), sum_p[b][n]);
             }
-            if (lane == 0) barrier_arrive(&s.empty[stage][1]);
+            warp_arrives(&s.empty[stage][1]);
         }
         x.split(ds, up[0], up[1]);
 #pragma unroll
@@ -260,14 +260,14 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
 #pragma unroll
             for (int n = 0; n < 32; n++) sum_ds[b][n] = fmaf(added[n], back[row_half(n)], sum_ds[b][n]);
         }
-        if (lane == 0) barrier_arrive(&s.empty[stage][0]);
+        warp_arrives(&s.empty[stage][0]);
     }
 
     if (threadIdx.x == WARPGROUP)
         (KEYS ? g.recompute_k
               : g.recompute_q)[(int64_t)task.fixed_item(g) * (KEYS ? g.tiles_k : g.tiles_q) + task.tile] =
             s.misfits[buffer];
-    if (lane == 0) barrier_arrive(&s.fixed_empty[buffer]);
+    warp_arrives(&s.fixed_empty[buffer]);
     const float ds_factor[2] = {g.scale, g.scale}, p_factor[2] = {drop_scale, drop_scale};
     const heads_out &to = KEYS ? g.grad_k : g.grad_q;
     const int rows = KEYS ? g.keys : g.queries;

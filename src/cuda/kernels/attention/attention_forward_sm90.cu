@@ -31,7 +31,7 @@ template <int BLOCKS, int STAGES, bool SPLITS> struct __align__(1024) forward_sh
     float4 staging[SPLITS ? 2 : 0][PASSES][SPLITTERS];
     uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     float q_down, k_down[STAGES], v_down[STAGES];
-    float warp_largest[2][SPLITTERS / 32];
+    alignas(16) float warp_largest[2][SPLITTERS / 32]; /* racecheck sees sixteen bytes as one place */
     int warp_misfits[2][8]; /* of the warps that multiply, which may be a task apart */
     int misfits[2];         /* for every other task: not 0 if something was read that the split cannot carry */
 };
@@ -271,10 +271,8 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
         wgmma_commit();
         wgmma_wait<0>();
         hold(x);
-        if (lane == 0) {
-            barrier_arrive(&s.k_empty[stage]);
-            if (n + 1 == task.tiles) barrier_arrive(&s.q_empty);
-        }
+        warp_arrives(&s.k_empty[stage]);
+        if (n + 1 == task.tiles) warp_arrives(&s.q_empty);
 
         const bool diagonal = g.causal && (n + 1) * TILE_K > first_row;
         soft.weigh<GENERAL>(g, x, down, mask, row, n * TILE_K, diagonal || (n + 1) * TILE_K > g.keys);
@@ -300,7 +298,7 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
 #pragma unroll
         for (int a = 0; a < ACCUMULATORS; a++) hold(added[a]);
         if (n + 1 == task.tiles) misfits = s.misfits[tasks % 2];
-        if (lane == 0) barrier_arrive(&s.v_empty[stage]);
+        warp_arrives(&s.v_empty[stage]);
 #pragma unroll
         for (int a = 0; a < ACCUMULATORS; a++)
 #pragma unroll

@@ -12,6 +12,12 @@
 
 constexpr int WARPGROUP = 128, WG_ROWS = 64; /* threads; rows that one computes */
 
+/* One arrival for a warp, after all that its lanes have read. */
+__device__ inline void warp_arrives(uint64_t *barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
 /* Distances between descriptors' addresses, which count 16 bytes. */
 constexpr uint32_t COLUMN_BLOCK = ATTENTION_BLOCK_BYTES / 16; /* to the next 64 columns, at ATTENTION_ROWS rows */
 constexpr uint32_t STEP_ALONG = 2;                            /* 16 columns on */
