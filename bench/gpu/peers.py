@@ -30,7 +30,9 @@ if binding.lib is None:
 
 
 def operand(kind, tensor):
-    return kind(tensor.data_ptr(), *tensor.shape, *tensor.stride(), 0)
+    """A matrix, or a batch of them."""
+    batch_stride = tensor.stride(0) if tensor.dim() > 2 else 0
+    return kind(tensor.data_ptr(), *tensor.shape[-2:], *tensor.stride()[-2:], batch_stride)
 
 
 class Tessera:
@@ -45,14 +47,15 @@ class Tessera:
             chosen = (self.a, self.b)[pack_side]
             self.packed = binding.Packed(context, pack_side, chosen, self.launch)
             chosen.packed = self.packed.handle
-        plan = binding.Plan(context, self.a, self.b, self.c)
+        self.batch = c.shape[0] if c.dim() > 2 else 1
+        self.plan = plan = binding.Plan(context, self.a, self.b, self.c, self.batch)
         self.kernel = dict(line.split(": ", 1) for line in plan.text().splitlines() if ": " in line).get("kernel", "")
         self.workspace = torch.empty(max(1, plan.workspace()), dtype=torch.uint8, device="cuda")
         self.launch.workspace, self.launch.workspace_size = self.workspace.data_ptr(), self.workspace.numel()
 
     def __call__(self):
         self.launch.stream = torch.cuda.current_stream().cuda_stream
-        binding.gemm(self.context, self.a, self.b, self.c, launch=self.launch)
+        binding.gemm(self.context, self.a, self.b, self.c, batch=self.batch, launch=self.launch)
 
 
 class Packing:

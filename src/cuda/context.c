@@ -117,6 +117,8 @@ static tsr_status load_function(const struct cuda_context *cuda, const cuda_kern
     if (!error && kernel->shared_bytes > DEFAULT_SHARED_LIMIT)
         error = driver->cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                            kernel->shared_bytes);
+    if (!error && cuda_shares_k(kernel)) /* of sixteen thread blocks */
+        error = driver->cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1);
     exchange_capture_mode(driver, mode);
     if (error) return cuda_fail(error, "loading %s", kernel->name);
     atomic_store_explicit(&cuda->resident->functions[cuda_kernel_index(kernel)], *function, memory_order_release);

@@ -17,15 +17,34 @@ typedef struct kernel_overheads {
     double reduce;     /* seconds from its end to the work of ieee_reduce, launched early */
 } kernel_overheads;
 
+/* Of kernels in one launch. Seconds and bytes. */
+typedef struct small_costs {
+    double start;           /* with one thread block on an SM, before its first stage */
+    double cluster;         /* more, where blocks add up their sums */
+    double stage, together; /* of so many blocks on an SM at the same time */
+    double block;           /* more, for each further block on an SM */
+} small_costs;
+
+typedef struct vector_costs {
+    double start[4], rate[4]; /* by columns: 1, 2, up to 4, up to 8; how fast A is read */
+    double cluster;
+    double block;       /* for each thread block on an SM beyond two */
+    double block_bytes; /* of A that a thread block reads in a second */
+    double bytes;       /* that all of them do */
+} vector_costs;
+
 typedef struct device_costs {
     int capability;
     double clock;              /* Hz, under load */
     double bytes_per_cycle;    /* of device memory, for each SM */
     double launch;             /* seconds from the end of one kernel to the work of the next */
     double split_launches;     /* what packing and recomputing, three kernels, cost a small product, in launches */
+    double split_item;         /* the same for each product of a batch, in seconds */
     double single_block_stall; /* stall cycles per busy cycle with one resident thread block */
-    kernel_overheads ieee_mma, ieee_short_k, other;
-    double rates[CUDA_KERNELS];        /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
+    kernel_overheads ieee_mma, ieee_mma_32x64, ieee_mma_32x32, ieee_short_k, other;
+    double rates[CUDA_KERNELS]; /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
+    small_costs small_16, small_32, long_16, long_32;
+    vector_costs vector_k, vector_m;
     double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
 } device_costs;
 
@@ -38,17 +57,25 @@ typedef struct device_costs {
  *   ieee tiles   1.05 to 1.14; 256 cubed 1.22, 200704 x 384 x 96 1.30
  *   fp32 split   0.94 to 1.11; 1024 cubed 1.36, 12544 x 384 x 1536 0.71
  *   tf32 split   1.10 to 1.31
- *   thin         0.90 to 1.08, of three products */
+ *   thin         0.90 to 1.08, of three products
+ *
+ * and of the kernels in one launch, for 240 random products (bench/gpu/sweep.py), the mean deviation:
+ *
+ *   small, long  5 % to 8 %
+ *   vector       14 % to 25 % */
 static const device_costs measured[] = {{
     .capability = 90,
     .clock = H200_CLOCK,
     .bytes_per_cycle = 16,
     .launch = 4000 / H200_CLOCK,
     .split_launches = 5,
-    .single_block_stall = 0.6,
+    .split_item = 0.1e-6,
+    .single_block_stall = 1.6,
     .other = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 2000 / H200_CLOCK},
-    .ieee_mma = {.pipeline_k = 64, .start = 6000 / H200_CLOCK, .reduce = 4000 / H200_CLOCK},
-    .ieee_short_k = {.pipeline_k = 16, .start = 6000 / H200_CLOCK, .reduce = 0},
+    .ieee_mma = {.pipeline_k = 72, .start = 6000 / H200_CLOCK, .reduce = 7000 / H200_CLOCK},
+    .ieee_mma_32x64 = {.pipeline_k = 120, .start = 6000 / H200_CLOCK, .reduce = 7000 / H200_CLOCK},
+    .ieee_mma_32x32 = {.pipeline_k = 180, .start = 6000 / H200_CLOCK, .reduce = 7000 / H200_CLOCK},
+    .ieee_short_k = {.pipeline_k = 16, .start = 4300 / H200_CLOCK, .reduce = 0},
     .rates = {[IEEE_MMA_64X128] = 126,
               [IEEE_MMA_64X64] = 122,
               [IEEE_MMA_32X64] = 112,
@@ -62,6 +89,22 @@ static const device_costs measured[] = {{
               [SPLIT_TF32_SM90] = 1400,
               [SPLIT_FP32_MMA_SM80] = 250,
               [SPLIT_TF32_MMA_SM80] = 650},
+    .small_16 = {.start = 2.5e-6, .cluster = 0.9e-6, .stage = 0.3e-6, .together = 2.25, .block = 0.145e-6},
+    .small_32 = {.start = 3.8e-6, .cluster = 0.63e-6, .stage = 0.63e-6, .together = 2.05, .block = 0.28e-6},
+    .long_16 = {.start = 2.3e-6, .cluster = 1.13e-6, .stage = 0.55e-6, .together = 1.1, .block = 0.75e-6},
+    .long_32 = {.start = 2.7e-6, .cluster = 0.9e-6, .stage = 0.73e-6, .together = 1.1, .block = 0.98e-6},
+    .vector_k = {.start = {2.6e-6, 5.8e-6, 7e-6, 11.5e-6},
+                 .rate = {1, 1, 0.5, 0.35},
+                 .cluster = 0.9e-6,
+                 .block = 1.6e-6,
+                 .block_bytes = 41e9,
+                 .bytes = 3.9e12},
+    .vector_m = {.start = {2.0e-6, 3.4e-6, 5.1e-6, 6.3e-6},
+                 .rate = {1, 0.9, 0.75, 0.5},
+                 .cluster = 1.0e-6,
+                 .block = 1.5e-6,
+                 .block_bytes = 31e9,
+                 .bytes = 3.2e12},
     .thin_k_bytes = 1.75,
     .thin_m_bytes = 5,
 }};
@@ -78,6 +121,8 @@ static const device_costs *costs_of(const cuda_device *device) {
 
 static kernel_overheads overheads_of(const device_costs *costs, const cuda_kernel *kernel) {
     if (kernel->family == FAMILY_SHORT) return costs->ieee_short_k;
+    if (kernel == &cuda_kernels[IEEE_MMA_32X64]) return costs->ieee_mma_32x64;
+    if (kernel == &cuda_kernels[IEEE_MMA_32X32]) return costs->ieee_mma_32x32;
     return kernel->module == MODULE_IEEE_MMA_SM90 ? costs->ieee_mma : costs->other;
 }
 
@@ -172,11 +217,40 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, co
            (c->tail_blocks ? costs->other.reduce : 0);
 }
 
+static double cost_small(const small_costs *costs, const cuda_candidate *c, int64_t busiest) {
+    const double stages = (double)ceil_div(c->k_each, c->kernel->tile_k), turns = (double)busiest / costs->together;
+    return costs->start + (c->cluster > 1 ? costs->cluster : 0) + stages * costs->stage * (turns > 1 ? turns : 1) +
+           (double)(busiest - 1) * costs->block;
+}
+
+static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
+    const int columns = p->n <= 2 ? (int)p->n - 1 : p->n <= 4 ? 2 : 3;
+    const double rows = (double)cuda_vector_rows(c->kernel, c->share), rate = costs->rate[columns];
+    const double block = rows * (double)c->k_each * sizeof(float) / (rate * costs->block_bytes);
+    const double blocks = block + (busiest > 2 ? (double)(busiest - 2) * (costs->block + block / 2) : 0);
+    const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes);
+    return costs->start[columns] + (c->cluster > 1 ? costs->cluster : 0) + (memory > blocks ? memory : blocks);
+}
+
+double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
+    const device_costs *costs = costs_of(device);
+    const int64_t busiest = ceil_div(c->tiles * c->cluster * p->batch, device->multiprocessors);
+    switch (cuda_kernel_index(c->kernel)) {
+    case IEEE_SMALL_16: return cost_small(&costs->small_16, c, busiest);
+    case IEEE_SMALL_32: return cost_small(&costs->small_32, c, busiest);
+    case IEEE_LONG_16: return cost_small(&costs->long_16, c, busiest);
+    case IEEE_LONG_32: return cost_small(&costs->long_32, c, busiest);
+    case IEEE_VECTOR_K: return cost_vector(&costs->vector_k, c, p, busiest);
+    default: return cost_vector(&costs->vector_m, c, p, busiest);
+    }
+}
+
 /* ---- Everything else --------------------------------------------------------------------------------------------- */
 
-double cost_split(const cuda_device *device, double elements) {
+double cost_split(const cuda_device *device, double elements, int64_t batch) {
     const device_costs *costs = costs_of(device);
-    return memory_seconds(costs, device, 2 * elements * sizeof(float)) + costs->split_launches * costs->launch;
+    return memory_seconds(costs, device, 2 * elements * sizeof(float)) + costs->split_launches * costs->launch +
+           (double)batch * costs->split_item;
 }
 
 double cost_scale(const cuda_device *device, const tsr_problem *p) {

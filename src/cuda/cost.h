@@ -11,6 +11,7 @@ typedef struct cuda_candidate {
     int64_t slices, k_per_slice;     /* of k, for split kernels */
     int64_t full_tiles, tail_blocks; /* ieee: tiles computed whole; thread blocks that share the stream-K tail, or 0 */
     int64_t segments;                /* most of a tile of the tail */
+    int64_t cluster, k_each, share;  /* ieee in one launch: as in cuda_plan */
     size_t partial_bytes;            /* of partial sums */
     double seconds;                  /* estimated */
 } cuda_candidate;
@@ -22,8 +23,11 @@ double cost_multiply(const cuda_device *device, const cuda_candidate *candidate,
 /* The same by a thin kernel. */
 double cost_multiply_thin(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
 
-/* What a split product costs beside multiplying: packing so many elements, and its launches. */
-double cost_split(const cuda_device *device, double elements);
+/* The same by a kernel of one launch. */
+double cost_one_launch(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
+
+/* What split products cost beside multiplying: packing so many elements, and launches. */
+double cost_split(const cuda_device *device, double elements, int64_t batch);
 
 /* A product without terms. */
 double cost_scale(const cuda_device *device, const tsr_problem *problem);

@@ -34,6 +34,8 @@ typedef struct cuda_plan {
     int64_t slices, k_per_slice;        /* split: of k; several are reduced in order by a second kernel */
     int64_t full_tiles;       /* ieee: tiles that a thread block each computes whole; the k ranges of all others, */
     int64_t tail_blocks;      /* the stream-K tail, are shared by so many, and reduced in order by a second kernel */
+    int64_t cluster, k_each;  /* ieee in one launch: thread blocks that share a tile, with so many terms each, */
+    int64_t share;            /* which their threads share so (ieee_args) */
     int64_t chunk_m, chunk_n; /* rows and columns computed at a time: all of them, unless max_workspace or */
     int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
     cuda_workspace_layout workspace;

@@ -46,6 +46,15 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
+    if (cuda_shares_k(kernel)) {
+        args.cluster = (int32_t)plan->cluster;
+        args.k_each = (int32_t)min64(plan->k_each, round_up(ceil_div(p->k, plan->cluster), IEEE_RUN));
+        args.share = (int32_t)plan->share;
+        const int64_t tiles_of_c = kernel->family == FAMILY_SMALL
+                                       ? tiles
+                                       : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
+        return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args);
+    }
     if (plan->tail_blocks && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
         args.full_tiles = (int32_t)plan->full_tiles;
         args.tail_blocks = (int32_t)plan->tail_blocks;

@@ -17,6 +17,8 @@ typedef enum cuda_family {
     FAMILY_TILE,   /* multiplies operands in place; ieee_args */
     FAMILY_THIN,   /* the same where C has at most tile_n columns */
     FAMILY_SHORT,  /* the same where k is at most tile_k; persistent */
+    FAMILY_SMALL,  /* the same in one launch: clusters of thread blocks share k */
+    FAMILY_VECTOR, /* the same where C has at most tile_n columns */
     FAMILY_SPLIT,  /* multiplies packed operands; split_args */
     FAMILY_SUPPORT /* works for the others; a user cannot ask for it */
 } cuda_family;
@@ -54,6 +56,16 @@ static inline int64_t cuda_check_blocks(int64_t m, int64_t n) {
 static inline int64_t cuda_ieee_segments(int64_t k, int64_t tail_tiles, int64_t tail_blocks) {
     const int64_t runs = ceil_div(k, IEEE_RUN), shortest = tail_tiles * runs / tail_blocks;
     return tail_blocks % tail_tiles == 0 ? tail_blocks / tail_tiles : ceil_div(runs, shortest) + 1;
+}
+
+/* Whether a cluster of thread blocks, as many as the plan says, computes each tile. */
+static inline bool cuda_shares_k(const cuda_kernel *kernel) {
+    return kernel->family == FAMILY_SMALL || kernel->family == FAMILY_VECTOR;
+}
+
+/* Rows of C that a thread block of a vector kernel has (ieee_vector.cu). */
+static inline int64_t cuda_vector_rows(const cuda_kernel *kernel, int64_t share) {
+    return kernel == &cuda_kernels[IEEE_VECTOR_K] ? kernel->tile_m / share : 4 * share;
 }
 
 static inline int cuda_kernel_index(const cuda_kernel *kernel) { return (int)(kernel - cuda_kernels); }

@@ -13,6 +13,10 @@
  * the call's first: the kernel before it is somebody else's, and may let us start without having waited for the one
  * before itself. */
 tsr_status launch_kernel(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, void *args) {
+    return launch_clusters(q, kernel, grid, 1, args);
+}
+
+tsr_status launch_clusters(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, int64_t cluster, void *args) {
     CUfunction function;
     tsr_status status = cuda_function(q->cuda, kernel, &function);
     if (status) return status;
@@ -20,8 +24,14 @@ tsr_status launch_kernel(launch_queue *q, const cuda_kernel *kernel, launch_grid
         return tsr_fail(TSR_UNSUPPORTED, "%s would need %lld x %lld x %lld blocks, more than a grid may have",
                         kernel->name, (long long)grid.x, (long long)grid.y, (long long)grid.z);
     const bool waits = kernel != &cuda_kernels[IEEE_SCALE]; /* all others wait by themselves */
-    CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                               .value = {.programmaticStreamSerializationAllowed = 1}};
+    CUlaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (q->begun && waits && q->cuda->overlap_launches)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                                  .value = {.programmaticStreamSerializationAllowed = 1}};
+    if (cluster > 1)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                                  .value = {.clusterDim = {(unsigned)cluster, 1, 1}}};
     CUlaunchConfig config = {
         .gridDimX = (unsigned)grid.x,
         .gridDimY = (unsigned)grid.y,
@@ -31,8 +41,8 @@ tsr_status launch_kernel(launch_queue *q, const cuda_kernel *kernel, launch_grid
         .blockDimZ = 1,
         .sharedMemBytes = (unsigned)kernel->shared_bytes,
         .hStream = q->stream,
-        .attrs = &early,
-        .numAttrs = q->begun && waits && q->cuda->overlap_launches,
+        .attrs = attributes,
+        .numAttrs = count,
     };
     CUresult error = q->cuda->driver->cuLaunchKernelEx(&config, function, &args, NULL);
     if (error) return cuda_fail(error, "launching %s", kernel->name);

@@ -19,6 +19,9 @@ typedef struct launch_grid {
     int64_t x, y, z;
 } launch_grid;
 
+/* With clusters of so many thread blocks along x; 1: as the kernel was compiled. */
+tsr_status launch_clusters(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, int64_t cluster,
+                           void *args);
 tsr_status launch_kernel(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, void *args);
 
 /* `*pointer` must be memory this GPU can use; pinned host memory becomes its address on the GPU. */

@@ -94,13 +94,54 @@ static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kerne
     return c;
 }
 
+/* ---- Candidates of one launch ------------------------------------------------------------------------------------ */
+
+enum { MAX_CLUSTER = 16 }; /* of Hopper, once a kernel has said that it does not mind */
+
+/* k shared by as many thread blocks as cluster says, or fewer, where rounding leaves none. */
+static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64_t cluster) {
+    c.k_each = round_up(ceil_div(p->k, cluster), IEEE_RUN);
+    c.cluster = ceil_div(p->k, c.k_each);
+    return c;
+}
+
+static void consider_one_launch(cuda_candidate *best, const cuda_device *device, cuda_candidate c,
+                                const tsr_problem *p) {
+    for (int64_t cluster = 1; cluster <= MAX_CLUSTER && (cluster == 1 || cluster * IEEE_RUN <= p->k); cluster *= 2) {
+        c = with_cluster(c, p, cluster);
+        c.seconds = cost_one_launch(device, &c, p);
+        if (!best->kernel || c.seconds < best->seconds) *best = c;
+    }
+}
+
+/* A kernel for few columns: warps or lanes of a thread block along m, as many as leave enough thread blocks. */
+static void vector_candidates(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
+                              const tsr_problem *p) {
+    const bool along_k = kernel == &cuda_kernels[IEEE_VECTOR_K];
+    for (int64_t share = along_k ? 1 : 8; share <= (along_k ? 8 : 32); share *= 2) {
+        cuda_candidate c = {.kernel = kernel, .slices = 1, .share = share};
+        c.tiles = c.full_tiles = ceil_div(p->m, cuda_vector_rows(kernel, c.share));
+        consider_one_launch(best, device, c, p);
+    }
+}
+
 static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace) {
-    const cuda_kernel *thin = &cuda_kernels[p->a.row_stride == 1 && p->a.col_stride != 1 ? IEEE_THIN_M : IEEE_THIN_K];
-    if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) return thin_candidate(device, thin, p, max_workspace);
+    const bool along_m = p->a.row_stride == 1 && p->a.col_stride != 1;
+    const cuda_kernel *vector = &cuda_kernels[along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K];
+    const cuda_kernel *thin = &cuda_kernels[along_m ? IEEE_THIN_M : IEEE_THIN_K];
     cuda_candidate best = {0};
-    for (int i = 0; i < CUDA_KERNELS; i++)
-        if (computes_tiles(&cuda_kernels[i], p) && cuda_kernel_runs_on(&cuda_kernels[i], device))
-            consider_ieee(&best, device, &cuda_kernels[i], p, max_workspace);
+    if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) {
+        best = thin_candidate(device, thin, p, max_workspace);
+        if (!cuda_kernel_runs_on(vector, device)) return best;
+        if (best.tail_blocks || p->n > 2) best = (cuda_candidate){0}; /* two launches, or many loads of B */
+        vector_candidates(&best, device, vector, p);
+    }
+    for (int i = 0; i < CUDA_KERNELS; i++) {
+        const cuda_kernel *kernel = &cuda_kernels[i];
+        if (!cuda_kernel_runs_on(kernel, device)) continue;
+        if (computes_tiles(kernel, p)) consider_ieee(&best, device, kernel, p, max_workspace);
+        if (kernel->family == FAMILY_SMALL) consider_one_launch(&best, device, whole_candidate(kernel, p), p);
+    }
     return best;
 }
 
@@ -151,7 +192,7 @@ static cuda_candidate split_candidate(const cuda_device *device, const cuda_kern
         const int64_t slices = min64(slots / (whole.tiles * p->batch), max_slices);
         if (slices > 1) consider(&best, device, with_slices(whole, p, slices), p, max_partial_bytes);
     }
-    best.seconds += cost_split(device, elements);
+    best.seconds += cost_split(device, elements, p->batch);
     return best;
 }
 
@@ -225,6 +266,9 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->k_per_slice = c->k_per_slice;
     plan->full_tiles = c->full_tiles;
     plan->tail_blocks = c->tail_blocks;
+    plan->cluster = c->cluster;
+    plan->k_each = c->k_each;
+    plan->share = c->share;
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
     plan->seconds = c->seconds;
     plan->reason = reason;
@@ -247,16 +291,21 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
         return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu bytes; options.kernel %s needs %zu at least",
                         max_workspace, kernel->name, plan->workspace.bytes);
     }
-    if (kernel->family == FAMILY_THIN) {
-        if (kernel == &cuda_kernels[IEEE_THIN_M] && p->a.row_stride != 1)
+    if (kernel->family == FAMILY_THIN || kernel->family == FAMILY_VECTOR) {
+        if ((kernel == &cuda_kernels[IEEE_THIN_M] || kernel == &cuda_kernels[IEEE_VECTOR_M]) && p->a.row_stride != 1)
             return tsr_fail(TSR_INVALID_ARGUMENT,
                             "options.kernel %s reads a long operand whose rows are neighbours in memory", kernel->name);
         if (p->n > kernel->tile_n)
             return tsr_fail(TSR_INVALID_ARGUMENT,
                             "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld", kernel->name,
                             kernel->tile_n, (long long)p->m, (long long)p->n);
-        c = thin_candidate(plan->device, kernel, p, max_workspace);
-    } else if (!computes_tiles(kernel, p))
+        if (kernel->family == FAMILY_VECTOR)
+            vector_candidates(&c, plan->device, kernel, p);
+        else
+            c = thin_candidate(plan->device, kernel, p, max_workspace);
+    } else if (kernel->family == FAMILY_SMALL)
+        consider_one_launch(&c, plan->device, whole_candidate(kernel, p), p);
+    else if (!computes_tiles(kernel, p))
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for k of at most %d, not %lld", kernel->name,
                         kernel->tile_k, (long long)p->k);
     else
@@ -300,7 +349,7 @@ static double estimate(const cuda_plan *plan, const tsr_problem *p) {
     const cuda_candidate c = {.kernel = plan->multiply, .slices = plan->slices, .k_per_slice = plan->k_per_slice};
     const double elements = (operand_panels(&p->a, p->batch) ? 0 : elements_of_a(&chunk)) +
                             (operand_panels(&p->b, p->batch) ? 0 : elements_of_b(&chunk));
-    return chunks * (cost_multiply(plan->device, &c, &chunk) + cost_split(plan->device, elements));
+    return chunks * (cost_multiply(plan->device, &c, &chunk) + cost_split(plan->device, elements, chunk.batch));
 }
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem) {
@@ -353,10 +402,13 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     tsr_text_add(text, "tile: %d x %d x %d (m, n, k)\n", kernel->tile_m, kernel->tile_n, kernel->tile_k);
     tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
                  plan->transposed ? ", of c transposed" : "");
-    tsr_text_add(text, "grid: %lld blocks%s\n", (long long)blocks,
+    tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),
                  !plan->split && plan->chunk_batch > 1 ? " for each item" : "");
     if (plan->slices > 1)
         tsr_text_add(text, "slices: %lld of k, %lld long\n", (long long)plan->slices, (long long)plan->k_per_slice);
+    if (plan->cluster > 1)
+        tsr_text_add(text, "clusters: %lld blocks, %lld terms of k each\n", (long long)plan->cluster,
+                     (long long)plan->k_each);
     if (plan->tail_blocks)
         tsr_text_add(text, "tail: all but the first %lld tiles, their k ranges shared by %lld blocks\n",
                      (long long)plan->full_tiles, (long long)plan->tail_blocks);

@@ -10,7 +10,7 @@
 /* One launch, as recorded for the tests. */
 typedef struct fake_launch {
     char kernel[48];
-    unsigned grid[3], threads, shared_bytes;
+    unsigned grid[3], threads, cluster, shared_bytes;
     int early;    /* launched with programmatic stream serialization */
     int captured; /* into a graph: not run when it was launched */
 } fake_launch;

@@ -138,6 +138,34 @@ static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, 
     return true;
 }
 
+/* Kernels in one launch: each element's sums of the ranges of k that the blocks of a cluster have, in their order. */
+static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, int cols, char *why, size_t size) {
+    const int64_t tiles = ceil_div(g->m, rows) * ceil_div(g->n, cols);
+    if (g->cluster < 1 || g->cluster > 16 || l->cluster != (unsigned)g->cluster)
+        return snprintf(why, size, "clusters of %u, not %d", l->cluster, g->cluster), false;
+    if (l->grid[0] != tiles * g->cluster || l->grid[2] != (unsigned)g->batch)
+        return snprintf(why, size, "wrong grid"), false;
+    if (g->k_each % 4 || (int64_t)g->k_each * g->cluster < g->k) return snprintf(why, size, "wrong k_each"), false;
+    for (int64_t batch = 0; batch < g->batch; batch++)
+        for (int row = 0; row < g->m; row++)
+            for (int col = 0; col < g->n; col++) {
+                float sum = dot(g, batch, row, col, 0, least(g->k_each, g->k));
+                for (int k0 = g->k_each; k0 < g->k; k0 += g->k_each)
+                    sum += dot(g, batch, row, col, k0, least(k0 + g->k_each, g->k));
+                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
+            }
+    return true;
+}
+
+/* Warps along k, or lanes along m: a power of two. */
+static bool ieee_vector(const fake_launch *l, const ieee_args *g, bool along_k, char *why, size_t size) {
+    if (g->share < 1 || g->share > (along_k ? 8 : 32) || (g->share & (g->share - 1)))
+        return snprintf(why, size, "share is %d", g->share), false;
+    if (g->n > 8) return snprintf(why, size, "%d columns", g->n), false;
+    if (!along_k && g->a.row_stride != 1) return snprintf(why, size, "rows of a are not neighbours"), false;
+    return ieee_one_launch(l, g, along_k ? 32 / g->share : 4 * g->share, 8, why, size);
+}
+
 static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
     const int64_t area = (int64_t)g->tile_m * g->tile_n, tails = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
     for (int64_t batch = 0; batch < l->grid[2]; batch++)
@@ -359,9 +387,10 @@ size_t fake_kernel_args_size(const char *kernel) {
 bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t size) {
     int tile_m, tile_n;
     const char *name = l->kernel;
-    const unsigned threads = strstr(name, "_mma_sm80")                                              ? 256
-                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384
-                                                                                                    : 128;
+    const unsigned threads = strstr(name, "_small_")                                                           ? 64
+                             : strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_vector_") ? 256
+                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90")            ? 384
+                                                                                                               : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);
@@ -369,6 +398,12 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
         if (((const ieee_args *)args)->k > 64) return snprintf(why, size, "k is too long"), false;
         return ieee_multiply(l, args, 64, 64, why, size);
     }
+    if (!strcmp(name, "ieee_small_16") || !strcmp(name, "ieee_long_16"))
+        return ieee_one_launch(l, args, 16, 16, why, size);
+    if (!strcmp(name, "ieee_small_32") || !strcmp(name, "ieee_long_32"))
+        return ieee_one_launch(l, args, 32, 32, why, size);
+    if (!strcmp(name, "ieee_vector_k")) return ieee_vector(l, args, true, why, size);
+    if (!strcmp(name, "ieee_vector_m")) return ieee_vector(l, args, false, why, size);
     if (!strcmp(name, "ieee_thin_k")) return ieee_multiply(l, args, 16, 8, why, size);
     if (!strcmp(name, "ieee_thin_m")) {
         if (((const ieee_args *)args)->a.row_stride != 1)

@@ -91,7 +91,7 @@ struct CUfunc_st {
     int kind;
     char name[48];
     CUcontext context;
-    int shared_limit;
+    int shared_limit, large_clusters;
     struct CUfunc_st *next;
 };
 
@@ -748,6 +748,10 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
 }
 
 EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    if (attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) {
+        function->large_clusters = value;
+        return CUDA_SUCCESS;
+    }
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > SHARED_LIMIT)
         return CUDA_ERROR_INVALID_VALUE;
     function->shared_limit = value;
@@ -765,11 +769,16 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
         return CUDA_ERROR_INVALID_VALUE;
     fake_launch launch = {.grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
                           .threads = config->blockDimX * config->blockDimY * config->blockDimZ,
+                          .cluster = 1,
                           .shared_bytes = config->sharedMemBytes};
     snprintf(launch.kernel, sizeof launch.kernel, "%s", function->name);
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
             launch.early = config->attrs[i].value.programmaticStreamSerializationAllowed;
+        else if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            launch.cluster = config->attrs[i].value.clusterDim.x;
+    if (config->gridDimX % launch.cluster || launch.cluster > (function->large_clusters ? 16 : 8))
+        return CUDA_ERROR_INVALID_VALUE;
     CUgraph capture = is_default(config->hStream) ? NULL : config->hStream->capture;
     launch.captured = capture != NULL;
     pthread_mutex_lock(&lock);

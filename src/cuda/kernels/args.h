@@ -32,6 +32,9 @@ typedef struct matrix_out {
  * has room for `segments` of them (at least cuda_ieee_segments); ieee_reduce, given the same arguments, adds them up in
  * order and applies alpha and beta.
  *
+ * Kernels in one launch (ieee_small.cu, ieee_vector.cu) have no tail: `cluster` thread blocks share a tile, with k_each
+ * terms each, and the threads of a block share these as `share` says.
+ *
  * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
  * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only their check
  * blocks with a nonzero flag (split_args). A marks batch stride of 0 shares the marks between products. */
@@ -47,6 +50,7 @@ typedef struct ieee_args {
     int32_t full_tiles;
     int32_t tail_blocks, segments;
     float *partial;
+    int32_t cluster, k_each, share;
     const float *marks_a, *marks_b;
     float mark_limit;
     int64_t marks_a_batch_stride, marks_b_batch_stride;

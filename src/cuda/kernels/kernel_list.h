@@ -24,6 +24,8 @@
     MODULE(IEEE_TILE_64X64,      ieee_tile_64x64,      FROM_75)  \
     MODULE(IEEE_THIN_K,          ieee_thin_k,          FROM_75)  \
     MODULE(IEEE_THIN_M,          ieee_thin_m,          FROM_75)  \
+    MODULE(IEEE_SMALL,           ieee_small,           ONLY_90)  \
+    MODULE(IEEE_VECTOR,          ieee_vector,          ONLY_90)  \
     MODULE(IEEE_REDUCE,          ieee_reduce,          FROM_75)  \
     MODULE(IEEE_SCALE,           ieee_scale,           FROM_75)  \
     MODULE(PACK,                 pack,                 FROM_80)  \
@@ -57,6 +59,12 @@
   ROW(IEEE_TILE_128X64,     ieee_tile_128x64,     IEEE_TILE_128X64,     TILE,    128,  64,  32, 128, 3, 1, 0, SLABS, 2)\
   ROW(IEEE_TILE_64X64,      ieee_tile_64x64,      IEEE_TILE_64X64,      TILE,     64,  64,  32, 128, 5, 1, 0, SLABS, 2)\
   ROW(IEEE_MMA_SHORT_K,     ieee_mma_short_k,     IEEE_MMA_SM90,        SHORT,    64,  64,  64, 128, 3, 1, 0, SLABS, 2)\
+  ROW(IEEE_SMALL_16,        ieee_small_16,        IEEE_SMALL,           SMALL,    16,  16,  32,  64,10, 1, 0, SMALL, 2)\
+  ROW(IEEE_SMALL_32,        ieee_small_32,        IEEE_SMALL,           SMALL,    32,  32,  32,  64,10, 1, 0, SMALL, 2)\
+  ROW(IEEE_LONG_16,         ieee_long_16,         IEEE_SMALL,           SMALL,    16,  16, 128, 256, 2, 1, 0, SMALL, 3)\
+  ROW(IEEE_LONG_32,         ieee_long_32,         IEEE_SMALL,           SMALL,    32,  32,  64, 256, 2, 1, 0, SMALL, 3)\
+  ROW(IEEE_VECTOR_K,        ieee_vector_k,        IEEE_VECTOR,          VECTOR,   32,   8,1024, 256, 2, 1, 0, B,     1)\
+  ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   8,1024, 256, 2, 1, 0, B,     1)\
   ROW(IEEE_THIN_K,          ieee_thin_k,          IEEE_THIN_K,          THIN,     16,   8, 128, 128, 6, 1, 0, NONE,  0)\
   ROW(IEEE_THIN_M,          ieee_thin_m,          IEEE_THIN_M,          THIN,    128,   8, 128, 128, 5, 1, 0, NONE,  0)\
   ROW(IEEE_REDUCE,          ieee_reduce,          IEEE_REDUCE,          SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
@@ -125,6 +133,8 @@
  *
  *   NONE    none
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
+ *   SMALL   a stage is k terms of the tile's lines of A and B, in either order, padded by 4
+ *   B       k terms of n columns of B
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
  *           and two barriers; besides, each warp has a buffer for a check block of its sums
@@ -133,6 +143,8 @@
  *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers */
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
+#define SHARED_SMALL(m, n, k, cluster, components, stages) ((stages) * 8 * ((m) * (k) + 4 * ((m) > (k) ? (m) : (k))))
+#define SHARED_B(m, n, k, cluster, components, stages) ((n) * (k) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
     ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \

@@ -75,6 +75,11 @@ template <int BYTES> __device__ inline void cp_async_or_zero(uint32_t to, const 
 #endif
 }
 
+/* Copies the first `bytes` of 16 and fills the rest with zeros. From Ampere on. */
+__device__ inline void cp_async_bytes(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 /* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between
  * multiplications. */
 template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
@@ -282,6 +287,16 @@ __device__ inline int cluster_rank() {
  * other may not have started, nor after the last, when it may have ended. */
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The float at the same address in block `rank` of the cluster. */
+__device__ inline float load_from_block(uint32_t address, int rank) {
+    float value;
+    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %1, %2; ld.shared::cluster.f32 %0, [there];}"
+                 : "=f"(value)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return value;
 }
 
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit

@@ -32,8 +32,8 @@ template <int BLOCKS, int STAGES, bool SPLITS> struct __align__(1024) forward_sh
     uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
     float q_down, k_down[STAGES], v_down[STAGES];
     alignas(16) float warp_largest[2][SPLITTERS / 32]; /* racecheck sees sixteen bytes as one place */
-    int warp_misfits[2][8]; /* of the warps that multiply, which may be a task apart */
-    int misfits[2];         /* for every other task: not 0 if something was read that the split cannot carry */
+    int warp_misfits[2][8];                            /* of the warps that multiply, which may be a task apart */
+    int misfits[2]; /* for every other task: not 0 if something was read that the split cannot carry */
 };
 
 /* A task: a tile of queries of one head, and how many tiles of keys it sees. */
