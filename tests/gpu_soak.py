@@ -145,7 +145,6 @@ def precision_of(name):
 
 # ---- The parts: each returns what it has done, as a sentence --------------------------------------------------------
 
-
 def soak_kernels(driver, contexts, products, seconds, random):
     deadline, count, used = time.monotonic() + seconds, 0, set()
     while time.monotonic() < deadline or len(used) < len(contexts):

@@ -238,7 +238,6 @@ def test_matrices_that_interleave(rng):
 
 # ---- Batches and packed products ------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("suffix", ["", "_64"])
 @pytest.mark.parametrize("layout", [ROW, COLUMN])
 @pytest.mark.parametrize("ta, tb", itertools.product((NO, YES), repeat=2))
@@ -311,7 +310,6 @@ def test_packed_by_small_factors(rng):
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
-
 
 def compiled(tmp_path, source, *flags):
     program = tmp_path / "program"
@@ -686,7 +684,6 @@ def test_on_a_real_gpu(driver):
 
 
 # ---- The library as a file ------------------------------------------------------------------------------------------
-
 
 def test_exported_symbols():
     """The header's functions and the reference's two words of state: no name that another library of the program might

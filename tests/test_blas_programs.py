@@ -62,7 +62,6 @@ def test_netlib(tester, settings, passed, calls, tmp_path):
 
 # ---- ScaLAPACK ------------------------------------------------------------------------------------------------------
 
-
 def test_scalapack(tmp_path):
     """psgemm_ on four processes, whose local products are Tessera's: together they make up the whole product."""
     need_packages("libscalapack-openmpi-dev", "libopenmpi-dev", "openmpi-bin")
@@ -148,7 +147,6 @@ def test_r(tmp_path):
 
 
 # ---- tessera run ----------------------------------------------------------------------------------------------------
-
 
 def test_run_sets_the_environment():
     ran = subprocess.run([COMMAND, "run", "--threads", "3", "--precision", "ieee", "--device", "cuda:1", "--", "env"],

@@ -34,7 +34,6 @@ def result(buffer, array):
 
 # ---- Pointers -------------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("m, n, k", [(130, 131, 257), (256, 256, 256), (5, 300, 1000), (300, 5, 1000)])
 @pytest.mark.parametrize("offset", range(16))
 def test_every_offset(cuda, driver, rng, offset, m, n, k):
@@ -132,7 +131,6 @@ def test_freed_pointer(cuda, driver, rng):
 
 
 # ---- Streams, graphs, threads ---------------------------------------------------------------------------------------
-
 
 @pytest.mark.sanitizer
 def test_concurrent_streams(cuda, driver, rng):
@@ -271,7 +269,6 @@ def test_the_call_does_not_wait(cuda, driver, rng):
 
 # ---- Contexts and devices -------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("index", [99, 2**31 - 1])
 def test_device_that_does_not_exist(driver, index):
     handle = c_void_p(1)
@@ -369,7 +366,6 @@ def test_threads_per_block(driver):
 
 # ---- Memory ---------------------------------------------------------------------------------------------------------
 
-
 def run_alone(source, **environment):
     ran = subprocess.run([sys.executable, "-c", source], cwd=os.path.dirname(__file__), capture_output=True, text=True,
                          timeout=PATIENCE, env={**os.environ, **environment})
@@ -465,7 +461,6 @@ def test_nothing_leaks(driver, rng):
 
 # ---- Short k --------------------------------------------------------------------------------------------------------
 
-
 @pytest.fixture(scope="module")
 def short_k():
     """The kernel that takes no other products, so that it is not among the engines of the general tests."""
@@ -510,7 +505,6 @@ def test_short_k_with_special_values(short_k, rng):
 
 
 # ---- Large ----------------------------------------------------------------------------------------------------------
-
 
 def test_offsets_beyond_32_bits(cuda, driver, rng):
     """Rows so far apart that element offsets pass 2^32: 64-bit arithmetic all the way."""

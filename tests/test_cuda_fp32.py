@@ -144,7 +144,6 @@ def test_fallback_with_alpha_and_beta(accurate_cuda, rng, alpha, beta):
 
 # ---- Rows the split finds hard --------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("exponent", [5, 10, 15, 16, 20, 24, 30, 60, 100])
 def test_one_huge_value_in_each_row(accurate_cuda, rng, exponent):
     """The others of the row are that much smaller than its scale, and still count where the huge one meets a zero."""
@@ -211,7 +210,6 @@ def test_scales_at_the_ends_of_the_range(accurate_cuda, rng, low, high):
 
 
 # ---- Elements far below their row's largest --------------------------------------------------------------------------
-
 
 def uneven(rng, m, n, k):
     """A third of each row of A is far below the rest, as where the gradients of different things share a row."""
@@ -308,7 +306,6 @@ def test_less_workspace_same_contract(fp32_cuda, rng, m, n, k, limit):
 
 # ---- Packed operands ------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("sides", [(LEFT, ), (RIGHT, ), (LEFT, RIGHT)], ids=["left", "right", "both"])
 def test_packed_keeps_the_contract(accurate_cuda, rng, sides):
     for family in (*FAMILIES.values(), uneven):
@@ -403,7 +400,6 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
 
 
 # ---- Bits -----------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("m, n, k, fits", [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True),
                                            (1500, 1400, 2000, False)])

@@ -70,7 +70,6 @@ def product(engine):
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
-
 def test_null_context(product):
     product.context = None
     product.refused("context is NULL")
@@ -229,7 +228,6 @@ def test_a_and_b_may_be_null_when_they_are_not_read():
 
 # ---- Contexts -------------------------------------------------------------------------------------------------------
 
-
 def create_refused(options, *words):
     handle = c_void_p(12345)
     status = lib.tsr_context_create(byref(handle), byref(options))
@@ -300,7 +298,6 @@ def test_stats_and_trim_refuse_null(engine):
 
 # ---- Plans ----------------------------------------------------------------------------------------------------------
 
-
 def test_plan_null(product):
     refused(lib.tsr_plan_create(None, product.context, 1, byref(product.a), byref(product.b), byref(product.c)),
             "plan is NULL")
@@ -325,7 +322,6 @@ def test_execute_refuses_bad_pointers(engine, spoiled):
 
 
 # ---- Packed operands ------------------------------------------------------------------------------------------------
-
 
 def pack_refused(engine, operand, *words, side=LEFT, context=True):
     handle = c_void_p(12345)
@@ -407,7 +403,6 @@ def test_elements_of_a_packed_operand(cpu, rng, side):
 
 
 # ---- Messages -------------------------------------------------------------------------------------------------------
-
 
 def test_status_names():
     names = [

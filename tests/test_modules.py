@@ -42,7 +42,6 @@ def strings(path):
 
 # ---- What is written ------------------------------------------------------------------------------------------------
 
-
 def test_the_files_kept_are_what_the_generator_writes():
     assert sorted(path.stem for path in (ROOT / "kernelbench").glob("[0-9]*.py")) == sorted(KEPT)
     run(sys.executable, GENERATE, "--check")
@@ -114,7 +113,6 @@ def test_lines_fit_a_window(modules):
 
 # ---- The CUDA part --------------------------------------------------------------------------------------------------
 
-
 def compile_kernels(folder, text, hopper, *architectures):
     """As load_inline compiles them; to machine code where the instructions are one architecture's alone."""
     source = folder / "cuda.cu"
@@ -165,7 +163,6 @@ def test_kernels_in_the_emulator(modules, hopper, tmp_path):
 
 
 # ---- On the GPU -----------------------------------------------------------------------------------------------------
-
 
 def has_gpu():
     asked = subprocess.run(

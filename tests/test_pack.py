@@ -62,7 +62,6 @@ def shared(shape, kind, value):
 
 # ---- The model ------------------------------------------------------------------------------------------------------
 
-
 class Model:
     """What packing one matrix comes to, and which of its panels were split twice."""
 
@@ -110,7 +109,6 @@ def component_in(memory, rows, k_blocks, components, component):
 
 
 # ---- Operands -------------------------------------------------------------------------------------------------------
-
 
 def along(batch, rows, k, rng):
     """k contiguous; lines aligned, or not."""

@@ -130,7 +130,6 @@ def test_shared_between_threads(engine, rng):
 
 # ---- In the caller's memory -----------------------------------------------------------------------------------------
 
-
 class PackedInWorkspace(Packed):
     """Packed by a CUDA engine into memory that the test takes, of exactly the size, with guards around it."""
 

@@ -49,7 +49,6 @@ def program(*words, cwd=ROOT):
 
 # ---- The harness ----------------------------------------------------------------------------------------------------
 
-
 def test_rounds_are_taken_as_asked():
     taken = []
     timings = timing.interleaved(lambda halfway: taken.append(halfway) or [1.0 + len(taken) % 2, 5.0], seconds=0,
@@ -218,7 +217,6 @@ def test_a_long_run_needs_a_gpu():
 
 # ---- Saved results --------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("path", sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith("gpt2")),
                          ids=lambda path: path.name)
 def test_saved_results_fit_the_schema(path):
@@ -254,7 +252,6 @@ def test_no_results_yet(tmp_path):
 
 
 # ---- What became worse ----------------------------------------------------------------------------------------------
-
 
 def compare(tmp_path, base, new, *options):
     for name, records in (("base", base), ("new", new)):
@@ -307,7 +304,6 @@ def test_bases_that_are_none(arguments, words):
 
 
 # ---- The report -----------------------------------------------------------------------------------------------------
-
 
 def test_documents_are_what_the_results_make():
     ran = program("bench/report", "--check")

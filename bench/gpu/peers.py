@@ -28,7 +28,6 @@ if binding.lib is None:
 
 # ---- Tessera --------------------------------------------------------------------------------------------------------
 
-
 def operand(kind, tensor):
     return kind(tensor.data_ptr(), *tensor.shape, *tensor.stride(), 0)
 
@@ -83,7 +82,6 @@ def tessera(precision):
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
-
 
 def torch_product(tf32):
     def bind(a, b, out):
@@ -194,7 +192,6 @@ def compile_triton(precision, tile, m, n, k, layout):
 
 
 # ---- CuPy and JAX ---------------------------------------------------------------------------------------------------
-
 
 def cupy_float32(a, b, out):
     import cupy

@@ -58,7 +58,6 @@ class HostProblem:
 
 # ---- Memory ---------------------------------------------------------------------------------------------------------
 
-
 def everything(problem, host):
     """Each kind of call once; {call: status}. A call whose object could not be made is left out."""
     statuses = {}
@@ -103,7 +102,6 @@ def test_memory_runs_out_at_each_allocation(call):
 
 # ---- Launches -------------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("kernel, shape", [("split_fp32_sm90", (140, 100, 2000)), ("ieee_mma_64x64", (70, 60, 9000))])
 def test_each_launch_fails_in_turn(kernel, shape):
     problem, context = Problem(*shape), Context(CUDA, FP32, kernel)
@@ -121,7 +119,6 @@ def test_each_launch_fails_in_turn(kernel, shape):
 
 
 # ---- A lost device --------------------------------------------------------------------------------------------------
-
 
 @contextlib.contextmanager
 def primary_context_of_gpu_1():
@@ -206,7 +203,6 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
 
 
 # ---- Threads --------------------------------------------------------------------------------------------------------
-
 
 def test_64_threads_on_16_streams_with_graphs():
     """Each thread multiplies on a stream that it shares with three others, captures a product there while nobody else

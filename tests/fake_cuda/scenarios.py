@@ -118,7 +118,6 @@ SPLIT = ["pack_sample", "pack_split", "split_fp32_sm90", "ieee_mma_64x128"]
 
 # ---- Launches -------------------------------------------------------------------------------------------------------
 
-
 def test_an_ieee_product_is_one_launch(problem):
     context = Context(CUDA, IEEE, "ieee_tile_128x128", max_workspace=1)
     assert problem.run(context) == 0
@@ -278,7 +277,6 @@ def test_extents_beyond_32_bits(m, n, k):
 
 # ---- Forced kernels -------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("kernel, precision, status, word", [
     (b"no_such_kernel", FP32, binding.INVALID_ARGUMENT, "no CUDA kernel's name"),
     (b"ieee_reduce", FP32, binding.INVALID_ARGUMENT, "no CUDA kernel's name"),
@@ -307,7 +305,6 @@ def test_every_kernel_forced(kernel, shape):
 
 
 # ---- Contexts -------------------------------------------------------------------------------------------------------
-
 
 def test_the_callers_context_is_used_and_left_alone(problem, own_context):
     context = Context(CUDA, IEEE)
@@ -408,7 +405,6 @@ def test_threads_load_modules_once(own_context):
 
 # ---- Streams and graphs ---------------------------------------------------------------------------------------------
 
-
 def test_streams(problem):
     context, stream, other = Context(CUDA, FP32), DRIVER.stream(), DRIVER.new_context()
     for handle in (None, 1, 2, stream):
@@ -473,7 +469,6 @@ def test_the_default_stream_beside_a_capture(problem):
 
 
 # ---- Memory ---------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("which, name", [("operand_a", "a.data"), ("operand_b", "b.data"), ("result_c", "c.data")])
 def test_host_memory_is_refused_by_name(problem, which, name):
@@ -582,7 +577,6 @@ def test_trim(problem):
 
 
 # ---- Errors of the driver -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("kernel, first", [("split_fp32_sm90", "pack_sample"), ("ieee_tile_64x64", "ieee_tile_64x64")])
 def test_a_launch_that_fails(problem, kernel, first):
