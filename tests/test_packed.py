@@ -1,6 +1,5 @@
 """Packed operands: made once, used often, with the same bits as unpacked ones."""
 
-import threading
 from ctypes import byref, c_void_p
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import binding
 import cuda_driver
 import engine as engines
+from at_once import at_once
 from binding import LEFT, RIGHT, Packed, lib
 from layouts import LAYOUTS, assert_guards, filled, row_major
 from reference import assert_exact, assert_special_values, integers
@@ -119,11 +119,7 @@ def test_shared_between_threads(engine, rng):
         def work(i):
             binding.gemm(engine.context, engine.operand(many[i]), engine.operand(b, packed), engine.result(results[i]))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, 12)
     for i in range(12):
         assert_exact(results[i], many[i], b)
 
