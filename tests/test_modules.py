@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from toolchain import ROOT, need, run
+from toolchain import PATIENCE, ROOT, need, run
 
 GENERATE = ROOT / "kernelbench/generate.py"
 KEPT = ["1_square", "2_standard", "8_irregular", "16_transposed_a", "18_transposed_both"]
@@ -190,7 +190,7 @@ def findings(modules, tmp_path_factory):
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         ran = subprocess.run(
             [sys.executable, ROOT / "tests/module_check.py", folder / f"{name}.py", *capability.split()], cwd=folder,
-            capture_output=True, text=True, timeout=600, env={
+            capture_output=True, text=True, timeout=PATIENCE, env={
                 "TORCH_EXTENSIONS_DIR": str(folder / "built"), **environment, "MAX_JOBS": "2"
             })
         lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]

@@ -45,7 +45,7 @@ def emulate():
     def in_a_process(*arguments):
         process = os.fork()
         if not process:
-            signal.alarm(60)
+            signal.alarm(600)
             function(*arguments)
             os._exit(0)
         assert os.waitpid(process, 0)[1] == 0, "the emulated kernel crashed, or did not end"

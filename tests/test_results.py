@@ -436,8 +436,8 @@ FAULTS = """
 
 @pytest.fixture(scope="module")
 def chromium():
-    if not browser.path():
-        debian.need_packages("chromium")
+    if not browser.path():  # hundreds of megabytes, which `make test-programs` installs
+        debian.need_packages("chromium", may_install=os.environ.get("TESSERA_INSTALL") == "all")
     opened = browser.Browser(browser.path())
     yield opened
     opened.close()
@@ -450,6 +450,14 @@ def pages(tmp_path_factory):
     made = program("bench/report", "--docs", folder, "--pages", folder)
     assert made.returncode == 0, made.stderr
     return {path.stem: path for path in folder.glob("*.html")}
+
+
+def test_every_figure_has_marks_and_a_table(pages):
+    for name, page in pages.items():
+        figures = re.findall(r"<figure.*?</figure>", page.read_text(), re.S)
+        assert figures, name
+        for figure in figures:
+            assert figure.count('<g class="mark') > 1 and "<td" in figure and not re.search(r"\bNaN\b|\binf\b", figure)
 
 
 def faults(chromium, page, width, dark):
