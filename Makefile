@@ -37,8 +37,9 @@ check: ## for each commit, a minute and a half: the C tests, a sample of all oth
 test-pytorch: build ## the tests of the Python package alone, with a current torch and with 1.13.1
 	tests/pytorch/run $(BUILD) $(PYTEST)
 
-test-programs: tests ## NumPy, Octave, R and ScaLAPACK on libtessera_blas, and the library on 64-bit ARM; installs, if root
-	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py tests/test_aarch64.py tests/test_command.py
+test-programs: tests ## Octave, R, ScaLAPACK on libtessera_blas; the library on 64-bit ARM; pages in a browser; installs, if root
+	TESSERA_INSTALL=all tests/run $(BUILD) tests/test_blas_programs.py tests/test_aarch64.py tests/test_command.py \
+	    tests/test_results.py
 
 test-gpu: tests ## the tests of the GPU, twelve processes at a time
 	tests/side_by_side $(BUILD) 12 tests -k "cuda and not test_cuda_host" $(PYTEST)

@@ -26,7 +26,6 @@ REFUSED = {"pass", "try", "except"}  # KernelBench's checker takes these for Pyt
 
 # ---- The problems ---------------------------------------------------------------------------------------------------
 
-
 @dataclass
 class Problem:
     number: int
@@ -100,7 +99,6 @@ PROBLEMS = [
 
 
 # ---- Putting modules together ---------------------------------------------------------------------------------------
-
 
 def include(name, regions):
     """The lines of a file, of its `regions`, or with "-NAME" of all but those."""

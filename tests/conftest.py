@@ -66,7 +66,6 @@ def rng():
 
 # ---- Which tests run ------------------------------------------------------------------------------------------------
 
-
 def pytest_addoption(parser):
     parser.addoption(
         "--share", metavar="FOLDER", type=Path, help="share the tests with the other processes that have this option; "
@@ -151,7 +150,6 @@ def pytest_runtestloop(session):
 
 
 # ---- What is printed ------------------------------------------------------------------------------------------------
-
 
 def pytest_report_header():
     gpu = engines.NO_GPU or "GPU of compute capability {}.{}".format(*engines.DRIVER.capability())

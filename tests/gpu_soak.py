@@ -62,10 +62,8 @@ class Product:
         self.buffers = [cuda_driver.Buffer(driver, x.nbytes).put(x) for x in stored]
         self.poison = np.full((m, n), np.nan, np.float32)
         self.buffers.append(cuda_driver.Buffer(driver, self.poison.nbytes))
-        self.operands = [
-            Operand(buffer.address, rows, cols, *((1, rows) if t else (cols, 1)), 0)
-            for buffer, (rows, cols), t in zip(self.buffers, ((m, k), (k, n)), self.transposed)
-        ]
+        self.operands = [Operand(buffer.address, rows, cols, *((1, rows) if t else (cols, 1)), 0)
+                         for buffer, (rows, cols), t in zip(self.buffers, ((m, k), (k, n)), self.transposed)]
         self.result = Result(self.buffers[2].address, m, n, n, 1, 0)
         self.first = {}
 
@@ -103,17 +101,12 @@ class Product:
                 bound = (self.shape[2] + 2) * UNIT * (np.abs(a) @ np.abs(b)) + self.shape[2] * 2.0**-149
                 with np.errstate(invalid="ignore"):
                     wrong = ~(np.abs(got - a @ b) <= bound)
-                expect(
-                    not wrong.any(),
-                    f"{key}: product {self.seed} {self.shape}: element {np.argwhere(wrong)[:1].tolist()} "
-                    "is outside the bound",
-                )
-        same = got.view(np.uint32) == self.first[key].view(np.uint32)
-        expect(
-            same.all(),
-            f"{key}: product {self.seed} {self.shape}: element {np.argwhere(~same)[:1].tolist()} has other "
-            "bits than in the first run",
-        )
+                self.expect_none(key, wrong, "is outside the bound")
+        self.expect_none(key, got.view(np.uint32) != self.first[key].view(np.uint32), "has other bits than at first")
+
+    def expect_none(self, key, wrong, what):
+        at = np.argwhere(wrong)[:1].tolist()
+        expect(not wrong.any(), f"{key}: product {self.seed} {self.shape}: element {at} {what}")
 
     def free(self):
         for buffer in self.buffers:
@@ -144,7 +137,6 @@ def precision_of(name):
 
 
 # ---- The parts: each returns what it has done, as a sentence --------------------------------------------------------
-
 
 def soak_kernels(driver, contexts, products, seconds, random):
     deadline, count, used = time.monotonic() + seconds, 0, set()
@@ -190,10 +182,8 @@ def run_threads(driver, seconds, work):
 
 def soak_threads(driver, seconds, seed, with_graphs):
     shared = {precision: Context(CUDA, precision) for precision in (FP32, IEEE, TF32)}
-    counts, own = (
-        [0] * 64,
-        [Product(driver, seed + index, (64 + 3 * index, 200 - index, 300 + 40 * index)) for index in range(64)],
-    )
+    own = [Product(driver, seed + index, (64 + 3 * index, 200 - index, 300 + 40 * index)) for index in range(64)]
+    counts = [0] * 64
 
     def work(index, stream, lock, deadline):
         product, precision = own[index], index % 3
@@ -243,10 +233,8 @@ def soak_memory(driver, seconds, seed):
         rounds += 1
     product.free()
     settled, last = max(levels[4:8]), max(levels[-4:])
-    expect(
-        last >= settled - 4 * MIB,
-        f"free memory fell from {settled / MIB:.0f} to {last / MIB:.0f} MiB in {rounds} rounds",
-    )
+    expect(last >= settled - 4 * MIB,
+           f"free memory fell from {settled / MIB:.0f} to {last / MIB:.0f} MiB in {rounds} rounds")
     return f"{rounds} contexts made and destroyed, free memory {settled / MIB:.0f} then {last / MIB:.0f} MiB"
 
 
@@ -267,20 +255,15 @@ def exhaust_memory(driver, seed):
         else:
             taken.append(address.value)
     try:
-        status = binding.lib.tsr_gemm(
-            forced.handle, 1.0, *map(byref, product.operands), 0.0, byref(product.result), None
-        )
+        status = binding.lib.tsr_gemm(forced.handle, 1.0, *map(byref, product.operands), 0.0, byref(product.result),
+                                      None)
         message = binding.lib.tsr_last_error().decode()
     finally:
         for address in taken:
             driver.free(address)
     expect(status == binding.OUT_OF_MEMORY, f"without memory for the workspace the status is {status}: {message}")
-    huge = Plan(
-        forced,
-        Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
-        Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
-        Result(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
-    )
+    huge = Plan(forced, Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0), Operand(None, 1 << 20, 1 << 20, 1 << 20, 1, 0),
+                Result(None, 1 << 20, 1 << 20, 1 << 20, 1, 0))
     product.clear()
     product.queue(forced)
     driver.synchronize()
@@ -321,9 +304,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--largest", type=int, default=Product.largest, help="of m, n and k, for a driver that computes slowly"
-    )
+    parser.add_argument("--largest", type=int, default=Product.largest,
+                        help="of m, n and k, for a driver that computes slowly")
     arguments = parser.parse_args()
     Product.largest = arguments.largest
     try:
@@ -332,15 +314,8 @@ def main():
         sys.exit(f"gpu_soak: no usable GPU: {error}")
     seed, share = 1000 * arguments.seed, arguments.seconds / 20
     random = np.random.default_rng(seed)
-    shapes = [
-        (1, 3000, 700),
-        (2000, 3, 900),
-        (5, 5, 4000),
-        (300, 200, 17),
-        (70, 60, 1),
-        (1030, 1025, 1027),
-        (2048, 2048, 2048),
-    ]
+    shapes = [(1, 3000, 700), (2000, 3, 900), (5, 5, 4000), (300, 200, 17), (70, 60, 1), (1030, 1025, 1027),
+              (2048, 2048, 2048)]
     products = [Product(driver, seed + index, shape) for index, shape in enumerate(shapes + [None] * 40)]
     contexts = contexts_here()
     by_plan = contexts["fp32, by plan"]

@@ -85,13 +85,8 @@ def values(model, A, B):
 
 
 def check_values():
-    return [
-        f"{precision} {size} {make.__name__}: {text}"
-        for precision, model in MODELS.items()
-        for size in SIZES
-        for make in (torch.randn, torch.rand)
-        for text in values(model, *operands(size, make))
-    ]
+    return [f"{precision} {size} {make.__name__}: {text}" for precision, model in MODELS.items() for size in SIZES
+            for make in (torch.randn, torch.rand) for text in values(model, *operands(size, make))]
 
 
 def check_exact():
@@ -118,9 +113,8 @@ def check_views():
                 "offset": [torch.randn(x.numel() + 1, device="cuda")[1:].view(x.shape) for x in (A, B)],
                 "padded": [torch.randn(*x.shape[:-1], x.shape[-1] + 3, device="cuda")[..., :-3] for x in (A, B)],
             }
-            wrong += [
-                f"{precision} {size} {name}: {text}" for name, (a, b) in views.items() for text in values(model, a, b)
-            ]
+            wrong += [f"{precision} {size} {name}: {text}" for name, (a, b) in views.items()
+                      for text in values(model, a, b)]
     return wrong
 
 
@@ -134,15 +128,8 @@ def check_extremes():
         if not torch.equal(C.isnan(), exact.isnan()) or not torch.equal(C.isinf(), exact.isinf()):
             wrong.append(f"{precision}: Inf and NaN are not where they should be")
         finite = exact.isfinite()
-        if (
-            beyond(
-                C[finite],
-                exact[finite],
-                formula(A.nan_to_num(0, 0, 0).double().abs(), B.nan_to_num(0, 0, 0).double().abs())[finite],
-                SIZES[2][2],
-            )
-            > 1
-        ):
+        magnitudes = formula(*(x.nan_to_num(0, 0, 0).double().abs() for x in (A, B)))
+        if beyond(C[finite], exact[finite], magnitudes[finite], SIZES[2][2]) > 1:
             wrong.append(f"{precision}: other elements suffer from Inf and NaN")
         changes = {
             "of all sizes": lambda x: x.mul_(10.0 ** torch.randint(-12, 12, x.shape, device="cuda")),
@@ -189,11 +176,8 @@ def check_bad_input():
     A, B = operands(SIZES[0])
     inner = {3: 1, 17: 1, 18: 1}.get(NUMBER, 0)
     cases = {
-        "inner dimensions": (
-            lambda: MODELS["fp32"](A, torch.cat([B, B], inner)),
-            RuntimeError,
-            "A must have as many .*, but they have shapes",
-        ),
+        "inner dimensions": (lambda: MODELS["fp32"](A, torch.cat([B, B], inner)), RuntimeError,
+                             "A must have as many .*, but they have shapes"),
         "float64": (lambda: MODELS["fp32"](A.double(), B), RuntimeError, "A must be float32, but is Double"),
         "half": (lambda: MODELS["ieee"](A, B.half()), RuntimeError, "B must be float32, but is Half"),
         "dimensions of A": (lambda: MODELS["fp32"](A.flatten(), B), RuntimeError, "but they have shapes"),
@@ -282,17 +266,13 @@ def check_kernels():
             G = torch.randn_like(formula(A, B))
             kernels = launched(lambda: torch.autograd.grad(model(A, B), (A, B), G))
             seen[precision, size] = kernels
-            strangers = [
-                name
-                for name, _ in kernels
-                if not name.startswith(("portable_", "multiply_", "pack_")) and "tri" not in name
-            ]
+            strangers = [name for name, _ in kernels
+                         if not name.startswith(("portable_", "multiply_", "pack_")) and "tri" not in name]
             if strangers or not kernels:
                 wrong.append(f"{precision} {size}: {strangers or 'no kernel was seen'}")
             if NUMBER == 18:
-                wrong += [
-                    f"{precision} {size}: {name} has {threads} threads" for name, threads in kernels if threads != 128
-                ]
+                wrong += [f"{precision} {size}: {name} has {threads} threads" for name, threads in kernels
+                          if threads != 128]
     split = any(name.startswith("multiply_") for name, _ in seen["fp32", SIZES[2]])
     if split != SPLITS:
         wrong.append(f"the Hopper kernel was {'' if split else 'not '}used: {seen['fp32', SIZES[2]]}")

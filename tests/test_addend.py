@@ -159,7 +159,6 @@ def test_nan_in_it_stays_with_its_elements(engine, rng):
 
 # ---- Refusals -------------------------------------------------------------------------------------------------------
 
-
 class Sum:
     """A valid 3x4 by 4x5 product and its 3x5 addend, to be spoiled in one place."""
 

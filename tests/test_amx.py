@@ -55,7 +55,6 @@ def plan_text(context, m, n, k):
 
 # ---- Which products -------------------------------------------------------------------------------------------------
 
-
 @needs_amx
 @pytest.mark.parametrize("precision, products", [(FP32, "six"), (TF32, "three")])
 def test_plan_says_when(precision, products):
@@ -96,7 +95,6 @@ def test_without_amx_it_cannot_be_forced():
 
 
 # ---- What AMX cannot carry ------------------------------------------------------------------------------------------
-
 
 def counts(amx, a, b):
     """(the product, panels marked, tiles recomputed)."""
@@ -180,7 +178,6 @@ def test_every_float_is_its_components(amx, rng):
 
 
 # ---- The same bits --------------------------------------------------------------------------------------------------
-
 
 @needs_amx
 @pytest.mark.parametrize("precision", [FP32, TF32])

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from toolchain import BUILD, ROOT, need, run
+from toolchain import BUILD, PATIENCE, ROOT, need, run
 
 ELF = b"\x7fELF"
 EVIL = """
@@ -62,7 +62,8 @@ def folder(tmp_path):
 
 def driver_is_loaded(folder, *command, **environment):
     kept = {key: value for key, value in os.environ.items() if not key.startswith("LD_")}
-    ran = subprocess.run(command, cwd=folder, env={**kept, **environment}, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(command, cwd=folder, env={**kept, **environment}, capture_output=True, text=True,
+                         timeout=PATIENCE)
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0 or "--device cuda: " in said, said  # refused, where there is no GPU
     return (folder / "loaded").exists()

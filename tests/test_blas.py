@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -19,8 +18,9 @@ import binding
 import engine as engines
 import layouts
 import reference
+from at_once import at_once
 from binding import CPU
-from toolchain import BUILD, ROOT, need, run
+from toolchain import BUILD, PATIENCE, ROOT, need, run
 
 LIBRARY = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
 HERE = Path(__file__).parent
@@ -238,7 +238,6 @@ def test_matrices_that_interleave(rng):
 
 # ---- Batches and packed products ------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("suffix", ["", "_64"])
 @pytest.mark.parametrize("layout", [ROW, COLUMN])
 @pytest.mark.parametrize("ta, tb", itertools.product((NO, YES), repeat=2))
@@ -311,7 +310,6 @@ def test_packed_by_small_factors(rng):
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
-
 
 def compiled(tmp_path, source, *flags):
     program = tmp_path / "program"
@@ -440,7 +438,7 @@ def python(code, **environment):
     """(output, standard error) of PRODUCT and then code, in a process of its own."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TESSERA_", "OMP_"))}
     ran = subprocess.run([sys.executable, "-c", PRODUCT + code, LIBRARY], env={**inherited, **environment},
-                         capture_output=True, text=True, timeout=300)
+                         capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout, ran.stderr
 
@@ -470,23 +468,13 @@ def test_settings(environment, expected):
     assert expected in python("multiply(50)", TESSERA_VERBOSE="1", **environment)[1]
 
 
-def test_from_many_threads(rng):
-    failures = []
-
+def test_from_many_threads():
     def work(seed):
-        try:
-            own = np.random.default_rng(seed)
-            for size in (9, 65, 150, 300):
-                multiply(own, size, size, size, beta=1.0)
-        except AssertionError as error:
-            failures.append(error)
+        own = np.random.default_rng(seed)
+        for size in (9, 65, 150, 300):
+            multiply(own, size, size, size, beta=1.0)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(work, 8)
 
 
 def test_after_fork():
@@ -686,7 +674,6 @@ def test_on_a_real_gpu(driver):
 
 
 # ---- The library as a file ------------------------------------------------------------------------------------------
-
 
 def test_exported_symbols():
     """The header's functions and the reference's two words of state: no name that another library of the program might

@@ -14,7 +14,7 @@ from toolchain import BUILD, PATIENCE, ROOT, run
 
 LIBRARY = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
 COMMAND = BUILD / "cli" / "tessera"
-LARGE = os.environ.get("TESSERA_INSTALL") == "all"  # Octave and R are hundreds of megabytes, others take long
+LARGE = os.environ.get("TESSERA_INSTALL") == "all"  # some are hundreds of megabytes, others take long
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not COMMAND.exists(), reason="the command was not built")]
 
@@ -62,10 +62,9 @@ def test_netlib(tester, settings, passed, calls, tmp_path):
 
 # ---- ScaLAPACK ------------------------------------------------------------------------------------------------------
 
-
 def test_scalapack(tmp_path):
     """psgemm_ on four processes, whose local products are Tessera's: together they make up the whole product."""
-    need_packages("libscalapack-openmpi-dev", "libopenmpi-dev", "openmpi-bin")
+    need_packages("libscalapack-openmpi-dev", "libopenmpi-dev", "openmpi-bin", may_install=LARGE)
     program, n = tmp_path / "scalapack", 500
     run("mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", ROOT / "examples" / "scalapack.c", "-o", program,
         "-lscalapack-openmpi")
@@ -148,7 +147,6 @@ def test_r(tmp_path):
 
 
 # ---- tessera run ----------------------------------------------------------------------------------------------------
-
 
 def test_run_sets_the_environment():
     ran = subprocess.run([COMMAND, "run", "--threads", "3", "--precision", "ieee", "--device", "cuda:1", "--", "env"],

@@ -39,7 +39,6 @@ def certificate(*words, expect=OK):
 
 # ---- Our own engines ------------------------------------------------------------------------------------------------
 
-
 def assert_whole(report):
     """Every family in every size and layout, and nothing beyond what is allowed."""
     assert report["schema"] == "tessera-certificate-1" and report["version"] == binding.lib.tsr_version().decode()
@@ -118,7 +117,6 @@ def test_certificate_in_a_file(tmp_path, json_too):
 
 
 # ---- Other libraries ------------------------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory):
@@ -240,7 +238,6 @@ def test_libraries_of_others(library):
 
 
 # ---- Bad input ------------------------------------------------------------------------------------------------------
-
 
 def test_libraries_that_are_none(tmp_path):
     (tmp_path / "text.so").write_text("no library")

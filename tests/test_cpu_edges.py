@@ -80,7 +80,6 @@ def test_alpha_with_a_packed_operand(cpu, rng, side):
 
 # ---- Addends and overlaps -------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("b_order", ["C", "F"])
 def test_strided_addend_on_a_long_row(cpu, rng, m, b_order):
@@ -111,7 +110,6 @@ def test_small_result_that_overlaps_an_operand(cpu, operand, where):
 
 
 # ---- Workers --------------------------------------------------------------------------------------------------------
-
 
 def run_python(source):
     return subprocess.run([sys.executable, "-c", source], cwd=pathlib.Path(__file__).parent, check=True,

@@ -4,13 +4,13 @@ fixture."""
 import os
 import subprocess
 import sys
-import threading
 from ctypes import byref, c_void_p
 
 import numpy as np
 import pytest
 
 import binding
+from at_once import at_once
 from binding import (CUDA, FP32, IEEE, INVALID_ARGUMENT, LEFT, NO_DEVICE, RIGHT, Launch, Operand, Options, Packed,
                      Result, TesseraError, lib)
 from cuda_driver import Buffer
@@ -33,7 +33,6 @@ def result(buffer, array):
 
 
 # ---- Pointers -------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("m, n, k", [(130, 131, 257), (256, 256, 256), (5, 300, 1000), (300, 5, 1000)])
 @pytest.mark.parametrize("offset", range(16))
@@ -133,7 +132,6 @@ def test_freed_pointer(cuda, driver, rng):
 
 # ---- Streams, graphs, threads ---------------------------------------------------------------------------------------
 
-
 @pytest.mark.sanitizer
 def test_concurrent_streams(cuda, driver, rng):
     """Eight streams at once on one context, several products queued on each, nothing waited for in between."""
@@ -177,24 +175,15 @@ def test_threads_with_streams_of_their_own(cuda, driver, rng):
     expected = (a.astype(np.float64) @ b).astype(np.float32)
     streams = [driver.stream() for _ in range(20)]
     outputs = [placed(driver, poisoned(256, 192)) for _ in range(20)]
-    failures = []
     with placed(driver, a) as da, placed(driver, b) as db:
 
         def work(i):
-            try:
-                for _ in range(10):
-                    binding.gemm(cuda.context, operand(da, a), operand(db, b), result(outputs[i], expected),
-                                 launch=Launch(streams[i]))
-            except Exception as error:
-                failures.append(error)
+            for _ in range(10):
+                binding.gemm(cuda.context, operand(da, a), operand(db, b), result(outputs[i], expected),
+                             launch=Launch(streams[i]))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, 20)
         driver.synchronize()
-        assert not failures
         for output, stream in zip(outputs, streams):
             assert np.array_equal(output.get().reshape(256, 192), expected)
             output.free()
@@ -270,7 +259,6 @@ def test_the_call_does_not_wait(cuda, driver, rng):
 
 
 # ---- Contexts and devices -------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("index", [99, 2**31 - 1])
 def test_device_that_does_not_exist(driver, index):
@@ -369,7 +357,6 @@ def test_threads_per_block(driver):
 
 # ---- Memory ---------------------------------------------------------------------------------------------------------
 
-
 def run_alone(source, **environment):
     ran = subprocess.run([sys.executable, "-c", source], cwd=os.path.dirname(__file__), capture_output=True, text=True,
                          timeout=PATIENCE, env={**os.environ, **environment})
@@ -465,7 +452,6 @@ def test_nothing_leaks(driver, rng):
 
 # ---- Short k --------------------------------------------------------------------------------------------------------
 
-
 @pytest.fixture(scope="module")
 def short_k():
     """The kernel that takes no other products, so that it is not among the engines of the general tests."""
@@ -510,7 +496,6 @@ def test_short_k_with_special_values(short_k, rng):
 
 
 # ---- Large ----------------------------------------------------------------------------------------------------------
-
 
 def test_offsets_beyond_32_bits(cuda, driver, rng):
     """Rows so far apart that element offsets pass 2^32: 64-bit arithmetic all the way."""

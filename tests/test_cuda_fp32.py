@@ -1,12 +1,11 @@
 """fp32 on tensor cores keeps the contract for every input: hard data at large K, special values in every place, rows
 that the split cannot carry (tf32's rule for these, too), packed operands that are shared."""
 
-import threading
-
 import numpy as np
 import pytest
 
 import binding
+from at_once import at_once
 from binding import CUDA, FP32, IEEE, LEFT, RIGHT, TF32, Launch, Operand, Packed, Result
 from cuda_driver import Buffer
 from engine import Engine, kernel_names
@@ -144,7 +143,6 @@ def test_fallback_with_alpha_and_beta(accurate_cuda, rng, alpha, beta):
 
 # ---- Rows the split finds hard --------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("exponent", [5, 10, 15, 16, 20, 24, 30, 60, 100])
 def test_one_huge_value_in_each_row(accurate_cuda, rng, exponent):
     """The others of the row are that much smaller than its scale, and still count where the huge one meets a zero."""
@@ -211,7 +209,6 @@ def test_scales_at_the_ends_of_the_range(accurate_cuda, rng, low, high):
 
 
 # ---- Elements far below their row's largest --------------------------------------------------------------------------
-
 
 def uneven(rng, m, n, k):
     """A third of each row of A is far below the rest, as where the gradients of different things share a row."""
@@ -308,7 +305,6 @@ def test_less_workspace_same_contract(fp32_cuda, rng, m, n, k, limit):
 
 # ---- Packed operands ------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("sides", [(LEFT, ), (RIGHT, ), (LEFT, RIGHT)], ids=["left", "right", "both"])
 def test_packed_keeps_the_contract(accurate_cuda, rng, sides):
     for family in (*FAMILIES.values(), uneven):
@@ -347,7 +343,6 @@ def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
     inputs = [Buffer(driver, a.nbytes).put(a) for a in jobs]
     first, ready = driver.stream(), driver.event()
     streams = [driver.stream() for _ in jobs]
-    failures = []
     with Buffer(driver, b.nbytes) as db:
         db.put(b)
         operand_b = binding.matrix(Operand, b, db.address)
@@ -357,23 +352,14 @@ def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
             driver.stream_wait(stream, ready)
 
         def work(i):
-            try:
-                for _ in range(5):
-                    binding.gemm(cuda.context, binding.matrix(Operand, jobs[i], inputs[i].address),
-                                 binding.matrix(Operand, b, db.address, packed),
-                                 Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0), launch=Launch(
-                                     streams[i]))
-            except Exception as error:
-                failures.append(error)
+            for _ in range(5):
+                binding.gemm(cuda.context, binding.matrix(Operand, jobs[i], inputs[i].address),
+                             binding.matrix(Operand, b, db.address, packed),
+                             Result(outputs[i].address, jobs[i].shape[0], 400, 400, 1, 0), launch=Launch(streams[i]))
 
-        threads = [threading.Thread(target=work, args=(i, )) for i in range(len(jobs))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, len(jobs))
         driver.synchronize()
         packed = None
-        assert not failures
         for a, output, held, stream in zip(jobs, outputs, inputs, streams):
             assert_exact(output.get().reshape(-1, 400), a, b)
             output.free(), held.free(), driver.stream_destroy(stream)
@@ -403,7 +389,6 @@ def test_packed_in_a_graph(fp32_cuda, driver, rng):
 
 
 # ---- Bits -----------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("m, n, k, fits", [(1024, 1024, 1024, True), (300, 400, 5000, True), (128, 128, 30000, True),
                                            (1500, 1400, 2000, False)])

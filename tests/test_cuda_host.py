@@ -50,6 +50,12 @@ def test_the_general_tests(name):
     pytest_passes(HERE / f"test_{name}.py", "-k", ENGINES)
 
 
+def test_pointers_streams_and_contexts():
+    """Of test_cuda_engine.py, what the driver knows of a call's arguments."""
+    chosen = "host_ or managed or pointer or another_context or left_current or not_the_primary or is_none"
+    pytest_passes(HERE / "test_cuda_engine.py", "-k", f"{ENGINES} and ({chosen})")
+
+
 @pytest.mark.slow
 def test_a_sample_of_the_general_tests():
     pytest_passes(*(HERE / f"test_{name}.py" for name in SAMPLED), "--quick", "-k", ENGINES)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import binding
+from at_once import at_once
 from binding import (CPU, FP32, INVALID_ARGUMENT, LEFT, OK, RIGHT, Context, Launch, Operand, Options, Packed, Plan,
                      Result, lib)
 from layouts import POISON, poisoned
@@ -69,7 +70,6 @@ def product(engine):
 
 
 # ---- Products -------------------------------------------------------------------------------------------------------
-
 
 def test_null_context(product):
     product.context = None
@@ -229,7 +229,6 @@ def test_a_and_b_may_be_null_when_they_are_not_read():
 
 # ---- Contexts -------------------------------------------------------------------------------------------------------
 
-
 def create_refused(options, *words):
     handle = c_void_p(12345)
     status = lib.tsr_context_create(byref(handle), byref(options))
@@ -300,7 +299,6 @@ def test_stats_and_trim_refuse_null(engine):
 
 # ---- Plans ----------------------------------------------------------------------------------------------------------
 
-
 def test_plan_null(product):
     refused(lib.tsr_plan_create(None, product.context, 1, byref(product.a), byref(product.b), byref(product.c)),
             "plan is NULL")
@@ -325,7 +323,6 @@ def test_execute_refuses_bad_pointers(engine, spoiled):
 
 
 # ---- Packed operands ------------------------------------------------------------------------------------------------
-
 
 def pack_refused(engine, operand, *words, side=LEFT, context=True):
     handle = c_void_p(12345)
@@ -408,7 +405,6 @@ def test_elements_of_a_packed_operand(cpu, rng, side):
 
 # ---- Messages -------------------------------------------------------------------------------------------------------
 
-
 def test_status_names():
     names = [
         "TSR_OK", "TSR_INVALID_ARGUMENT", "TSR_OUT_OF_MEMORY", "TSR_UNSUPPORTED", "TSR_NO_DEVICE", "TSR_DEVICE_ERROR"
@@ -419,12 +415,9 @@ def test_status_names():
 
 
 def test_last_error_belongs_to_its_thread():
-    import threading
     refused(lib.tsr_trim(None), "context is NULL")
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(lib.tsr_last_error()))
-    thread.start()
-    thread.join()
+    at_once(lambda _: seen.append(lib.tsr_last_error()), 1)
     assert seen == [b""]
     assert lib.tsr_last_error() == b"context is NULL"
 

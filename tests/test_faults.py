@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reference
-from toolchain import BUILD, ROOT, run
+from toolchain import BUILD, PATIENCE, ROOT, run
 
 FAULTS = BUILD / "tests" / "faults"
 pytestmark = pytest.mark.skipif(not (FAULTS / "libfaults.so").exists(),
@@ -33,7 +33,7 @@ def multiply_with_fault(folder, fault):
     hit.unlink(missing_ok=True)
     environment = {**os.environ, "LD_PRELOAD": str(FAULTS / "libfaults.so"), "FAULTS": fault, "FAULTS_HIT": str(hit)}
     command = [BUILD / "cli" / "tessera", "mul", "a.npy", "b.npy", "-o", "c.npy", "--device", "cpu", "--threads", "2"]
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     return hit.exists(), ran.returncode, ran.stderr
 
 

@@ -45,7 +45,7 @@ def emulate():
     def in_a_process(*arguments):
         process = os.fork()
         if not process:
-            signal.alarm(60)
+            signal.alarm(600)
             function(*arguments)
             os._exit(0)
         assert os.waitpid(process, 0)[1] == 0, "the emulated kernel crashed, or did not end"
@@ -61,7 +61,6 @@ def shared(shape, kind, value):
 
 
 # ---- The model ------------------------------------------------------------------------------------------------------
-
 
 class Model:
     """What packing one matrix comes to, and which of its panels were split twice."""
@@ -110,7 +109,6 @@ def component_in(memory, rows, k_blocks, components, component):
 
 
 # ---- Operands -------------------------------------------------------------------------------------------------------
-
 
 def along(batch, rows, k, rng):
     """k contiguous; lines aligned, or not."""

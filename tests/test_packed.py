@@ -1,6 +1,5 @@
 """Packed operands: made once, used often, with the same bits as unpacked ones."""
 
-import threading
 from ctypes import byref, c_void_p
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import binding
 import cuda_driver
 import engine as engines
+from at_once import at_once
 from binding import LEFT, RIGHT, Packed, lib
 from layouts import LAYOUTS, assert_guards, filled, row_major
 from reference import assert_exact, assert_special_values, integers
@@ -119,17 +119,12 @@ def test_shared_between_threads(engine, rng):
         def work(i):
             binding.gemm(engine.context, engine.operand(many[i]), engine.operand(b, packed), engine.result(results[i]))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, 12)
     for i in range(12):
         assert_exact(results[i], many[i], b)
 
 
 # ---- In the caller's memory -----------------------------------------------------------------------------------------
-
 
 class PackedInWorkspace(Packed):
     """Packed by a CUDA engine into memory that the test takes, of exactly the size, with guards around it."""
@@ -154,14 +149,11 @@ def test_packed_into_the_callers_workspace(engine, rng):
         left, right = (PackedInWorkspace(engine, side, engine.operand(x)) for side, x in ((LEFT, a), (RIGHT, b)))
         binding.gemm(engine.context, engine.operand(a, left), engine.operand(b, right), engine.result(c))
         if left.size:
-            for shift, size, message in (
-                (0, left.size - 1, f"needs {left.size} bytes"),
-                (64, left.size, "not aligned to 256 bytes"),
-            ):
+            for shift, size, message in ((0, left.size - 1, f"needs {left.size} bytes"),
+                                         (64, left.size, "not aligned to 256 bytes")):
                 with pytest.raises(binding.TesseraError, match=message):
-                    Packed(
-                        engine.context, LEFT, engine.operand(a), binding.Launch(None, left.buffer.address + shift, size)
-                    )
+                    Packed(engine.context, LEFT, engine.operand(a),
+                           binding.Launch(None, left.buffer.address + shift, size))
     assert np.array_equal(c, engine.product(a, b))
     for packed in (left, right):
         lib.tsr_packed_destroy(packed.handle)
@@ -249,18 +241,14 @@ def test_packed_in_the_callers_memory_is_refused(engine):
         status = lib.tsr_pack_at(*arguments)
         return status, lib.tsr_last_error().decode()
 
-    assert said(None, start, engine.context.handle, LEFT, 1.0, byref(operand)) == (
-        binding.INVALID_ARGUMENT,
-        "packed is NULL",
-    )
+    assert said(None, start, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT,
+                                                                                   "packed is NULL")
     if engine.device != binding.CPU:
         status, message = said(byref(handle), start, engine.context.handle, LEFT, 1.0, byref(operand))
         assert status == binding.UNSUPPORTED and "context is one of CUDA" in message
         return
-    assert said(byref(handle), None, engine.context.handle, LEFT, 1.0, byref(operand)) == (
-        binding.INVALID_ARGUMENT,
-        "memory is NULL",
-    )
+    assert said(byref(handle), None, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT,
+                                                                                           "memory is NULL")
     assert (
         said(byref(handle), start + 4, engine.context.handle, LEFT, 1.0, byref(operand))[1]
         == "memory is not aligned to 64 bytes"

@@ -49,7 +49,6 @@ def program(*words, cwd=ROOT):
 
 # ---- The harness ----------------------------------------------------------------------------------------------------
 
-
 def test_rounds_are_taken_as_asked():
     taken = []
     timings = timing.interleaved(lambda halfway: taken.append(halfway) or [1.0 + len(taken) % 2, 5.0], seconds=0,
@@ -218,7 +217,6 @@ def test_a_long_run_needs_a_gpu():
 
 # ---- Saved results --------------------------------------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("path", sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith("gpt2")),
                          ids=lambda path: path.name)
 def test_saved_results_fit_the_schema(path):
@@ -254,7 +252,6 @@ def test_no_results_yet(tmp_path):
 
 
 # ---- What became worse ----------------------------------------------------------------------------------------------
-
 
 def compare(tmp_path, base, new, *options):
     for name, records in (("base", base), ("new", new)):
@@ -307,7 +304,6 @@ def test_bases_that_are_none(arguments, words):
 
 
 # ---- The report -----------------------------------------------------------------------------------------------------
-
 
 def test_documents_are_what_the_results_make():
     ran = program("bench/report", "--check")
@@ -440,8 +436,8 @@ FAULTS = """
 
 @pytest.fixture(scope="module")
 def chromium():
-    if not browser.path():
-        debian.need_packages("chromium")
+    if not browser.path():  # hundreds of megabytes, which `make test-programs` installs
+        debian.need_packages("chromium", may_install=os.environ.get("TESSERA_INSTALL") == "all")
     opened = browser.Browser(browser.path())
     yield opened
     opened.close()
@@ -454,6 +450,14 @@ def pages(tmp_path_factory):
     made = program("bench/report", "--docs", folder, "--pages", folder)
     assert made.returncode == 0, made.stderr
     return {path.stem: path for path in folder.glob("*.html")}
+
+
+def test_every_figure_has_marks_and_a_table(pages):
+    for name, page in pages.items():
+        figures = re.findall(r"<figure.*?</figure>", page.read_text(), re.S)
+        assert figures, name
+        for figure in figures:
+            assert figure.count('<g class="mark') > 1 and "<td" in figure and not re.search(r"\bNaN\b|\binf\b", figure)
 
 
 def faults(chromium, page, width, dark):

@@ -58,7 +58,7 @@ def test_selftest_under_memory(tmp_path):
 
 def test_reduced_set_under_address_and_undefined(tmp_path):
     """Python itself is not instrumented, so the sanitizer's runtime is loaded before it, and leaks, which would be
-    Python's, are left to the stress test. Without AMX, tf32 is the code of fp32."""
+    Python's, are left to the stress test. What the plan chooses, by its default precision, and each other kernel."""
     build = sanitized("address,undefined", tmp_path)
     runtime = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(runtime):
@@ -66,5 +66,5 @@ def test_reduced_set_under_address_and_undefined(tmp_path):
     environment = {**os.environ, **OPTIONS, "ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": runtime,
                    "TESSERA_LIBRARY": str(build / "libtessera.so"), "OPENBLAS_NUM_THREADS": "1"}
     out = run(sys.executable, "-m", "pytest", "-q", "-c", ROOT / "tests" / "pytest.ini", ROOT / "tests", "-m",
-              "sanitizer", "-k", "cpu and not (tf32 and not amx)", env=environment)
+              "sanitizer", "-k", "cpu-fp32 or portable or avx2 or amx or attention", env=environment)
     assert " passed" in out and "failed" not in out

@@ -11,7 +11,7 @@ import binding
 import engine as engines
 from binding import CPU
 from test_cuda_host import FAKE
-from toolchain import BUILD, ROOT, need, run
+from toolchain import BUILD, PATIENCE, ROOT, need, run
 
 TESSERA = BUILD / "cli" / "tessera"
 CPU_KERNELS = engines.kernel_names(CPU)
@@ -57,24 +57,14 @@ tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const 
 def fault(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fault")
     (folder / "fault.c").write_text(FAULT)
-    run(
-        need("cc"),
-        "-shared",
-        "-fPIC",
-        "-O1",
-        f"-I{ROOT / 'include'}",
-        folder / "fault.c",
-        "-o",
-        folder / "fault.so",
-        "-ldl",
-    )
+    run(need("cc"), "-shared", "-fPIC", "-O1", f"-I{ROOT / 'include'}", folder / "fault.c", "-o", folder / "fault.so",
+        "-ldl")
     return folder / "fault.so"
 
 
 def selftest(*words, command="selftest", **environment):
-    ran = subprocess.run(
-        [TESSERA, command, *words], capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
-    )
+    ran = subprocess.run([TESSERA, command, *words], capture_output=True, text=True, timeout=PATIENCE,
+                         env={**os.environ, **environment})
     return ran.returncode, ran.stdout, ran.stderr
 
 
@@ -104,9 +94,8 @@ def test_one_kernel_and_one_thread():
 
 
 def test_amx_passes_in_its_model():
-    status, output, errors = selftest(
-        "--device", "cpu", "--kernel", "amx", LD_PRELOAD=str(BUILD / "tests" / "libtessera_amx_model.so")
-    )
+    status, output, errors = selftest("--device", "cpu", "--kernel", "amx",
+                                      LD_PRELOAD=str(BUILD / "tests" / "libtessera_amx_model.so"))
     assert status == 0, output + errors
     assert lines_of(output)["amx"][0] == ["fp32", "tf32"]
 
@@ -117,32 +106,18 @@ def test_info_runs_the_brief_form():
     assert re.fullmatch(r"selftest: passed \(\d+ products\)\n", output[len(binding.info()) :])
 
 
-@pytest.mark.parametrize(
-    "product, words",
-    [
-        ("one element", "(1 x 1 x 1): element (0, 0) of item 0 is "),
-        ("edges", "element (66, 22) "),
-        ("batch", "of item 0 "),
-        ("alpha and beta", ""),
-        ("special rows", ""),
-        ("one rounding", ""),
-        ("uniform", "by the contract's bound"),
-    ],
-)
+@pytest.mark.parametrize("product, words", [
+    ("one element", "(1 x 1 x 1): element (0, 0) of item 0 is "), ("edges", "element (66, 22) "),
+    ("batch", "of item 0 "), ("alpha and beta", ""), ("special rows", ""), ("one rounding", ""),
+    ("uniform", "by the contract's bound")])
 @pytest.mark.parametrize("kernel", CPU_KERNELS)
 def test_a_wrong_bit_is_found(fault, kernel, product, words):
     names = re.findall(r'^    \{"([^"]+)", ', (ROOT / "cli" / "selftest.c").read_text(), re.M)
     if kernel == "amx":  # it is not for ieee, which comes first and whose product this is
         names.remove("one rounding")
     product = product if product in names else "uniform"
-    status, output, errors = selftest(
-        "--device",
-        "cpu",
-        LD_PRELOAD=str(fault),
-        FAULT_KERNEL=kernel,
-        FAULT_PRODUCT=str(names.index(product)),
-        FAULT_KIND="flip",
-    )
+    status, output, errors = selftest("--device", "cpu", LD_PRELOAD=str(fault), FAULT_KERNEL=kernel,
+                                      FAULT_PRODUCT=str(names.index(product)), FAULT_KIND="flip")
     assert status == 1
     assert re.match(rf'tessera selftest: cpu kernel {kernel} at \w+, product "{product}" ', errors), errors
     assert words in errors and "must be " in errors, errors
@@ -152,37 +127,32 @@ def test_a_wrong_bit_is_found(fault, kernel, product, words):
 
 
 def test_a_write_beside_c_is_found(fault):
-    status, _, errors = selftest(
-        "--device", "cpu", LD_PRELOAD=str(fault), FAULT_KERNEL="portable", FAULT_PRODUCT="3", FAULT_KIND="beside"
-    )
+    status, _, errors = selftest("--device", "cpu", LD_PRELOAD=str(fault), FAULT_KERNEL="portable", FAULT_PRODUCT="3",
+                                 FAULT_KIND="beside")
     assert status == 1 and "cpu kernel portable at ieee" in errors and "memory beside C is written" in errors
 
 
 def test_info_reports_a_wrong_bit(fault):
-    status, output, _ = selftest(
-        command="info", LD_PRELOAD=str(fault), FAULT_KERNEL="portable", FAULT_PRODUCT="1", FAULT_KIND="flip"
-    )
+    status, output, _ = selftest(command="info", LD_PRELOAD=str(fault), FAULT_KERNEL="portable", FAULT_PRODUCT="1",
+                                 FAULT_KIND="flip")
     assert status == 1 and 'selftest: FAILED: cpu kernel portable at ieee, product "edges"' in output
 
 
-@pytest.mark.skipif(
-    not binding.lib.tsr_has_cuda() or bool(engines.DRIVER), reason="needs the stand-in driver and no GPU"
-)
+@pytest.mark.skipif(not binding.lib.tsr_has_cuda() or bool(engines.DRIVER),
+                    reason="needs the stand-in driver and no GPU")
 def test_every_cuda_kernel_is_forced_and_passes():
     """On the stand-in driver: each kernel that can be forced has products, and a launch that fails is named."""
     status, output, errors = selftest("--device", "cuda", LD_LIBRARY_PATH=str(FAKE))
     assert status == 0, output + errors
     lines = lines_of(output)
     assert len(lines) > 10 and all(products and verdict == "passed" for _, products, verdict in lines.values()), output
-    status, output, errors = selftest(
-        "--device", "cuda", LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_BROKEN="cuLaunchKernelEx"
-    )
+    status, output, errors = selftest("--device", "cuda", LD_LIBRARY_PATH=str(FAKE),
+                                      FAKE_CUDA_BROKEN="cuLaunchKernelEx")
     assert status == 1 and "launching " in errors and "cuda kernel" in errors
 
 
-@pytest.mark.skipif(
-    not binding.lib.tsr_has_cuda() or bool(engines.DRIVER), reason="needs the stand-in driver and no GPU"
-)
+@pytest.mark.skipif(not binding.lib.tsr_has_cuda() or bool(engines.DRIVER),
+                    reason="needs the stand-in driver and no GPU")
 def test_a_gpu_that_is_too_old_is_no_failure_unless_asked_for():
     environment = {"LD_LIBRARY_PATH": str(FAKE), "FAKE_CUDA_CAPABILITY": "70"}
     status, output, _ = selftest(**environment)

@@ -32,7 +32,6 @@ def least_per_tiny(k):
 
 # ---- Tensor cores ---------------------------------------------------------------------------------------------------
 
-
 class Adder(NamedTuple):
     """How a chip adds: `terms` products and the running sum at once, each cut to `fraction_bits` below the largest
     exponent among them, and the total cut to float32 (the studies are named in numerics.md)."""
@@ -74,7 +73,6 @@ def add_products(chip, total, a, b):
 
 
 # ---- One element of C -----------------------------------------------------------------------------------------------
-
 
 class Split:
     """The rows of x (..., row, k), split."""
@@ -293,7 +291,6 @@ FAMILIES = {  # and which elements of C are left to the split kernels
 
 
 # ---- Tests ----------------------------------------------------------------------------------------------------------
-
 
 def parts_of(x, e):
     """Scaled elements, what lo carries of them, and what neither component does."""

@@ -56,7 +56,6 @@ LONG_FLOPS = 1e11  # of larger ones a single thread computes only one layout: a 
 
 # ---- The libraries --------------------------------------------------------------------------------------------------
 
-
 def file_of_distribution(name, beginning):
     """A shared library that came with a package of PyPI."""
     try:
@@ -170,7 +169,6 @@ class Libraries:
 
 
 # ---- What is measured -----------------------------------------------------------------------------------------------
-
 
 def bytes_of(m, n, k):
     return 4 * (m * k + k * n + m * n)

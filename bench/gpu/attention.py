@@ -68,7 +68,6 @@ def drawn_shapes(count, seed):
 
 # ---- What is timed --------------------------------------------------------------------------------------------------
 
-
 def torch_forward(query, key, value, causal):
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, None, True, 0.0, causal)
 
@@ -96,7 +95,6 @@ def is_taken(query, key, value, causal):
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
-
 
 def exact_head(query, key, value, gradient, causal):
     """Output and gradients of one head in float64, by blocks of queries, so that the weights stay small."""
@@ -139,7 +137,6 @@ def measured_errors(tensors, gradient, causal, found):
 
 
 # ---- Measuring ------------------------------------------------------------------------------------------------------
-
 
 def measure(seconds, shape):
     problem, batch, heads, queries, keys, dim, causal = shape

@@ -28,7 +28,6 @@ if binding.lib is None:
 
 # ---- Tessera --------------------------------------------------------------------------------------------------------
 
-
 def operand(kind, tensor):
     """A matrix, or a batch of them."""
     batch_stride = tensor.stride(0) if tensor.dim() > 2 else 0
@@ -86,7 +85,6 @@ def tessera(precision):
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
-
 
 def torch_product(tf32):
     def bind(a, b, out):
@@ -197,7 +195,6 @@ def compile_triton(precision, tile, m, n, k, layout):
 
 
 # ---- CuPy and JAX ---------------------------------------------------------------------------------------------------
-
 
 def cupy_float32(a, b, out):
     import cupy

@@ -38,7 +38,6 @@ def slug(name):
 
 # ---- The processor --------------------------------------------------------------------------------------------------
 
-
 def read(path):
     try:
         return pathlib.Path(path).read_text().strip()
@@ -83,7 +82,6 @@ def processor_state():
 
 
 # ---- The GPU --------------------------------------------------------------------------------------------------------
-
 
 class Gpu:
     """The first GPU through NVML, the library behind nvidia-smi: asking it costs microseconds, so it can be asked while

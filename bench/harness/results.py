@@ -198,7 +198,6 @@ def machine_of(record):
 
 # ---- Writing --------------------------------------------------------------------------------------------------------
 
-
 def write(path, text):
     """Whole or not at all."""
     path = pathlib.Path(path)

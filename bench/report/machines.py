@@ -31,11 +31,8 @@ class Machine:
             versions = f"{about.get('cores', 'unknown number of')} cores, {about.get('compiler', 'unknown compiler')}"
         self.description = f"{versions}; {when}, {what}" + (", a quick run" if about.get("effort") == "quick" else "")
         kind = gpu if self.of_gpu else cpu
-        self.figures, self.losses, self.about_losses = (
-            kind.figures(self.records),
-            kind.losses(self.records),
-            kind.LOSSES,
-        )
+        self.figures, self.losses, self.about_losses = (kind.figures(self.records), kind.losses(self.records),
+                                                        kind.LOSSES)
         self.headlines = kind.headlines(self.records, training)
         self.verdict, self.method = kind.verdict(self.records), kind.METHOD
 

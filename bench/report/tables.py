@@ -38,7 +38,6 @@ def measured(about, *also):
 
 # ---- README.md ------------------------------------------------------------------------------------------------------
 
-
 def reference_products(records, precision, packed=False):
     """The record of each reference problem, of uniform data."""
     products = [r for r in records if r["what"] == "product" and r["problem"] in REFERENCE]
@@ -110,7 +109,6 @@ def gpt2(result):
 
 # ---- docs/guide/modules.md ------------------------------------------------------------------------------------------
 
-
 def modules(records):
     assert all(r["correct"] == "(5 / 5)" and r["checker"] in ("valid", "not run") for r in records)
     rows, commits = [], {}
@@ -136,7 +134,6 @@ def modules(records):
 
 
 # ---- docs/results/cpu.md --------------------------------------------------------------------------------------------
-
 
 def cpu(records):
     """The shapes measured in all four layouts."""
@@ -185,7 +182,6 @@ def amx(records):
 
 # ---- docs/results/blas.md -------------------------------------------------------------------------------------------
 
-
 def offload(records):
     rows = [[
         str(r["n"]), f"**{r['gpu_ms_best']:.2f} ms**", f"{r['copies_alone_ms']:.2f} ms",
@@ -230,7 +226,6 @@ def programs(records):
 
 # ---- docs/results/pytorch.md ----------------------------------------------------------------------------------------
 
-
 def training(result):
     steps = len(result["runs"][0]["loss"])
     rows = [[
@@ -274,7 +269,6 @@ def linear(records):
 
 
 # ---- docs/results/certificates.md -----------------------------------------------------------------------------------
-
 
 def certificates(paths):
     """What `tessera check --report --json` came to."""

@@ -39,7 +39,6 @@ def _gradient_shapes(grad_output, query, key, value, attn_bias, output, log_sume
 
 # ---- vmap -----------------------------------------------------------------------------------------------------------
 
-
 def _joined(tensor: Optional[torch.Tensor], dim: Optional[int], size: int) -> Optional[torch.Tensor]:
     """The mapped dimension becomes the outer part of the batch."""
     if tensor is None:
@@ -93,7 +92,6 @@ def _gradients_vmap(info, in_dims, grad_output, query, key, value, attn_bias, ou
 
 
 # ---- Registration ---------------------------------------------------------------------------------------------------
-
 
 def register() -> None:
     """With what this torch has of it."""

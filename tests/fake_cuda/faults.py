@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import binding
+from at_once import at_once
 from binding import CUDA, FP32, IEEE, RIGHT, Context, Launch, Operand, Result, lib
 from cuda_driver import CudaError
 from scenarios import DRIVER, OUT_OF_MEMORY_ERROR, Problem, fake, fresh, names, refused  # noqa: F401
@@ -58,7 +59,6 @@ class HostProblem:
 
 # ---- Memory ---------------------------------------------------------------------------------------------------------
 
-
 def everything(problem, host):
     """Each kind of call once; {call: status}. A call whose object could not be made is left out."""
     statuses = {}
@@ -98,11 +98,9 @@ def test_memory_runs_out_at_each_allocation(call):
     fake.fake_break(b"", 0)
     assert 0 < failed_calls < 8, "each allocation has failed, and then none"
     assert not any(everything(problem, host).values())
-    problem.free()
 
 
 # ---- Launches -------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("kernel, shape", [("split_fp32_sm90", (140, 100, 2000)), ("ieee_mma_64x64", (70, 60, 9000))])
 def test_each_launch_fails_in_turn(kernel, shape):
@@ -117,11 +115,9 @@ def test_each_launch_fails_in_turn(kernel, shape):
         problem.forget()
         assert problem.run(context) == 0
         problem.check()
-    problem.free()
 
 
 # ---- A lost device --------------------------------------------------------------------------------------------------
-
 
 @contextlib.contextmanager
 def primary_context_of_gpu_1():
@@ -131,12 +127,12 @@ def primary_context_of_gpu_1():
     try:
         yield
     finally:
-        DRIVER.kept = {}  # went with the context
         DRIVER.call("cuDevicePrimaryCtxRelease_v2", c_int(1))
         DRIVER.use(DRIVER.context)
 
 
 def reset_gpu_1():
+    DRIVER.kept = {}  # goes with the context
     DRIVER.call("cuDevicePrimaryCtxReset_v2", c_int(1))
 
 
@@ -158,14 +154,13 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
         assert multiply(context, problem) == 0
 
         fake.fake_break_later(at.encode(), error, calls_before, 1)
+        words = binding.DEVICE_ERROR, f"CUDA_ERROR_{error}"
         if at == "cuCtxSynchronize":  # what an earlier kernel did is found out when somebody waits
-            refused(lib.tsr_stats_read(context, byref(binding.Stats())), binding.DEVICE_ERROR, f"CUDA_ERROR_{error}")
+            refused(lib.tsr_stats_read(context, byref(binding.Stats())), *words)
         elif at != "cuMemFreeAsync":  # after the last launch: nothing to tell yet
-            refused(multiply(context, problem), binding.DEVICE_ERROR, f"CUDA_ERROR_{error}")
+            refused(multiply(context, problem), *words)
         else:
             multiply(context, problem)
-
-        words = (binding.DEVICE_ERROR, f"CUDA_ERROR_{error}")
         refused(multiply(context, problem), *words)
         refused(
             lib.tsr_plan_execute(plan, 1.0, problem.operand_a.data, problem.operand_b.data, 0.0, problem.result_c.data,
@@ -191,6 +186,7 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
 
         if destroyed == "before the reset":
             destroy()
+        del problem
         reset_gpu_1()
         problem = Problem(140, 100, 130)
         if destroyed == "after it":
@@ -200,13 +196,9 @@ def test_a_device_that_is_lost(error, at, calls_before, destroyed):
         assert problem.run(new) == 0
         problem.check()
         assert host.run(new.handle) == (binding.OK, 1)
-        del new
-        problem.free()
-        DRIVER.free_kept()
 
 
 # ---- Threads --------------------------------------------------------------------------------------------------------
-
 
 def test_64_threads_on_16_streams_with_graphs():
     """Each thread multiplies on a stream that it shares with three others, captures a product there while nobody else
@@ -214,40 +206,25 @@ def test_64_threads_on_16_streams_with_graphs():
     shared = Context(CUDA, FP32)
     streams = [(DRIVER.stream(), threading.Lock()) for _ in range(16)]
     problems = [Problem(70 + index % 5, 60, 200 + index) for index in range(64)]
-    failures, barrier = [], threading.Barrier(64)
 
     def work(index):
         problem, (stream, lock) = problems[index], streams[index % 16]
-        try:
-            DRIVER.use(DRIVER.context)
-            context = shared if index % 2 else Context(CUDA, IEEE if index % 4 else FP32)
-            barrier.wait()
-            for _ in range(3):
-                with lock:  # a stream that is captured takes nobody else's work, here as on a GPU
-                    assert problem.run(context, Launch(stream)) == 0, lib.tsr_last_error()
-                    problem.check()
-                    problem.forget()
-                    graph = DRIVER.capture(stream, lambda: binding.check(problem.run(context, Launch(stream))))
-                    for _ in range(2):
-                        DRIVER.replay(graph, stream)
-                    problem.check()
-                    problem.forget()
-                    DRIVER.graph_destroy(graph)
-        except BaseException as error:  # noqa: BLE001
-            failures.append(f"thread {index}: {error!r}")
-            barrier.abort()
+        DRIVER.use(DRIVER.context)
+        context = shared if index % 2 else Context(CUDA, IEEE if index % 4 else FP32)
+        for _ in range(3):
+            with lock:  # a stream that is captured takes nobody else's work, here as on a GPU
+                binding.check(problem.run(context, Launch(stream)))
+                problem.check()
+                problem.forget()
+                graph = DRIVER.capture(stream, lambda: binding.check(problem.run(context, Launch(stream))))
+                for _ in range(2):
+                    DRIVER.replay(graph, stream)
+                problem.check()
+                problem.forget()
+                DRIVER.graph_destroy(graph)
 
-    threads = [threading.Thread(target=work, args=(index, ), daemon=True) for index in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    assert not failures, failures
-    stats = shared.stats()
-    assert stats.products == 32 * 3 * 2
-    for problem in problems:
-        problem.free()
+    at_once(work, 64, released_together=True)
+    assert shared.stats().products == 32 * 3 * 2
     for stream, _ in streams:
         DRIVER.stream_destroy(stream)
 
@@ -261,22 +238,16 @@ def test_threads_whose_device_is_lost():
         problems, statuses = [Problem(100, 90, 300) for _ in range(16)], []
         assert multiply(context, problems[0]) == 0
 
-        def work(problem):
+        def work(index):
             DRIVER.use(current)
-            statuses.extend(multiply(context, problem) for _ in range(20))
+            statuses.extend(multiply(context, problems[index]) for _ in range(20))
 
         fake.fake_break_later(b"cuLaunchKernelEx", ILLEGAL_ADDRESS, 200, 1)
-        threads = [threading.Thread(target=work, args=(problem, ), daemon=True) for problem in problems]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(300)
-        assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+        at_once(work, 16)
         assert len(statuses) == 320 and set(statuses) == {binding.OK, binding.DEVICE_ERROR}
         lib.tsr_context_destroy(context)
+        problems.clear()
         reset_gpu_1()
         problem = Problem(100, 90, 300)
         assert problem.run(Context(CUDA, FP32)) == 0
         problem.check()
-        problem.free()
-        DRIVER.free_kept()

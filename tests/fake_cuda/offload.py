@@ -1,7 +1,6 @@
 """Products of matrices in host memory (src/offload), on the fake driver, whose streams do nothing until they are waited
 for: a copy or product that does not wait for what it needs gives a wrong result. test_cuda_host.py starts it."""
 
-import threading
 from ctypes import byref, c_double
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import binding
 import engine as engines
 import layouts
+from at_once import at_once
 from binding import CPU, CUDA, FP32, IEEE, TF32, Context, Operand, Result, lib
 
 DRIVER = engines.DRIVER
@@ -149,19 +149,12 @@ def test_again_and_again():
 def test_at_once_from_many_threads():
     context = Context(CUDA, IEEE, max_workspace=MIB)
     problems = [Problem(150, 160 + i, 170, 1.0) for i in range(6)]
-    got = [None] * 6
 
     def work(i):
-        got[i] = problems[i].run(context)
+        assert problems[i].run(context) == (0, 1)
+        problems[i].check()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got == [(0, 1)] * 6
-    for problem in problems:
-        problem.check()
+    at_once(work, 6)
 
 
 def test_less_memory_than_there_should_be():

@@ -9,7 +9,7 @@
 
 #include "faults.h"
 
-enum { NOTHING_FAILED = 0, SOMETHING_FAILED = 10, WRONG = 1, CHILD_SECONDS = 30 };
+enum { NOTHING_FAILED = 0, SOMETHING_FAILED = 10, WRONG = 1, CHILD_SECONDS = 600 };
 
 /* Ends the child with a sentence. */
 #define REQUIRE(condition, ...)           \

@@ -13,7 +13,7 @@ faults.faults_begin.argtypes = [ctypes.c_int, ctypes.c_long, ctypes.c_bool]
 faults.faults_end.restype = ctypes.c_long
 
 NOTHING_FAILED, WRONG, SOMETHING_FAILED = 0, 1, 10
-CHILD_SECONDS = 60
+CHILD_SECONDS = 600
 
 
 def only_from(*words):

@@ -74,7 +74,7 @@ def interrupted(number):
 faulthandler.register(signal.SIGALRM, chain=True)
 number = 1
 while True:
-    signal.alarm(60)
+    signal.alarm(600)
     was_interrupted = interrupted(number)
     products()
     if not was_interrupted:

@@ -27,7 +27,7 @@ def torchrun(processes, program, *arguments):
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for _ in range(6):
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=HERE)
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, cwd=HERE)
         if ABORTED_AT_EXIT not in ran.stderr:
             break
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]

@@ -145,7 +145,6 @@ def dropout_numbers(seed, offset, heads, queries, keys):
 
 # ---- The contract ---------------------------------------------------------------------------------------------------
 
-
 def row_largest(x):
     return np.abs(x).max(axis=-1, keepdims=True)
 

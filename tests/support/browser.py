@@ -1,6 +1,5 @@
-"""A headless Chromium, driven through a pair of pipes: pages are opened, asked, and looked at."""
+"""A headless Chromium, driven through a pair of pipes: pages are opened and asked."""
 
-import base64
 import itertools
 import json
 import os
@@ -94,10 +93,6 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"])
         return answer["result"].get("value")
-
-    def screenshot(self, file):
-        """The whole page, below the window, too."""
-        file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     def close(self):
         self.process.terminate()

@@ -33,15 +33,8 @@ def blocks(path):
         kind, words = marks.groups() if marks else (None, "")
         text = textwrap.dedent("\n".join(lines[start + 1 : number]) + "\n")
         found.append(
-            Block(
-                path,
-                start + 1,
-                lines[start].strip()[3:],
-                text,
-                named and named[1],
-                words.split(", ") if kind == "needs" else [],
-                words if kind == "tested" else None,
-            )
+            Block(path, start + 1, lines[start].strip()[3:], text, named and named[1],
+                  words.split(", ") if kind == "needs" else [], words if kind == "tested" else None)
         )
         start = None
     assert start is None, f"{path.name}: the block of line {start + 1} does not end"

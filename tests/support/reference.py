@@ -7,7 +7,6 @@ UNIT = 2.0**-24  # half a unit in the last place of 1
 
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
-
 def integers(rng, *shape, largest=8):
     """Integer-valued: while every sum stays below 2^24, float32 arithmetic in any order is exact."""
     return rng.integers(-largest, largest + 1, shape).astype(np.float32)
@@ -65,7 +64,6 @@ FAMILIES = {family.__name__: family for family in
 
 
 # ---- What the result must be ----------------------------------------------------------------------------------------
-
 
 def product64(a, b):
     with np.errstate(invalid="ignore", over="ignore"):
