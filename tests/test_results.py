@@ -149,6 +149,7 @@ def test_the_cpu_benchmark(tmp_path):
                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in the background
                          env={**os.environ, "PYTHONPATH": path})
     assert ran.returncode and "goes on from there" in ran.stderr and not save.exists(), ran.stdout + ran.stderr
+    assert re.search(r"^4 measurements, about \d+ s$", ran.stdout, re.M), "how long it takes is said beforehand"
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0 and "the rest follows" in ran.stdout, ran.stdout + ran.stderr
     records = results.load(save)
@@ -160,6 +161,11 @@ def test_the_cpu_benchmark(tmp_path):
     made = program("bench/report", "--results", save.parent, "--docs", tmp_path, "--pages", tmp_path)
     assert made.returncode == 0, made.stderr
     assert "Threads of the CPU engine" in (tmp_path / "here.html").read_text()
+    assert program("bench/report", "--measured", save.parent).returncode == 0
+    made = program("bench/report", "--here", save.parent, "--docs", tmp_path, "--pages", tmp_path)
+    assert made.returncode == 0 and "(this machine)" in (tmp_path / "here-here.html").read_text(), made.stderr
+    results.save(save, [{**record, "host": "another of the model"} for record in records])
+    assert program("bench/report", "--measured", save.parent).returncode == 3
 
 
 def test_an_unknown_peer_is_refused():
@@ -250,7 +256,7 @@ def test_bad_results_are_refused_in_a_sentence(kind, tmp_path):
 def test_no_results_yet(tmp_path):
     ran = program("bench/report", "--results", tmp_path, "--docs", tmp_path)
     assert ran.returncode == 1 and "`make bench-cpu` or `make bench-gpu`" in ran.stderr
-    assert program("bench/report", "--results", tmp_path, "--needs-this-machine").returncode == 3
+    assert program("bench/report", "--measured", tmp_path).returncode == 3
 
 
 # ---- What became worse ----------------------------------------------------------------------------------------------
