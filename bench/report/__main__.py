@@ -4,10 +4,10 @@ picture, and on demand an HTML page of charts for each machine.
     python3 bench/report [--check] [--pages FOLDER] [--here FOLDER] [--results FOLDER] [--docs FOLDER]
     python3 bench/report --measured FOLDER
 
-With --check: exits with 1 where a document is not what the results make. With --measured: exits with 3 if the results in
-the folder are not of this very machine, for `make report` to measure it. --here: a folder with results of this machine,
-for a page beside the others. Where --results or --docs names another folder, only what depends on nothing else is
-written: results.md, pictures and pages.
+With --check: exits with 1 where a document is not what the results make. With --measured: exits with 3 if the results
+in the folder are not of this very machine, for `make report` to measure it. --here: a folder with results of this
+machine, for a page beside the others. Where --results or --docs names another folder, only what depends on nothing else
+is written: results.md, pictures and pages.
 """
 
 import argparse

@@ -30,6 +30,10 @@ def ratio(x):
     return f"{x:.2f} x"
 
 
+def span(ratios, digits=2):
+    return f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f} x"
+
+
 def size(n):
     return f"{n:.0f}"
 
@@ -71,8 +75,8 @@ def frontier_figure(means, points, unit, note, reading=""):
 
     def draw(width):
         every = [*means.values(), *((speed, error) for _, _, speed, error in points)]
-        x = Axis("relative error, smaller to the left", [error for _, error in every], base=10, room=1.6)
-        y = Axis(f"{unit}, logarithmic", [speed for speed, _ in every], base=10, room=1.25)
+        x = Axis("relative error, smaller to the left", [error for _, error in every], base=10, room=0.12)
+        y = Axis(f"{unit}, logarithmic", [speed for speed, _ in every], base=10, room=0.12)
         marks = [(name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} {unit}, error {error:.1e}", False)
                  for name, problem, speed, error in points]
         marks += [(name, error, speed, f"{shown(name)}: {speed:.1f} {unit}, error {error:.2e}", True)
@@ -96,7 +100,7 @@ def roofline_figure(series, memory, memory_unit, flat, unit, says, ceilings, not
     def draw(width):
         every = [point for points in series.values() for point in points]
         x = Axis("flop for each byte of A, B and C", [min(every)[0] / 2, max(every)[0] * 1.5], base=10)
-        y = Axis(f"{unit}, logarithmic", [min(rate for _, rate, _ in every), top], base=10, room=1.3)
+        y = Axis(f"{unit}, logarithmic", [min(rate for _, rate, _ in every), top], base=10, room=0.08)
         begin = max(x.low, y.low / memory)
         rules = [("", [(begin, begin * memory), (top / memory, top)])] if top / memory > begin else []
         rules += [(f"{name} {value:.0f}", [(max(x.low, value / memory), value), (x.high, value)])
@@ -129,8 +133,8 @@ def accuracy_figures(records, edge_note):
 
         def draw(width):
             x = Axis("K", depths, base=2, text=depth, ticks=depths)
-            y = Axis(label, values + ([depths[-1] + 2.0] if bound else []), base=10, room=1.6)
-            rules = [("float32's bound", [(k, k + 2.0) for k in depths if y.low <= k + 2.0])] if bound else []
+            y = Axis(label, values + ([depths[-1] + 2.0] if bound else []), base=10, room=0.08)
+            rules = [("", [(k, k + 2.0) for k in depths if y.low <= k + 2.0])] if bound else []
             return charts.lines(series, x, y, width, 280, named=False, rules=rules, label=f"{label}, {family}")
 
         return draw
@@ -170,7 +174,7 @@ def accuracy_sentence(by, families, depths, names):
             if (ours, family, k) in by and (peer, family, k) in by
         ]
         if ratios:
-            parts.append(f"{min(ratios):.1f} to {max(ratios):.1f} times on "
+            parts.append(f"{span(ratios, 1)} on "
                          f"{'wide exponents' if family == 'wide' else family + ' data'}")
     return f"{shown(peer)}'s error beside {shown(ours)}'s: {', '.join(parts)}."
 
@@ -198,7 +202,7 @@ def overhead_figure(records, unit_note, says):
     def draw(width):
         x, values = Axis("M = N = K", sizes, base=2, text=size, ticks=sizes), [r["host_us"] for r in calls]
         if max(values) / min(values) > 20:
-            return charts.lines(series, x, Axis("microseconds, logarithmic", values, base=10, room=1.3), width,
+            return charts.lines(series, x, Axis("microseconds, logarithmic", values, base=10, room=0.05), width,
                                 label="cost of a call")
         return charts.lines(series, x, Axis("microseconds", values, zero=True), width, label="cost of a call")
 
@@ -231,7 +235,7 @@ def threads_figure(records):
     def draw(width):
         x = Axis("threads", threads, base=2, text=size, ticks=threads)
         y = Axis("GFLOP/s, logarithmic", [*by.values(), *(ceiling[t] for t in threads if t in ceiling)], base=10,
-                 room=1.2)
+                 room=0.1)
         rules = ([("multiply-adds at most", [(t, ceiling[t]) for t in threads
                                              if t in ceiling])] if len(ceiling) > 1 else [])
         return charts.lines(series, x, y, width, label="scaling with threads", rules=rules)
@@ -239,7 +243,7 @@ def threads_figure(records):
     first, last = by["tessera", threads[0]], by["tessera", threads[-1]]
     return Figure(
         "threads", "Threads of the CPU engine",
-        f"{last / first:.1f} times as fast with {threads[-1]} threads as with {threads[0]}.", [("", draw)],
+        f"{last / first:.1f} x as fast with {threads[-1]} threads as with {threads[0]}.", [("", draw)],
         (["threads", *(f"{shown(name)}, GFLOP/s" for name in names)
           ], [[str(t), *(f"{by[name, t]:.0f}" if (name, t) in by else "" for name in names)] for t in threads]),
         f"M = N = K = {edge}, best of several interleaved samples. {rates[0].get('machine', '')}, "

@@ -4,7 +4,7 @@ import attention
 import charts
 from charts import Axis, Series, shown
 from figures import (REFERENCE, Figure, accuracy_figures, frontier_figure, intensity, mean, of, ordered,
-                     overhead_figure, ratio, roofline_figure, shape, size)
+                     overhead_figure, ratio, roofline_figure, shape, size, span)
 
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
@@ -52,8 +52,8 @@ def reference_figure(records):
     least, most = min(r["speedup"] for r in fp32.values()), max(r["speedup"] for r in fp32.values())
     return Figure(
         "reference", "Five reference problems",
-        f"At float32 accuracy {least:.1f} to {most:.1f} times as fast as torch.matmul's float32.",
-        [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line",
+        f"At float32 accuracy {least:.1f} to {most:.1f} x as fast as torch.matmul's float32.",
+        [("", lambda width: charts.bars(groups, width, "speedup over torch, which is the line",
                                         "speed-up on the reference problems", baseline=1.0))],
         ([
             "problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee",
@@ -86,9 +86,9 @@ def sustained_figure(records):
     speedups = sustained_speedups(records)
     return Figure(
         "sustained", "In a long run",
-        f"Each library alone for seconds, fp32 is {min(speedups):.1f} to {max(speedups):.1f} times as fast as "
-        "torch's float32.", [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line",
-                                                            "a long run", baseline=1.0))],
+        f"Each library alone for seconds, fp32 is {span(speedups, 1)} as fast as torch's float32.",
+        [("", lambda width: charts.bars(groups, width, "speedup over torch, which is the line", "a long run",
+                                        baseline=1.0))],
         (["product", "torch, us", "fp32, us", "B packed, us", "three fp16 products, us", "fp32 / torch"] +
          ["of three fp16 products", "MHz", "W"], table),
         "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw less. "
@@ -113,7 +113,7 @@ def packing_figure(records):
     shares = [r["of_copy"] for r in packed]
     return Figure(
         "packing", "Packing an operand",
-        f"{min(shares):.2f} to {max(shares):.2f} of the speed of a copy, which reads and writes as many bytes.",
+        f"{span(shares)} the speed of a copy, which reads and writes as many bytes.",
         [("", lambda width: charts.bars(groups, width, "of a copy's speed, which is the line", "packing", baseline=1.0))
          ], ([
              "operand", "rows x k", "contiguous along", "packing, us", "TB/s", "a copy, us", "TB/s",
@@ -143,7 +143,7 @@ def size_figure(records):
 
     def draw(width):
         x = Axis("M = N = K", sizes, base=2, text=size)
-        y = Axis("TFLOP/s, logarithmic", [v for values in rates.values() for v in values.values()], base=10, room=1.15)
+        y = Axis("TFLOP/s, logarithmic", [v for values in rates.values() for v in values.values()], base=10, room=0.05)
         return charts.lines(series, x, y, width, label="rate by size")
 
     crossing = [
@@ -244,10 +244,10 @@ def modules_figure(records):
     five = [by[number, "fp32"]["speedup"] for number in (1, 2, 8, 16, 18) if (number, "fp32") in by]
     return Figure(
         "modules", "The modules, as KernelBench measures them",
-        f"{mean(five):.2f} times eager torch on problems 1, 2, 8, 16 and 18."
+        f"{ratio(mean(five))} as fast as eager torch on problems 1, 2, 8, 16 and 18."
         if len(five) == 5 else "Beside eager torch.", [("", lambda width: charts.bars(
-            groups, width, "times as fast as eager torch, which is the line", "modules", baseline=1.0))],
-        (["problem", "precision", "ms", "torch, ms", "times as fast", "error", "torch's error"], [[
+            groups, width, "speedup over eager torch, which is the line", "modules", baseline=1.0))],
+        (["problem", "precision", "ms", "torch, ms", "speedup", "error", "torch's error"], [[
             f"{r['problem']} {r['name']}", r["precision"], f"{r['ms']:.3g}", f"{r['torch_ms']:.3g}",
             ratio(r["speedup"]), f"{r['error']:.1e}", f"{r['torch_error']:.1e}"
         ] for r in modules]),
@@ -262,52 +262,53 @@ def briefly(r):
 
 
 def losses(records):
-    """Everything in the results where a peer is ahead: (in what, [where, ...])."""
+    """Everything in the results where a peer is ahead: (in what, [(where, by how much), ...])."""
     said = {}
 
-    def lose(what, where):
-        said.setdefault(what, []).append(where)
+    def lose(what, where, how):
+        said.setdefault(what, []).append((where, how))
+
+    def same_shape(r, **fields):
+        return of(records, "library", **{name: r[name] for name in ("m", "n", "k", "layout")}, **fields)
+
+    def slower(what, ours, theirs):
+        if theirs["gflops_median"] > ours["gflops_median"]:
+            lose(what, briefly(ours), ratio(ours["gflops_median"] / theirs["gflops_median"]))
 
     for r in of(records, "product"):
         peer, ours = PEER_NAMES.get(r["peer"], r["peer"]), r["precision"] + (" with B packed" if r["packed"] else "")
-        where = briefly(r)
         if r["speedup"] < 1:
-            lose(f"{ours} is slower than {peer}", f"{where} ({ratio(r['speedup'])})")
+            lose(f"{ours} is slower than {peer}", briefly(r), ratio(r["speedup"]))
         if r["error"] > r["peer_error"]:
-            lose(f"{ours} is less accurate than {peer}",
-                 f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})")
+            lose(f"{ours} is less accurate than {peer}", briefly(r) + ", normal data" * (r["data"] == "randn"),
+                 f"{r['error']:.2e}, {r['peer_error']:.2e}")
     attention.losses(records, lose)
     for r in of(records, "call"):
-        peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
+        peers = of(records, "call", m=r["m"], library="torch float32")
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
-            lose(f"{r['library'].split()[1]} takes more host time than torch float32",
-                 f"{r['m']} ({r['host_us']:.1f} us, {peers[0]['host_us']:.1f})")
+            lose(f"{r['library'].split()[1]} takes more host time than torch float32", str(r["m"]),
+                 f"{r['host_us']:.1f} us, {peers[0]['host_us']:.1f}")
     for r in of(records, "library", library="tessera fp32"):
-        for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
-            if (not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and
-                    other["gflops_median"] > r["gflops_median"]):
-                lose(f"fp32 is slower than {other['library']}",
-                     f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+        for other in same_shape(r):
+            if not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE:
+                slower(f"fp32 is slower than {other['library']}", r, other)
     for precision, theirs in (("fp32", "torch float32"), ("ieee", "torch float32"), ("tf32", "torch TF32")):
-        ours = f"tessera {precision}"
-        for r in of(records, "library", library=ours):
-            for other in of(records, "library", library=theirs, m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
-                if other["gflops_median"] > r["gflops_median"]:
-                    lose(f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
-                         f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+        for r in of(records, "library", library=f"tessera {precision}"):
+            for other in same_shape(r, library=theirs):
+                slower(f"{precision} is slower than {theirs} in the survey of all libraries", r, other)
     for r in of(records, "module"):
+        name = f"{r['problem']} {r['name'].replace('_', ' ')}"
         if r["speedup"] < 1:
-            lose(f"a module is slower than eager torch at {r['precision']}",
-                 f"{r['problem']} {r['name'].replace('_', ' ')} ({ratio(r['speedup'])})")
+            lose(f"a module is slower than eager torch at {r['precision']}", name, ratio(r["speedup"]))
         if r["error"] > r["torch_error"]:
-            lose(f"a module is less accurate than torch at {r['precision']}",
-                 f"{r['problem']} {r['name'].replace('_', ' ')} ({r['error']:.2e}, {r['torch_error']:.2e})")
+            lose(f"a module is less accurate than torch at {r['precision']}", name,
+                 f"{r['error']:.2e}, {r['torch_error']:.2e}")
     for r in of(records, "accuracy"):
         peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if not o["library"].startswith("tessera")]
         best = min(peers, key=lambda o: o["error"], default=None)
         if r["library"] in ("tessera fp32", "tessera ieee") and best and r["error"] > 1.05 * best["error"]:
             lose(f"{r['library'].split()[1]} is less accurate than the most accurate peer by more than 5 %",
-                 f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['library']} {best['error']:.1e})")
+                 f"{r['data']} data, K = {r['k']}", f"{r['error']:.1e}, {best['library']} {best['error']:.1e}")
     return said
 
 
@@ -338,11 +339,11 @@ def headlines(records, training):
             f"{1 / less:.1f} x", "torch's float32 error, against float64"))
     long = sustained_speedups(records)
     if long:
-        tiles.append((f"{min(long):.1f} to {max(long):.1f} x", "as fast in a long run, at the GPU's power limit"))
+        tiles.append((span(long, 1), "as fast in a long run, at the GPU's power limit"))
     if ieee:
         less = mean([r["peer_error"] / r["error"] for r in ieee])
         tiles.append((f"{mean([r['speedup'] for r in ieee]):.2f} x", "as fast as torch's float32 with ieee" +
-                      (f", whose error is {less:.1f} times smaller" if less > 1 else "")))
+                      (f", whose error is {less:.1f} x smaller" if less > 1 else "")))
     means = library_means(library_points(records))
     if {"Triton tf32x3", "tessera fp32"} <= set(means):
         tiles.append((f"{means['tessera fp32'][0] / means['Triton tf32x3'][0]:.1f} x",
@@ -364,7 +365,7 @@ def verdict(records):
     speed, error = mean([r["speedup"] for r in fp32]), mean([r["error"] / r["peer_error"] for r in fp32])
     squares = of(records, "product", precision="fp32", packed=False, data="rand", problem="squares")
     behind = max((r["m"] for r in squares if r["speedup"] < 1), default=0)
-    return (f"In turns of one product Tessera multiplies large float32 matrices {speed:.1f} times as fast as "
+    return (f"In turns of one product Tessera multiplies large float32 matrices {speed:.1f} x as fast as "
             "torch.matmul on this GPU" + (", and its results are nearer to the exact ones" if error < 1 else "") +
             ". It uses the tensor cores without giving up float32's error bound." +
             (f" On squares up to {behind} torch is faster." if behind else ""))

@@ -155,9 +155,9 @@ def cpu(records):
             f"{statistics.mean(r['gflops_best'] for r in of if r['library'] == name):.0f}"
             for name in ("tessera", *libraries)
         ]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f} x"
         rows.append([f"{m}, {n}, {k}", str(threads), f"**{best[0]}**", *best[1:], spread])
-    heads = ["M, N, K (mean of four layouts)", "threads", "Tessera", *map(shown, libraries), "of the best"]
+    heads = ["M, N, K (mean of four layouts)", "threads", "Tessera", *map(shown, libraries), "beside the best"]
     return "\n\n".join([
         markdown_table(heads, rows),
         prose(
@@ -175,9 +175,9 @@ def amx(records):
         of = {o["library"]: o for o in records if all(o[name] == r[name] for name in ("m", "n", "k", "threads"))}
         rates = [f"{of[name]['gflops_best']:.0f} ({of[name]['gflops_median']:.0f})" for name in ("tessera", *libraries)]
         quiet = f"{100 * r['quiet']:.0f} %" if "quiet" in r else "not measured"
-        of_best = f"**{r['ratio_to_best_peer']:.2f}**"
+        of_best = f"**{ratio(r['ratio_to_best_peer'])}**"
         rows.append([f"{r['m']}, {r['n']}, {r['k']}", str(r["threads"]), *rates, str(r["samples"]), quiet, of_best])
-    heads = ["M, N, K", "threads", "Tessera", *map(shown, libraries), "samples", "on quiet cores", "of the best"]
+    heads = ["M, N, K", "threads", "Tessera", *map(shown, libraries), "samples", "on quiet cores", "beside the best"]
     commits = dict.fromkeys((r["commit"], r["date"]) for r in records)
     when = ", ".join(f"{date}, commit {commit}" for commit, date in commits)
     return "\n\n".join([markdown_table(heads, rows), prose(f"{records[0]['machine']}, {when}.")])
@@ -207,7 +207,7 @@ def blas(records):
 
     def beside(n, library):
         return ", ".join(f"{best[library, n, layout] / best['cblas_sgemm', n, layout]:.2f}" for layout in layouts
-                         if (library, n, layout) in best)
+                         if (library, n, layout) in best) + " x"
 
     rows = [[str(n), times(n), beside(n, "tsr_gemm"), beside(n, "openblas")]
             for n in dict.fromkeys(r["n"] for r in records)]
