@@ -1,7 +1,6 @@
 """What the results of attention come to."""
 
-import charts
-from figures import Figure, mean, of, ratio, span
+from figures import bars_figure, mean, of, ratio, span
 
 BEHIND = 0.95
 
@@ -58,10 +57,9 @@ def figure(records):
     says = ", ".join(f"{direction} {span(speedups, 1)}" for direction, speedups in ahead.items())
     heads = [f"{direction}: {column}" for direction in ahead
              for column in ("torch, us", "Tessera, us", "speedup", "error, torch / Tessera")]
-    return Figure(
-        "attention", "Attention", f"Speedup over torch's float32 attention: {says}.",
-        [("", lambda width: charts.bars(groups, width, "speedup over torch, which is the line", "attention",
-                                        baseline=1.0))], (["batch x heads x length x dimension", *heads], table),
+    return bars_figure(
+        "attention", "Attention", f"Speedup over torch's float32 attention: {says}.", groups,
+        (["batch x heads x length x dimension", *heads], table),
         "Beside torch's efficient attention with TF32 off, normal data. Errors are relative Frobenius errors against "
         "float64 of a few heads, for gradients the largest of the three. " + swept(records))
 

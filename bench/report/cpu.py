@@ -3,9 +3,9 @@
 import math
 
 import charts
-from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_figure, intensity, mean, of, ordered,
-                     overhead_figure, ratio, roofline_figure, shape, size, span, threads_figure)
+from charts import Axis, shown
+from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_figure, intensity, lines_of, mean, of,
+                     ordered, overhead_figure, ratio, roofline_figure, shape, size, span, table_of, threads_figure)
 
 LOSSES = "Everything in these results in which another library is ahead by more than 5 %."
 LARGE = 512  # the largest size of a product that headlines speak of, at least
@@ -27,31 +27,25 @@ def size_figure(records):
         return None
     threads = sorted({r["threads"] for r in rates if len({o["m"] for o in rates if o["threads"] == r["threads"]}) > 2})
     names, sizes = ordered(r["library"] for r in rates), sorted({r["m"] for r in rates})
-    by = {(r["threads"], r["library"], r["m"]): r["gflops_best"] for r in rates}
+    by = {(r["library"], (r["threads"], r["m"])): r["gflops_best"] for r in rates}
 
     def panel(count):
-        series = [
-            Series(name,
-                   [(m, by[count, name,
-                           m], f"{shown(name)}, {m} x {m} x {m}, {counted(count)}: {by[count, name, m]:.1f} GFLOP/s")
-                    for m in sizes if (count, name, m) in by]) for name in names
-        ]
-        values = [value for (t, _, _), value in by.items() if t == count]
+        here = {(name, m): value for (name, (t, m)), value in by.items() if t == count}
+        series = lines_of(here, names, sizes, lambda m, rate: f"{m} x {m} x {m}, {counted(count)}: {rate:.1f} GFLOP/s")
 
         def draw(width):
-            return charts.lines(series, Axis("M = N = K", sizes, base=2, text=size), Axis("GFLOP/s", values, zero=True),
-                                width, 300, named=False, label=f"rate by size, {counted(count)}")
+            return charts.lines(series, Axis("M = N = K", sizes, base=2, text=size),
+                                Axis("GFLOP/s", here.values(), zero=True), width, 300, named=False,
+                                label=f"rate by size, {counted(count)}")
 
         return draw
 
-    table = [[str(count),
-              str(m), *(f"{by[count, name, m]:.1f}" if (count, name, m) in by else "" for name in names)]
-             for count in threads for m in sizes if any((count, name, m) in by for name in names)]
-    most = {count: by.get((count, "tessera", sizes[-1])) for count in threads}
+    keys = [(count, m) for count in threads for m in sizes if any((name, (count, m)) in by for name in names)]
+    most = {count: by.get(("tessera", (count, sizes[-1]))) for count in threads}
     says = (", ".join(f"{value:.0f} GFLOP/s with {counted(count)}"
                       for count, value in most.items() if value) + f" at {sizes[-1]}.")
     return Figure("sizes", "Speed by size", says, [(counted(count), panel(count)) for count in threads],
-                  (["threads", "M = N = K", *(f"{shown(name)}, GFLOP/s" for name in names)], table),
+                  table_of(by, names, keys, ["threads", "M = N = K"], ", GFLOP/s", lambda gflops: f"{gflops:.1f}"),
                   "Square matrices from memory, not from the caches; best of several interleaved samples.", names)
 
 
@@ -154,10 +148,7 @@ def roofline(records):
 
 def overhead_sentence(by, names, sizes):
     peers = [name for name in names if name != "tessera"]
-    best = [
-        m for m in sizes
-        if all(by["tessera", m]["host_us"] <= by[name, m]["host_us"] for name in peers if (name, m) in by)
-    ]
+    best = [m for m in sizes if all(by["tessera", m] <= by[name, m] for name in peers if (name, m) in by)]
     return ((f"Quickest of all at {', '.join(map(str, best))}." if best else "Quickest at no size.")
             if peers else "Small products.")
 
