@@ -90,9 +90,9 @@ bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FIL
 	python3 bench/regressions.py "$(BASE)" $(NEW)
 
 # It calls plain make: what has $(MAKE) in it would measure even under -n.
-report: ## the tables in docs/, and pages with charts in $(BUILD)/report; measures a machine that is new first
-	python3 bench/report --needs-this-machine || { make build && bench/run $(BUILD); }
-	python3 bench/report --pages $(BUILD)/report
+report: ## the tables in docs/, and pages with charts in $(BUILD)/report; first measures this machine (minutes) if it is new
+	python3 bench/report --measured $(BUILD)/results || { make build && bench/run $(BUILD); }
+	python3 bench/report --pages $(BUILD)/report --here $(BUILD)/results
 
 # ---- Python and installing ----
 

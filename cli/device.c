@@ -168,6 +168,12 @@ double device_cpu_seconds(const options *chosen, const product_shape *p, int64_t
     return seconds;
 }
 
+static int fail_to_create(const options *chosen, const char *where, tsr_status status) {
+    if (chosen->kernel && (status == TSR_INVALID_ARGUMENT || status == TSR_UNSUPPORTED))
+        return fail("--kernel %s: no kernel of this name runs on %s: `tessera info` lists them", chosen->kernel, where);
+    return fail("cannot compute on %s: %s", where, *tsr_last_error() ? tsr_last_error() : tsr_status_name(status));
+}
+
 int device_open(device *d, const options *chosen, double cpu_seconds, double bytes) {
     *d = (device){.made_from = TSR_OPTIONS_DEFAULT};
     d->made_from.precision = chosen->precision;
@@ -182,7 +188,7 @@ int device_open(device *d, const options *chosen, double cpu_seconds, double byt
         if (!status) {
             tsr_status made = tsr_context_create(&d->context, &d->made_from);
             if (!made) return EXIT_OK;
-            status = automatic ? EXIT_FAILED : fail_status("--device cuda", made);
+            status = automatic ? EXIT_FAILED : fail_to_create(chosen, "this GPU", made);
         }
         close_cuda(d);
         if (!automatic) return status;
@@ -191,7 +197,7 @@ int device_open(device *d, const options *chosen, double cpu_seconds, double byt
     }
     describe_cpu(d->name, sizeof d->name, chosen->threads);
     tsr_status made = tsr_context_create(&d->context, &d->made_from);
-    return made ? fail_status("cannot compute on the CPU", made) : EXIT_OK;
+    return made ? fail_to_create(chosen, "the CPU", made) : EXIT_OK;
 }
 
 void device_close(device *d) {

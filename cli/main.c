@@ -41,7 +41,7 @@ int misuse(const char *format, ...) {
 static void print_help(void) {
     printf("usage: tessera COMMAND ...\n\nMultiplies float32 matrices, and shows how well.\n\n");
     for (int i = 0; i < COMMAND_TOTAL; i++) printf("  %-10s %s\n", commands[i]->name, commands[i]->summary);
-    printf("\n  --help     print this and stop; `tessera COMMAND --help` explains a command\n"
+    printf("\n  --help     print this and stop; `tessera help COMMAND` explains a command\n"
            "  --version  print the version and stop\n\n"
            "exit codes: 0 done, 1 failed (files, memory, device, a check not passed), 2 called wrongly\n");
 }
@@ -56,10 +56,12 @@ static void print_command_help(const command *c) {
 static int run(int count, char **words) {
     if (count < 2) return misuse("which command?");
     const char *name = words[1];
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+    const bool asks_help = strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0;
+    if (asks_help && count == 2) {
         print_help();
         return EXIT_OK;
     }
+    if (asks_help) name = words[2];
     if (strcmp(name, "--version") == 0) {
         printf("tessera %s\n", tsr_version());
         return EXIT_OK;
@@ -69,8 +71,8 @@ static int run(int count, char **words) {
     if (!running) return misuse("there is no command '%s'", name);
 
     options chosen;
-    bool help;
-    int status = options_parse(&chosen, running->options, count - 2, words + 2, &help);
+    bool help = asks_help;
+    int status = asks_help ? EXIT_OK : options_parse(&chosen, running->options, count - 2, words + 2, &help);
     if (status) return status;
     if (help) {
         print_command_help(running);

@@ -33,8 +33,9 @@ static int multiply_files(const options *chosen, const npy_matrix *a_file, const
     if ((status = npy_create(&output, chosen->output, p.m, p.n))) goto free_product;
     if ((status = device_open(&d, chosen, device_cpu_seconds(chosen, &p, 1), 0))) goto discard_output;
 
-    progress_step("multiplying %lld x %lld x %lld on %s", (long long)p.m, (long long)p.n, (long long)p.k, d.name);
     const tsr_result c = {.data = product, .rows = p.m, .cols = p.n, .row_stride = p.n, .col_stride = 1};
+    progress_step("multiplying %lld x %lld x %lld on %s", (long long)p.m, (long long)p.n, (long long)p.k, d.name);
+    progress_expect(tsr_gemm_host_seconds(d.context, 1, &a, &b, 0, &c));
     const tsr_status multiplied = tsr_gemm_host(d.context, 1, 1, &a, &b, 0, &c, NULL);
     if (multiplied) status = fail_status("cannot multiply", multiplied);
     device_close(&d);
@@ -73,7 +74,7 @@ const command mul_command = {
     .summary = "multiply two matrices in NumPy files",
     .description = "Multiplies A by B and writes C. The files hold float32 matrices as numpy.save writes them, in C\n"
                    "or Fortran order; C is written in C order. C may be one of the inputs. A run that fails leaves\n"
-                   "whatever was at C as it was.\n"
+                   "whatever was at C as it was. `-` is standard input or output; inputs may be pipes.\n"
                    "\n"
                    "--precision   fp32 (default) float32-accurate for every input, on the fastest units that can be\n"
                    "              ieee           every operation in IEEE float32 or wider\n"

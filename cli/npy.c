@@ -141,8 +141,8 @@ static int refuse_type(const char *path, const char *descr) {
     } kinds[] = {{'f', "float"}, {'i', "int"}, {'u', "uint"}, {'c', "complex"}};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (strlen(descr) <= 4 && descr[0] && descr[1] == kinds[i].letter)
-            return fail("%s holds %s%d ('%s'); it must hold float32: save it with .astype('float32')", path,
-                        kinds[i].name, 8 * atoi(descr + 2), descr);
+            return fail("%s holds %s%d ('%s'); it must hold float32%s", path, kinds[i].name, 8 * atoi(descr + 2), descr,
+                        kinds[i].letter == 'c' ? "" : ": save it with .astype('float32')");
     return fail("%s holds '%s'; it must hold float32 ('<f4')", path, descr);
 }
 
@@ -193,16 +193,38 @@ static int locate_matrix(npy_matrix *matrix, const char *path) {
     return EXIT_OK;
 }
 
+/* Everything that comes through the pipe `from`, which is closed, as a file in memory; -1: errno says why. */
+static int collect(int from) {
+    enum { PIECE = 1 << 20 };
+    const int file = memfd_create("tessera-input", MFD_CLOEXEC);
+    char *piece = malloc(PIECE);
+    bool failed = file < 0 || !piece;
+    while (!failed) {
+        const ssize_t count = read(from, piece, PIECE);
+        if (!count) break;
+        failed = count < 0 ? errno != EINTR : write(file, piece, (size_t)count) != count;
+    }
+    const int why = errno;
+    free(piece);
+    close(from);
+    if (failed && file >= 0) close(file);
+    errno = why;
+    return failed ? -1 : file;
+}
+
 int npy_open(npy_matrix *matrix, const char *path) {
     *matrix = (npy_matrix){0};
-    /* Without O_NONBLOCK opening a pipe would wait for its writer only to refuse it. */
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const bool is_standard = strcmp(path, "-") == 0;
+    if (is_standard) path = "standard input";
+    int file = is_standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0) : open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return fail("cannot open %s: %s", path, strerror(errno));
     struct stat about = {0};
-    if (fstat(file, &about) || !S_ISREG(about.st_mode)) {
+    if (fstat(file, &about) == 0 && (S_ISFIFO(about.st_mode) || S_ISSOCK(about.st_mode)) &&
+        ((file = collect(file)) < 0 || fstat(file, &about)))
+        return fail("cannot read %s: %s", path, strerror(errno));
+    if (!S_ISREG(about.st_mode)) {
         close(file);
-        return fail("cannot read %s: it is %s, not a file", path,
-                    S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
+        return fail("cannot read %s: it is %s, not a file", path, S_ISDIR(about.st_mode) ? "a folder" : "a device");
     }
     if (about.st_size == 0) {
         close(file);

@@ -1,4 +1,5 @@
-/* npy.h: float32 matrices in NumPy's .npy files. Read through a memory map; written whole or not at all. */
+/* npy.h: float32 matrices in NumPy's .npy files. Read through a memory map, or whole from a pipe ("-": standard input);
+ * written whole or not at all. */
 #ifndef TESSERA_CLI_NPY_H
 #define TESSERA_CLI_NPY_H
 

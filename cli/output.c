@@ -163,6 +163,11 @@ static int write_all(int file, const void *data, size_t size) {
 
 int output_create(output_file *output, const char *path, off_t size) {
     *output = (output_file){.file = -1};
+    if (strcmp(path, "-") == 0 || strcmp(path, "/dev/stdout") == 0) {
+        if (isatty(STDOUT_FILENO)) return fail("standard output is a terminal: send it to a file or a pipe");
+        output->file = STDOUT_FILENO;
+        return EXIT_OK;
+    }
     struct stat former;
     output->path = resolve_output(path, &former);
     if (!output->path) return EXIT_FAILED;
@@ -188,9 +193,10 @@ void output_write(output_file *output, const void *data, size_t size) {
 
 int output_commit(output_file *output) {
     int status = EXIT_OK;
-    if (!output->error && (fsync(output->file) || rename(temporary_path, output->path))) output->error = errno;
+    if (!output->error && output->path && (fsync(output->file) || rename(temporary_path, output->path)))
+        output->error = errno;
     if (output->error)
-        status = fail("cannot write %s: %s", output->path, strerror(output->error));
+        status = fail("cannot write %s: %s", output->path ? output->path : "standard output", strerror(output->error));
     else
         forget_temporary(false);
     output_discard(output);
@@ -199,7 +205,7 @@ int output_commit(output_file *output) {
 
 void output_discard(output_file *output) {
     forget_temporary(true);
-    if (output->file >= 0) close(output->file);
+    if (output->file >= 0 && output->path) close(output->file);
     free(output->path);
     *output = (output_file){.file = -1};
 }

@@ -7,13 +7,14 @@
 #include <sys/types.h>
 
 typedef struct output_file {
-    char *path; /* the final name, links resolved */
+    char *path; /* the final name, links resolved; NULL: standard output */
     int file;
     int error; /* errno of the first write that failed */
 } output_file;
 
-/* Creates the file and reserves `size` bytes (0: not known yet), so that a full disk is noticed before the work.
- * EXIT_OK, or EXIT_FAILED with the reason printed; then there is nothing to discard. */
+/* Creates the file ("-": standard output, which gets what is written at once) and reserves `size` bytes (0: not known
+ * yet), so that a full disk is noticed before the work. EXIT_OK, or EXIT_FAILED with the reason printed; then there is
+ * nothing to discard. */
 int output_create(output_file *output, const char *path, off_t size);
 
 /* output_commit reports a failure. */

@@ -1,6 +1,7 @@
 /* plan.c: `tessera plan`, how a product of this shape would be computed. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "command.h"
 #include "device.h"
@@ -24,9 +25,12 @@ static int print_plan(const device *d, const product_shape *p, int64_t batch) {
 }
 
 static int run_plan(const options *chosen) {
-    if (chosen->argument_count != 3) return misuse("it takes three sizes, M N K, and got %d", chosen->argument_count);
+    char **words = chosen->arguments;
+    const bool is_one_word = chosen->argument_count == 1 && strchr(words[0], ',');
+    if (chosen->argument_count != 3 && !is_one_word)
+        return misuse("it takes three sizes, M N K or M,N,K, and got %d", chosen->argument_count);
     product_shape p = {.transpose_a = chosen->transpose_a, .transpose_b = chosen->transpose_b};
-    int status = shape_parse(&p, chosen->arguments[0], chosen->arguments[1], chosen->arguments[2]);
+    int status = is_one_word ? shape_parse_word(&p, words[0]) : shape_parse(&p, words[0], words[1], words[2]);
     if (status) return status;
     device d;
     const double seconds = device_cpu_seconds(chosen, &p, chosen->batch);
@@ -38,7 +42,7 @@ static int run_plan(const options *chosen) {
 
 const command plan_command = {
     .name = "plan",
-    .arguments = "M N K",
+    .arguments = "M N K | M,N,K",
     .summary = "how a product of this shape would be computed",
     .description = "Prints how A (M x K) times B (K x N) would be computed: device, kernel, blocking, threads,\n"
                    "workspace, estimated time. Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",

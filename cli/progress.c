@@ -2,22 +2,27 @@
 #include "progress.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
+#define ERASE "\r\033[K"
 enum { BAR_WIDTH = 20, REDRAW_NANOSECONDS = 200 * 1000 * 1000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below but the thread */
 static pthread_cond_t stopped;                           /* on the monotonic clock */
-static bool active, drawn;
+static bool active;
+static volatile sig_atomic_t drawn, interrupted; /* the signal handler's, too */
 static int step, step_total;
 static char label[120];
-static struct timespec begun;
+static struct timespec begun, step_begun;
+static double step_seconds; /* expected; 0: nobody knows */
 static pthread_t painter;
 
 static double seconds_since(struct timespec then) {
@@ -27,13 +32,21 @@ static double seconds_since(struct timespec then) {
 }
 
 static void erase_locked(void) {
-    if (drawn) fputs("\r\033[K", stderr);
+    if (drawn) fputs(ERASE, stderr);
     drawn = false;
+}
+
+/* Seconds that are left by the step's estimate, or by the number of steps: those differ in length, so that it is a
+ * guess, and none before a tenth is done. Negative: unknown. */
+static double seconds_left(double elapsed) {
+    if (step_seconds > 0) return step_seconds - seconds_since(step_begun);
+    const bool is_early = step_total <= 0 || 10 * (step - 1) < step_total;
+    return is_early ? -1 : elapsed * (step_total - step + 1) / (step - 1);
 }
 
 static void draw_locked(void) {
     double seconds = seconds_since(begun);
-    if (seconds < 1 || !label[0]) return;
+    if (seconds < 1 || !label[0] || interrupted) return;
     char line[sizeof label + BAR_WIDTH + 96];
     int length = 0;
     if (step_total > 0) {
@@ -43,10 +56,8 @@ static void draw_locked(void) {
         length += snprintf(line + length, sizeof line - (size_t)length, "] %d/%d ", step, step_total);
     }
     length += snprintf(line + length, sizeof line - (size_t)length, "%s, %.0f s", label, seconds);
-    /* Steps differ in length: a guess, and none before a tenth is done. */
-    if (step_total > 0 && 10 * (step - 1) >= step_total)
-        snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left",
-                 seconds * (step_total - step + 1) / (step - 1));
+    const double left = seconds_left(seconds);
+    if (left >= 0) snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left", left);
     struct winsize window;
     int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
     fprintf(stderr, "\r%.*s\033[K", width, line);
@@ -71,8 +82,26 @@ static void *paint(void *unused) {
     return NULL;
 }
 
+/* The shell's prompt shall not begin behind the line. */
+static void erase_and_die(int number) {
+    interrupted = true;
+    const ssize_t written = drawn ? write(STDERR_FILENO, ERASE, sizeof ERASE - 1) : 0;
+    (void)written; /* nothing is left to be done about it */
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static void erase_on_signals(void) {
+    static const int signals[] = {SIGINT, SIGQUIT, SIGTERM};
+    struct sigaction former, action = {.sa_handler = erase_and_die};
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
+        if (sigaction(signals[i], NULL, &former) == 0 && former.sa_handler == SIG_DFL)
+            sigaction(signals[i], &action, NULL);
+}
+
 void progress_begin(int total) {
-    if (active || !isatty(STDERR_FILENO)) return;
+    const char *terminal = getenv("TERM");
+    if (active || !isatty(STDERR_FILENO) || !terminal || !*terminal || !strcmp(terminal, "dumb")) return;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -82,6 +111,7 @@ void progress_begin(int total) {
     step = 0;
     step_total = total;
     label[0] = '\0';
+    erase_on_signals();
     active = true;
     if (pthread_create(&painter, NULL, paint, NULL)) active = false; /* a run without a progress line is still a run */
 }
@@ -94,6 +124,15 @@ void progress_step(const char *format, ...) {
     vsnprintf(label, sizeof label, format, arguments);
     va_end(arguments);
     step++;
+    step_seconds = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+void progress_expect(double seconds) {
+    if (!active) return;
+    pthread_mutex_lock(&lock);
+    step_seconds = seconds;
+    clock_gettime(CLOCK_MONOTONIC, &step_begun);
     pthread_mutex_unlock(&lock);
 }
 

@@ -1,9 +1,14 @@
 /* run.c: `tessera run`, a program with libtessera_blas in front of the BLAS it has. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "command.h"
@@ -50,8 +55,95 @@ static bool set_environment(const options *chosen, const char *library) {
     return set("TESSERA_DEVICE", chosen->device == CHOOSE_CPU ? "cpu" : text);
 }
 
+/* ---- The program ------------------------------------------------------------------------------------------------- */
+
 /* As shells have them. */
 enum { EXIT_NOT_RUN = 126, EXIT_NOT_FOUND = 127 };
+
+static _Noreturn void become(char **words) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* whoever kills this command means the program */
+    execvp(words[0], words);
+    const int why = errno;
+    fail("%s: %s", words[0], strerror(why));
+    _exit(why == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN);
+}
+
+static volatile pid_t program;
+
+/* What a terminal sends reaches the program by itself. */
+static void pass_on(int number, siginfo_t *info, void *context) {
+    (void)context;
+    if (info->si_code <= 0 && program > 0) kill(program, number);
+}
+
+static const int passed_on[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
+enum { PASSED_ON_TOTAL = sizeof passed_on / sizeof passed_on[0] };
+
+/* Starts the program and waits for it. -1: there is no process for it. */
+static int wait_for_program(char **words) {
+    sigset_t signals, before;
+    sigemptyset(&signals);
+    for (int i = 0; i < PASSED_ON_TOTAL; i++) sigaddset(&signals, passed_on[i]);
+    sigprocmask(SIG_BLOCK, &signals, &before); /* none is lost before there is a program to pass it on to */
+    program = fork();
+    if (program) {
+        struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO | SA_RESTART}, former;
+        for (int i = 0; i < PASSED_ON_TOTAL; i++)
+            if (sigaction(passed_on[i], NULL, &former) == 0 && former.sa_handler != SIG_IGN)
+                sigaction(passed_on[i], &action, NULL);
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (!program) become(words);
+    int ended = -1;
+    while (program > 0 && waitpid(program, &ended, 0) < 0 && errno == EINTR) {}
+    return ended;
+}
+
+/* Ends as the program did. */
+static int exit_code(int ended) {
+    if (!WIFSIGNALED(ended)) return WEXITSTATUS(ended);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* the program's own is the one to look at */
+    signal(WTERMSIG(ended), SIG_DFL);
+    raise(WTERMSIG(ended));
+    return 128 + WTERMSIG(ended); /* a signal that is blocked, or that ends nothing */
+}
+
+/* ---- What became of its products --------------------------------------------------------------------------------- */
+
+/* A file in memory to which the program's processes add lines, through its name in /proc; -1: there is none. */
+static int open_report(void) {
+    char path[64];
+    const int file = memfd_create("tessera-run", MFD_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)getpid(), file);
+    if (file >= 0 && access(path, W_OK) == 0 && set("TESSERA_RUN", path)) return file;
+    unsetenv("TESSERA_RUN");
+    return -1;
+}
+
+/* Says so if none came to Tessera, and why. */
+static void explain(int file) {
+    char *text = NULL;
+    FILE *report = file >= 0 ? fdopen(file, "r") : NULL;
+    size_t size = 0;
+    const bool is_empty = !report || fseek(report, 0, SEEK_SET) || getdelim(&text, &size, '\0', report) < 0;
+    const char *of = is_empty ? "" : text, *unused = strstr(of, "unused "), *closed = strstr(of, "closed ");
+    const char *path = unused ? unused + 7 : closed ? closed + 7 : "";
+    const int length = (int)strcspn(path, "\n");
+    if (!report || strstr(of, "product\n"))
+        ;
+    else if (unused)
+        fail("no float32 product came to Tessera. The program's BLAS is %.*s: it was asked for none, or for other\n"
+             "functions and types than sgemm (in NumPy: float64, a matrix times a vector or its own transpose)",
+             length, path);
+    else if (closed)
+        fail("no float32 product came to Tessera. The program's BLAS is %.*s, whose products go by names that cannot\n"
+             "be replaced; a Python program can use `import tessera` instead",
+             length, path);
+    else
+        fail("no float32 product came to Tessera. The program loaded no BLAS, or it is linked statically");
+    free(text);
+    if (report) fclose(report);
+}
 
 static int run_run(const options *chosen) {
     if (!chosen->argument_count) return misuse("which program? tessera run -- PROGRAM [ARGUMENT ...]");
@@ -59,12 +151,14 @@ static int run_run(const options *chosen) {
     const int status = find_library(library, sizeof library);
     if (status) return status;
     if (!set_environment(chosen, library)) return fail("no memory for the environment");
+    const int report = open_report();
     char **words = chosen->arguments;
     words[chosen->argument_count] = NULL; /* where main's words end, or where an option was before */
-    execvp(words[0], words);
-    const int why = errno;
-    fail("%s: %s", words[0], strerror(why));
-    return why == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_RUN;
+    const int ended = wait_for_program(words);
+    if (ended < 0) return fail("cannot start a process: %s", strerror(errno));
+    const bool has_run = !WIFEXITED(ended) || WEXITSTATUS(ended) < EXIT_NOT_RUN;
+    if (has_run) explain(report);
+    return exit_code(ended);
 }
 
 const command run_command = {
@@ -75,8 +169,8 @@ const command run_command = {
         "Runs PROGRAM with libtessera_blas in front of its own BLAS (by LD_PRELOAD): its sgemm_ and cblas_sgemm\n"
         "are Tessera's, everything else stays its own. The options become TESSERA_PRECISION,\n"
         "TESSERA_NUM_THREADS and TESSERA_DEVICE; with TESSERA_VERBOSE=1 in the environment every product is\n"
-        "shown on standard error. The exit code is the program's; 127 where there is none, 126 where it cannot\n"
-        "be run.\n",
+        "shown on standard error. Without a product for Tessera it says so at the end, and why. The exit code is\n"
+        "the program's; 127 where there is none, 126 where it cannot be run.\n",
     .options = OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_PROGRAM,
     .run = run_run,
 };

@@ -47,15 +47,18 @@ for suffix, integer in ("", c_int), ("_64", c_int64):
     declare(f"cblas_sgemm_pack{suffix}", None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, c_void_p)
     declare(f"cblas_sgemm_compute{suffix}", None, *[c_int] * 3, *[integer] * 3, c_void_p, integer, c_void_p, integer,
             c_float, c_void_p, integer)
-for name, integer in ("cblas_sgemm", c_int), ("cblas_sgemm64_", c_int64), ("cblas_sgemm_64", c_int64):
+WHEELS = {"scipy_cblas_sgemm": c_int, "scipy_cblas_sgemm64_": c_int64}
+WHEELS.update(scipy_sgemm_=c_int, scipy_sgemm_64_=c_int64)
+CBLAS = {"cblas_sgemm": c_int, "cblas_sgemm64_": c_int64, "cblas_sgemm_64": c_int64}
+CBLAS.update((name, integer) for name, integer in WHEELS.items() if "cblas" in name)
+FORTRAN = {"sgemm_": c_int, "sgemm_64_": c_int64}
+FORTRAN.update((name, integer) for name, integer in WHEELS.items() if "cblas" not in name)
+for name, integer in CBLAS.items():
     declare(name, None, *[c_int] * 3, *[integer] * 3, c_float, c_void_p, integer, c_void_p, integer, c_float, c_void_p,
             integer)
-for name, integer in ("sgemm_", c_int), ("sgemm_64_", c_int64):
+for name, integer in FORTRAN.items():
     declare(name, None, POINTER(c_char), POINTER(c_char), *[POINTER(integer)] * 3, POINTER(c_float), c_void_p,
             POINTER(integer), c_void_p, POINTER(integer), POINTER(c_float), c_void_p, POINTER(integer))
-
-CBLAS = {"cblas_sgemm": c_int, "cblas_sgemm64_": c_int64, "cblas_sgemm_64": c_int64}
-FORTRAN = {"sgemm_": c_int, "sgemm_64_": c_int64}
 
 
 class Matrix:
@@ -676,12 +679,13 @@ def test_on_a_real_gpu(driver):
 # ---- The library as a file ------------------------------------------------------------------------------------------
 
 def test_exported_symbols():
-    """The header's functions and the reference's two words of state: no name that another library of the program might
-    have."""
+    """The header's functions, those of wheels and the reference's two words of state: no other name that another
+    library of the program might have."""
     lines = run(need("nm"), "-D", "--defined-only", LIBRARY).splitlines()
     header = (ROOT / "include" / "tessera_blas.h").read_text()
     declared = set(re.findall(r"^(?:void |size_t |float \*)(\w+)\(", header, re.M))
-    assert {line.split()[-1].partition("@")[0] for line in lines} == declared | {"RowMajorStrg", "CBLAS_CallFromC"}
+    state = {"RowMajorStrg", "CBLAS_CallFromC"}
+    assert {line.split()[-1].partition("@")[0] for line in lines} == declared | set(WHEELS) | state
 
 
 @pytest.mark.parametrize("compiler, flags", [("gcc", ["-std=c11"]), ("g++", ["-xc++", "-std=c++11"])])

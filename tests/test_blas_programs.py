@@ -3,8 +3,11 @@ Octave, R. `make test-programs` installs those that `make test` only runs where 
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,9 +99,12 @@ print("equal")
 """
 
 
-def test_numpy():
-    need_packages("python3-numpy")
-    out, products = on_tessera("/usr/bin/python3", "-c", NUMPY)
+@pytest.mark.parametrize("python", [sys.executable, "/usr/bin/python3"], ids=["wheel", "debian"])
+def test_numpy(python):
+    """The wheel's OpenBLAS has names of its own, with 64-bit integers; Debian's NumPy has the system's BLAS."""
+    if python != sys.executable:
+        need_packages("python3-numpy")
+    out, products = on_tessera(python, "-c", NUMPY)
     assert out == "equal\n" and len(products) == 2 and "SGEMM(N,N,400,300,200,1," in products[0]
 
 
@@ -155,7 +161,8 @@ def test_run_sets_the_environment():
     assert ran.returncode == 0 and f"LD_PRELOAD={LIBRARY.resolve().with_name('libtessera_blas.so')}" in lines
     assert {"TESSERA_NUM_THREADS=3", "TESSERA_PRECISION=ieee", "TESSERA_DEVICE=cuda:1"} <= set(lines)
     ran = subprocess.run([COMMAND, "run", "env"], capture_output=True, text=True, env=environment())
-    assert ran.returncode == 0 and not [line for line in ran.stdout.splitlines() if line.startswith("TESSERA_")]
+    set_here = [line for line in ran.stdout.splitlines() if line.startswith("TESSERA_")]
+    assert ran.returncode == 0 and len(set_here) == 1 and set_here[0].startswith("TESSERA_RUN=/proc/")
 
 
 def test_run_keeps_what_is_preloaded_and_passes_the_exit_code_on():
@@ -163,6 +170,31 @@ def test_run_keeps_what_is_preloaded_and_passes_the_exit_code_on():
     ran = subprocess.run([COMMAND, "run", "--", "sh", "-c", "echo $LD_PRELOAD; exit 7"], capture_output=True, text=True,
                          env=environment(LD_PRELOAD=str(other)))
     assert ran.returncode == 7 and ran.stdout.strip() == f"{LIBRARY.resolve().with_name('libtessera_blas.so')}:{other}"
+
+
+@pytest.mark.parametrize("program, why", [
+    ("true", "loaded no BLAS"),
+    ("sh -c 'exit 3'", "loaded no BLAS"),
+    ("{python} -c 'import numpy as n; n.ones((90, 90)) @ n.ones((90, 90))'", "The program's BLAS is .*blas.*float64"),
+    ("{python} -c 'import numpy as n; a = n.ones((90, 90), n.float32); a @ (2 * a)'", ""),
+    ("sh -c \"env {python} -c 'import numpy as n; a = n.ones((90, 90), n.float32); a @ (2 * a)'; true\"", ""),
+], ids=["true", "shell", "float64", "float32", "grandchild"])
+def test_run_says_when_no_product_came(program, why):
+    command = shlex.split(program.format(python=sys.executable))
+    ran = subprocess.run([COMMAND, "run", "--device", "cpu", *command], capture_output=True, text=True,
+                         env=environment(PYTHONPATH=os.environ.get("PYTHONPATH", "")))
+    assert ran.returncode == (3 if "exit" in program else 0), ran.stderr
+    assert bool(re.search(f"^tessera run: no float32 product came to Tessera.*{why}", ran.stderr, re.S)) == bool(why)
+
+
+def test_run_ends_as_the_program_does():
+    """A signal to the command reaches the program, and what ends the program ends the command."""
+    program = "trap 'echo told; kill -KILL $$' TERM; echo ready; while :; do sleep 0.01; done"
+    ran = subprocess.Popen([COMMAND, "run", "sh", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                           text=True)
+    assert ran.stdout.readline() == "ready\n"
+    ran.terminate()
+    assert ran.communicate(timeout=PATIENCE)[0] == "told\n" and ran.returncode == -signal.SIGKILL
 
 
 def test_run_says_what_is_wrong():

@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -78,6 +79,8 @@ def test_help_of_each(command):
     assert "--help" in text and "exit codes" in text
     assert all(len(line) <= 120 for line in text.splitlines())
 
+    assert tessera("help", command) == text
+
 
 def test_version():
     assert tessera("--version") == f"tessera {binding.lib.tsr_version().decode()}\n"
@@ -85,6 +88,10 @@ def test_version():
 
 def test_info():
     assert tessera("info").startswith(binding.info())  # and a selftest: test_selftest.py
+    about = json.loads(tessera("info", "--json"))
+    assert about["tessera"] == binding.lib.tsr_version().decode() and about["selftest"].startswith("passed")
+    kernels = [line.partition(": ")[2] for line in binding.info().splitlines() if line.startswith("cpu kernel: ")]
+    assert about["cpu_kernels"] == kernels and len(kernels) > 1
 
 
 @pytest.mark.parametrize("options", [[], ["--precision", "ieee"], ["--threads", "1"], ["--transpose-a"],
@@ -93,6 +100,7 @@ def test_plan(options):
     text = tessera("plan", 300, 200, 100, *options)
     assert "problem: 300 x 200 x 100 (m, n, k)" in text and "workspace: " in text
     assert len(re.findall(r"^estimate: [\d.e+-]+ (?:us|ms|s)$", text, re.M)) == 1
+    assert tessera("plan", "300,200,100", *options) == text
     if "--kernel" in options:
         assert "portable" in text
     if "--batch" in options:
@@ -260,6 +268,42 @@ def test_nothing_is_left_beside_the_output(files):
     assert {path.name for path in files.iterdir()} == {"a.npy", "b.npy", "c.npy"}
 
 
+def pipe(*words, folder, **options):
+    """The command between pipes, as bytes."""
+    return subprocess.run([TESSERA, *words], capture_output=True, cwd=folder, timeout=PATIENCE, **options)
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+@pytest.mark.parametrize("given", ["-", "/dev/stdin", "pipe"])
+def test_standard_input_and_output(files, given, output):
+    a = (files / "a.npy").read_bytes()
+    if given == "pipe":
+        os.mkfifo(files / "pipe")
+        threading.Thread(target=(files / "pipe").write_bytes, args=[a]).start()
+    ran = pipe("mul", given, "b.npy", "-o", output, folder=files, input=a)
+    assert ran.returncode == OK and ran.stderr == b"", ran.stderr
+    (files / "c.npy").write_bytes(ran.stdout)
+    assert_product(files)
+    with open(files / "a.npy") as redirected, open(files / "d.npy", "wb") as result:
+        words = ["mul", "-", "b.npy", "-o", "-"]
+        subprocess.run([TESSERA, *words], stdin=redirected, stdout=result, cwd=files, check=True)
+    assert_product(files, "d.npy")
+
+
+def test_standard_input_and_output_that_cannot_be_used(files):
+    for given, says in ((b"", b"standard input is empty"), (b"1 2 3", b"standard input is not a NumPy .npy file")):
+        ran = pipe("mul", "-", "b.npy", "-o", "-", folder=files, input=given)
+        assert ran.returncode == FAILED and says in ran.stderr and ran.stdout == b""
+    words = ["mul", "a.npy", "b.npy", "-o", "-"]
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run([TESSERA, *words], cwd=files, stdout=full, stderr=subprocess.PIPE)
+    assert ran.returncode == FAILED and b"cannot write standard output: No space left" in ran.stderr
+    ours, theirs = pty.openpty()
+    ran = subprocess.run([TESSERA, *words], cwd=files, stdout=theirs, stderr=subprocess.PIPE)
+    assert ran.returncode == FAILED and b"standard output is a terminal" in ran.stderr
+    os.close(ours), os.close(theirs)
+
+
 # ---- Bad files ------------------------------------------------------------------------------------------------------
 
 
@@ -297,7 +341,8 @@ BAD_FILES = {  # what makes a file bad, and the words that the complaint must ha
                        "more than any memory"),
     "large shape, no data": (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 1000000), }"),
                              "cut short"),
-    **{name: (saved(ONES.astype(name)), name, "float32") for name in ("float64", "float16", "int32", "complex64")},
+    **{name: (saved(ONES.astype(name)), name, "astype('float32')") for name in ("float64", "float16", "int32")},
+    "complex64": (saved(ONES.astype("complex64")), "complex64", "must hold float32\n"),  # no half of it is advised
     "big-endian": (saved(ONES.astype(">f4")), "big-endian"),
     "records": (saved(np.zeros(3, [("x", "<f4")])), "records"),
     "3-D": (saved(np.ones((3, 10, 40), np.float32)), "3 dimensions"),
@@ -330,11 +375,10 @@ def test_a_file_that_ends_within_its_header(files, version):
             mul_fails(files, says=["a.npy", "cut short", f"its header has {length} bytes, the file only {size}"])
 
 
-def test_input_that_is_a_folder_or_a_pipe(files):
+def test_input_that_is_a_folder_or_a_device(files):
     (files / "folder").mkdir()
     mul_fails(files, a="folder", says=["folder"])
-    os.mkfifo(files / "pipe")
-    mul_fails(files, a="pipe", says=["pipe"])
+    mul_fails(files, a="/dev/zero", says=["/dev/zero", "device"])
 
 
 def test_mismatched_shapes(files):
@@ -494,18 +538,34 @@ def test_killed(long_product):
             path.unlink()
 
 
-def test_progress_on_a_terminal(long_product):
-    """A run of more than a second says what it does, on a terminal only."""
+def test_progress_on_a_terminal(long_product, monkeypatch):
+    """A run of more than a second says what it does and how long it will take, on a terminal only; Ctrl-C takes the
+    line away."""
+    monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
     seen, started = b"", time.monotonic()
     process = start_long_product(long_product, stdout=theirs, stderr=theirs)
-    while b"multiplying 6000 x 6000 x 6000" not in seen:
+    while not re.search(rb"multiplying 6000 x 6000 x 6000.* \d+ s, about \d+ s left", seen):
         if select.select([ours], [], [], 0.5)[0]:
             seen += os.read(ours, 4096)
         assert process.poll() is None, seen
     assert time.monotonic() - started >= 1, "progress for a run that might have been short"
-    process.terminate()
-    process.wait(PATIENCE)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == -signal.SIGINT
+    while select.select([ours], [], [], 0)[0]:
+        seen += os.read(ours, 4096)
+    assert seen.endswith(b"\r\x1b[K"), seen
+    assert_untouched(long_product)
+    os.close(ours), os.close(theirs)
+
+
+def test_no_escape_codes_on_a_dumb_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    ours, theirs = pty.openpty()
+    words = ["bench", "64,64,64", "--seconds", "0.5", "--device", "cpu"]
+    assert subprocess.run([TESSERA, *words], stdout=theirs, stderr=theirs, timeout=PATIENCE).returncode == OK
+    seen = os.read(ours, 1 << 16)
+    assert b"64,64,64" in seen and b"\x1b" not in seen
     os.close(ours), os.close(theirs)
 
 
@@ -530,10 +590,11 @@ def test_progress_on_a_terminal(long_product):
     *[(["mul", "a.npy", "b.npy", "-o", "c.npy", "--threads", value], "--threads")
       for value in ("0", "-1", "1025", "1000000", "99999999999999999999", "two", "2.5", "")],
     (["info", "more"], "more"),
-    (["info", "--json"], "--json"),
+    (["help", "multiply"], "multiply"),
     (["plan"], "three sizes"),
     (["plan", "1", "2"], "three sizes"),
     (["plan", "1", "2", "3", "4"], "three sizes"),
+    (["plan", "1,2"], "M,N,K"),
     (["plan", "1", "-2", "3"], "-2"),
     (["plan", "1", "x", "3"], "x"),
     (["plan", "1", "2", "99999999999999999999"], "99999999999999999999"),
@@ -557,7 +618,8 @@ def test_misuse(files, words, says):
 
 @pytest.mark.parametrize("command", ["plan 8 8 8", "check --quick", "bench 8,8,8", "reference"])
 def test_a_kernel_that_is_none(command):
-    assert "no-such-kernel" in tessera(*command.split(), "--kernel", "no-such-kernel", "--device", "cpu", expect=FAILED)
+    said = tessera(*command.split(), "--kernel", "no-such-kernel", "--device", "cpu", expect=FAILED)
+    assert "--kernel no-such-kernel: no kernel of this name runs on the CPU: `tessera info` lists them" in said
 
 
 def test_sizes_beyond_memory():

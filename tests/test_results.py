@@ -148,6 +148,7 @@ def test_the_cpu_benchmark(tmp_path):
                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in the background
                          env={**os.environ, "PYTHONPATH": path})
     assert ran.returncode and "goes on from there" in ran.stderr and not save.exists(), ran.stdout + ran.stderr
+    assert re.search(r"^4 measurements, about \d+ s$", ran.stdout, re.M), "how long it takes is said beforehand"
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0 and "the rest follows" in ran.stdout, ran.stdout + ran.stderr
     records = results.load(save)
@@ -159,6 +160,11 @@ def test_the_cpu_benchmark(tmp_path):
     made = program("bench/report", "--results", save.parent, "--docs", tmp_path, "--pages", tmp_path)
     assert made.returncode == 0, made.stderr
     assert "Threads of the CPU engine" in (tmp_path / "here.html").read_text()
+    assert program("bench/report", "--measured", save.parent).returncode == 0
+    made = program("bench/report", "--here", save.parent, "--docs", tmp_path, "--pages", tmp_path)
+    assert made.returncode == 0 and "(this machine)" in (tmp_path / "here-here.html").read_text(), made.stderr
+    results.save(save, [{**record, "host": "another of the model"} for record in records])
+    assert program("bench/report", "--measured", save.parent).returncode == 3
 
 
 def test_an_unknown_peer_is_refused():
@@ -248,7 +254,7 @@ def test_bad_results_are_refused_in_a_sentence(kind, tmp_path):
 def test_no_results_yet(tmp_path):
     ran = program("bench/report", "--results", tmp_path, "--docs", tmp_path)
     assert ran.returncode == 1 and "`make bench-cpu` or `make bench-gpu`" in ran.stderr
-    assert program("bench/report", "--results", tmp_path, "--needs-this-machine").returncode == 3
+    assert program("bench/report", "--measured", tmp_path).returncode == 3
 
 
 # ---- What became worse ----------------------------------------------------------------------------------------------
@@ -354,7 +360,7 @@ def test_attention_is_shown(tmp_path):
         attention_record(direction, **also) for also in ({}, behind) for direction in ("forward", "backward")])
     assert program("bench/report", "--results", tmp_path, "--docs", tmp_path).returncode == 0
     said = (tmp_path / "results.md").read_text()
-    assert "### Attention" in said and "forward 4.0 to 4.0, backward 4.0 to 4.0" in said
+    assert "### Attention" in said and "forward 4.0 to 4.0 x, backward 4.0 to 4.0 x" in said
     assert "| 8 x 12 x 1024 x 64 causal | 500 | 125 | 4.00 x | 2.0e-07 / 1.0e-07 | 500 | 125 | 4.00 x |" in said
     assert "1 below 0.95 x" in " ".join(said.split())
     assert "attention, backward, is slower than torch float32 | 8 x 12 x 7 / 1024 x 64 causal (0.90 x)" in said
@@ -423,9 +429,17 @@ FAULTS = """
             if (beside || at.top < box.top - 14 || at.bottom > box.bottom + 14)
                 faults.push(figure.id + " has a mark outside: " + mark.textContent);
         }
-        for (const text of chart.querySelectorAll("text"))
-            if (text.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
-                faults.push(figure.id + " has text beyond the window: " + text.textContent);
+        for (const mark of marks)
+            if (getComputedStyle(mark).fill == "rgb(0, 0, 0)") faults.push(figure.id + " has a mark without a colour");
+        const texts = [...chart.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
+        for (const [words, at] of texts)
+            if (at.right > document.documentElement.clientWidth + 1)
+                faults.push(figure.id + " has text beyond the window: " + words);
+        texts.forEach(([words, a], i) => texts.slice(i + 1).forEach(([others, b]) => {
+            if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+                Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+                faults.push(figure.id + " has words over words: " + words + ", " + others);
+        }));
     }
     return faults;
 }).concat(document.querySelectorAll("figure").length ? [] : ["no figures"])
@@ -462,7 +476,10 @@ def test_every_figure_has_marks_and_a_table(pages):
 
 def faults(chromium, page, width, dark):
     chromium.open(page, width, dark)
-    return chromium.evaluate(FAULTS) + chromium.said
+    chromium.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")  # the widest it gets
+    links = chromium.evaluate("[...document.querySelectorAll('nav a')].filter((a) => "
+                              "!document.querySelector(a.hash)).map((a) => 'nothing is at ' + a.hash)")
+    return chromium.evaluate(FAULTS) + links + chromium.said
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -487,10 +504,12 @@ def test_a_browser_shows_every_chart(chromium, pages, name, width, dark):
     [(lambda text: text.replace("</script>", "\nnosuch.thing();</script>"), "nosuch"),
      (lambda text: text.replace("</body>", '<img src="http://127.0.0.1:9/x.png"></body>'), "network"),
      (lambda text: re.sub(r'<g class="mark.*?</g>', "", text), "is empty"),
+     (lambda text: text.replace("--s-tessera-forward:", "--s-nothing:"), "without a colour"),
+     (lambda text: re.sub(r'(<text x=")[\d.]+(" y=")[\d.]+', r"\g<1>99\g<2>99", text), "words over words"),
      (lambda text: re.sub(r'(<g class="mark[^>]*><circle class="reach" cx=")[\d.]+', r"\g<1>-400", text),
       "a mark outside"),
      (lambda text: text.replace(".wide { display: none }", ".wide { min-width: 900px }"), "wider than the window")],
-    ids=["script error", "network", "no marks", "marks outside", "too wide"])
+    ids=["script error", "network", "no marks", "no colour", "words over words", "marks outside", "too wide"])
 def test_the_browser_sees_what_is_broken(chromium, pages, tmp_path, breaks, words):
     page, text = tmp_path / "page.html", pages["h200"].read_text()
     page.write_text(breaks(text))

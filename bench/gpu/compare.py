@@ -126,7 +126,7 @@ def main():
         return (measure_product if kind == "product" else measure_packing)(options.seconds, *of)
 
     jobs, run = jobs_of(options), results.Run(save, here, options.seconds)
-    records = run.measure(jobs, lambda job: 1.0, measure)
+    records = run.measure(jobs, lambda job: options.seconds + 0.3, measure)
     summary(records)
     run.finish(records)
 

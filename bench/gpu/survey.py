@@ -1,14 +1,13 @@
 """Every library that multiplies float32 matrices on this GPU, beside Tessera: rates, accuracy against K, the cost of a
 call, and what the hardware can do at most.
 
-    bench/gpu/run BUILD --survey [--topic TOPIC]... [--seconds S] [--folder FOLDER]
+    bench/gpu/run BUILD --survey [--topic TOPIC]... [--seconds S]
 
 A file for each topic, FOLDER/TOPIC-MACHINE.json; an interrupted run goes on where it was. Peers that are not here are
 named in each.
 """
 
 import argparse
-import pathlib
 import time
 
 import torch
@@ -148,7 +147,6 @@ def main():
                         help="beside Tessera only this one (may be repeated)")
     parser.add_argument("--seconds", type=float, default=0.3,
                         help="time to spend on each measurement of a rate (default 0.3)")
-    parser.add_argument("--folder", type=pathlib.Path, help="where to save the results (default bench/results)")
     options = parser.parse_args()
     begin, here = time.monotonic(), {**about(), **({"triton": triton.__version__} if triton else {})}
     wanted = [name
@@ -164,10 +162,9 @@ def main():
         print(f"{name} is not here ({why})")
     for topic in topics:
         path = results.default_path(topic, here["gpu"])
-        path = options.folder / path.name if options.folder else path
         jobs, measure = TOPICS[topic](libraries, options.seconds)
         run = results.Run(path, here, [options.seconds, libraries])
-        records = run.measure(jobs, lambda job: 1.0, measure)
+        records = run.measure(jobs, lambda job: len(libraries) * (options.seconds + 0.1), measure)
         run.finish(records + [{"what": "absent", "library": name, "why": why, **here} for name, why in absent.items()])
     print(f"{time.monotonic() - begin:.0f} s in all")
 

@@ -4,8 +4,10 @@ runs."""
 import ctypes
 import datetime
 import functools
+import hashlib
 import os
 import pathlib
+import platform
 import re
 import subprocess
 
@@ -36,6 +38,13 @@ def slug(name):
                   name.lower().replace("(r)", "").replace("(tm)", "").replace("nvidia ", "")).strip("-")
 
 
+@functools.lru_cache()
+def host():
+    """This very machine, not its model: a number that tells nothing else of it."""
+    identity = read("/etc/machine-id") or platform.node()
+    return hashlib.sha256(f"tessera {identity}".encode()).hexdigest()[:12]
+
+
 # ---- The processor --------------------------------------------------------------------------------------------------
 
 def read(path):
@@ -63,7 +72,7 @@ def last_cache():
 
 def cpu():
     """What a record of the CPU says of where and when it was made."""
-    return {"machine": processor(), "cores": cores(), "commit": commit(), "date": date()}
+    return {"machine": processor(), "cores": cores(), "host": host(), "commit": commit(), "date": date()}
 
 
 def processor_state():
@@ -134,4 +143,4 @@ def first_gpu():
 def gpu(**also):
     """What a record of the GPU says of where and when it was made; `also`: versions of what was measured beside
     Tessera."""
-    return {**first_gpu().description(), **also, "commit": commit(), "date": date()}
+    return {**first_gpu().description(), **also, "host": host(), "commit": commit(), "date": date()}

@@ -6,6 +6,7 @@ fields that each kind must have, FIELDS what they mean.
 
 import itertools
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -97,6 +98,7 @@ FIELDS = {
     "driver": (TEXT, "its driver"),
     "torch": (TEXT, "version"),
     "machine": (TEXT, "the processor"),
+    "host": (TEXT, "which machine of its model, as a number"),
     "commit": (TEXT, "of Tessera"),
     "date": (TEXT, "of the measurement"),
 }
@@ -223,7 +225,8 @@ class Run:
         run = Run(FILE or None, about, asked)
         records = run.measure(jobs, weight, measure)
 
-    measure(job) returns a job's records, to which `about` is added, and the line to show for it."""
+    weight(job) is about how many seconds a job takes, all of which are said beforehand. measure(job) returns its
+    records, to which `about` is added, and the line to show for it."""
     def __init__(self, path, about, asked=""):
         self.path, self.about = pathlib.Path(path) if path else None, about
         self.identity = {"asked": str(asked), **{name: value for name, value in about.items() if name != "date"}}
@@ -255,6 +258,8 @@ class Run:
 
     def measure(self, jobs, weight, measure):
         progress = Progress([weight(job) for job in jobs])
+        left = sum(weight(job) for job in jobs if json.dumps(job) not in self.done)
+        print(f"{len(jobs)} measurements, about {Progress.words(left)}", flush=True)
         self.note(self.identity, begin=True)
         for job, records in self.done.items():
             self.note({"job": job, "records": records})
@@ -290,5 +295,6 @@ class Run:
 
 
 def default_path(topic, name):
-    """bench/results/TOPIC-MACHINE.json."""
-    return machine.ROOT / "bench/results" / ("-".join(filter(None, [topic, machine.slug(name)])) + ".json")
+    """bench/results/TOPIC-MACHINE.json, or in the folder that TESSERA_RESULTS names."""
+    folder = pathlib.Path(os.environ.get("TESSERA_RESULTS") or machine.ROOT / "bench/results")
+    return folder / ("-".join(filter(None, [topic, machine.slug(name)])) + ".json")

@@ -1,11 +1,13 @@
 """From the saved results to what people read: the tables in README.md and docs/, docs/results/results.md, the README's
 picture, and on demand an HTML page of charts for each machine.
 
-    python3 bench/report [--check] [--pages FOLDER] [--results FOLDER] [--docs FOLDER] [--needs-this-machine]
+    python3 bench/report [--check] [--pages FOLDER] [--here FOLDER] [--results FOLDER] [--docs FOLDER]
+    python3 bench/report --measured FOLDER
 
-With --check: exits with 1 where a document is not what the results make. With --needs-this-machine: exits with 3 where
-there are no results of this machine, for `make report` to measure first. Where --results or --docs names another
-folder, only what depends on nothing else is written: results.md, pictures and pages.
+With --check: exits with 1 where a document is not what the results make. With --measured: exits with 3 if the results
+in the folder are not of this very machine, for `make report` to measure it. --here: a folder with results of this
+machine, for a page beside the others. Where --results or --docs names another folder, only what depends on nothing else
+is written: results.md, pictures and pages.
 """
 
 import argparse
@@ -41,16 +43,17 @@ def main():
     parser = argparse.ArgumentParser(description="the tables and pages of the results, from bench/results")
     parser.add_argument("--check", action="store_true", help="only say whether they are what the results make")
     parser.add_argument("--pages", type=pathlib.Path, metavar="FOLDER", help="write HTML pages with charts there, too")
-    needs = "only say whether there are results of this machine: exit code 3 where not"
-    parser.add_argument("--needs-this-machine", action="store_true", help=needs)
+    parser.add_argument("--here", type=pathlib.Path, metavar="FOLDER", help="results of this machine, for a page, too")
+    parser.add_argument("--measured", type=pathlib.Path, metavar="FOLDER",
+                        help="only say whether these results are of this very machine: exit code 3 where not")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--docs", type=pathlib.Path, default=DOCS, metavar="FOLDER")
     options = parser.parse_args()
-    if options.needs_this_machine:
-        sys.exit(0 if machines.has_this_machine(options.results) else 3)
+    if options.measured:
+        sys.exit(0 if machines.has_this_machine(options.measured) else 3)
     made = documents(options.results.resolve(), options.docs.resolve())
     if options.pages:
-        found = machines.machines_of(options.results)
+        found = machines.machines_of(options.results, options.here)
         made.update({options.pages / f"{machine.slug}.html": page.page(machine) for machine in found})
     for path, text in made.items():
         if not options.check:

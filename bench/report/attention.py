@@ -1,7 +1,6 @@
 """What the results of attention come to."""
 
-import charts
-from figures import Figure, mean, of, ratio
+from figures import bars_figure, mean, of, ratio, span
 
 BEHIND = 0.95
 
@@ -55,13 +54,12 @@ def figure(records):
         table.append([name, *cells])
     ahead = {direction: [pair[direction]["speedup"] for pair in pairs.values()]
              for direction in ("forward", "backward")}
-    says = ", ".join(f"{direction} {min(speedups):.1f} to {max(speedups):.1f}" for direction, speedups in ahead.items())
+    says = ", ".join(f"{direction} {span(speedups, 1)}" for direction, speedups in ahead.items())
     heads = [f"{direction}: {column}" for direction in ahead
              for column in ("torch, us", "Tessera, us", "speedup", "error, torch / Tessera")]
-    return Figure(
-        "attention", "Attention", f"Times as fast as torch's float32 attention: {says}.",
-        [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line", "attention",
-                                        baseline=1.0))], (["batch x heads x length x dimension", *heads], table),
+    return bars_figure(
+        "attention", "Attention", f"Speedup over torch's float32 attention: {says}.", groups,
+        (["batch x heads x length x dimension", *heads], table),
         "Beside torch's efficient attention with TF32 off, normal data. Errors are relative Frobenius errors against "
         "float64 of a few heads, for gradients the largest of the three. " + swept(records))
 
@@ -70,7 +68,7 @@ def losses(records, lose):
     """Where torch is ahead although the drop-in takes the attention, or more accurate."""
     for r in of(records, "attention"):
         if r["taken"] and r["speedup"] < 1:
-            lose(f"attention, {r['direction']}, is slower than torch float32", f"{named(r)} ({ratio(r['speedup'])})")
+            lose(f"attention, {r['direction']}, is slower than torch float32", named(r), ratio(r["speedup"]))
         if r["error"] > r["torch_error"]:
-            lose(f"attention, {r['direction']}, is less accurate than torch float32",
-                 f"{named(r)} ({r['error']:.2e}, {r['torch_error']:.2e})")
+            lose(f"attention, {r['direction']}, is less accurate than torch float32", named(r),
+                 f"{r['error']:.2e}, {r['torch_error']:.2e}")

@@ -17,12 +17,15 @@ SERIES = {
     "Triton ieee": ("#b8407f", "#f08cc0", "triangle"), "Triton tf32x3": ("#c8402c", "#ff8a75", "triangle"),
     "CuPy": ("#6b7a12", "#bccb4e", "diamond"), "JAX highest": ("#8a5a36", "#d8a27b", "diamond"),
     "openblas": ("#b46a00", "#e8a33d", "square"), "blis": ("#b8407f", "#f08cc0", "triangle"),
-    "onednn": ("#6d7280", "#a3a9b8", "diamond"), "mkl": ("#0b8a72", "#3fcfae", "square")
+    "onednn": ("#6d7280", "#a3a9b8", "diamond"), "mkl": ("#0b8a72", "#3fcfae", "square"),
+    "tessera forward": ("#5a43e0", "#a596ff", "disc"), "tessera backward": ("#0f74c4", "#5fb4f5", "disc"),
+    "nn": ("#5a43e0", "#a596ff", "disc"), "tn": ("#b46a00", "#e8a33d", "square"),
+    "nt": ("#0b8a72", "#3fcfae", "triangle"), "tt": ("#b8407f", "#f08cc0", "diamond")
 }
 OTHER = ("#6d7280", "#a3a9b8", "square")
 SHOWN = {"openblas": "OpenBLAS", "blis": "BLIS", "onednn": "oneDNN", "mkl": "MKL"}
 
-CHARACTER, BOLD = 6.6, 7.5  # pixels of one in a label, about
+CHARACTER, BOLD = 7.2, 8  # pixels of one in a label, at most on average
 LABEL_HEIGHT = 15
 
 
@@ -61,34 +64,33 @@ def short(value):
 
 class Axis:
     """From values to pixels, linear or logarithmic, with the places where it is marked."""
-    def __init__(self, label, values, base=None, zero=False, ticks=None, text=short, room=1.0):
-        """base: of the logarithm, or None; room: the most a logarithmic axis is stretched beyond the values."""
+    def __init__(self, label, values, base=None, zero=False, ticks=None, text=short, room=0.0):
+        """base: of the logarithm, or None; room: what part of its length is added at each end of a logarithmic one."""
         self.label, self.base, self.text = label, base, text
         low, high = min(values), max(values)
         if base:
-            self.low, self.high = low / room, high * room
-            if self.low == self.high:
-                self.low, self.high = low / 2, high * 2
+            margin = (high / low)**room if high > low else 2.0
+            self.low, self.high = low / margin, high * margin
             self.ticks = ticks or self.powers()
         else:
             self.low, self.high = (0.0 if zero else low), high * 1.06 or 1.0
-            step = 10**math.floor(math.log10((self.high - self.low) / 3))
-            step *= next(factor for factor in (1, 2, 2.5, 5, 10) if (self.high - self.low) / (step * factor) <= 6)
-            first = math.ceil(self.low / step - 1e-9)
-            self.ticks = ticks or [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+            self.ticks = ticks or self.steps()
+
+    def steps(self):
+        step = 10**math.floor(math.log10((self.high - self.low) / 3))
+        step *= next(factor for factor in (1, 2, 2.5, 5, 10) if (self.high - self.low) / (step * factor) <= 6)
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
     def powers(self):
-        low, high = math.log(self.low, self.base), math.log(self.high, self.base)
-        exponents = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
-        found = [self.base**e for e in exponents]
-        for mantissas in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-            if self.base == 10 and len(found) < 3:
-                found = [
-                    m * 10**e for e in range(math.floor(low),
-                                             math.floor(high) + 1) for m in mantissas
-                    if self.low <= m * 10**e <= self.high
-                ]
-        return found
+        """Of the base; of 10 also times 2 and 5, if these are few; even steps where the axis is short."""
+        exponents = range(math.floor(math.log(self.low, self.base)), math.ceil(math.log(self.high, self.base)) + 1)
+        for factors in ((1,), (1, 2, 5)) if self.base == 10 else ((1,),):
+            found = [m * float(self.base)**e for e in exponents for m in factors]
+            found = [value for value in found if self.low / 1.001 <= value <= self.high * 1.001]
+            if len(found) > 2:
+                return found
+        return self.steps() if self.base == 10 else found
 
     def place(self, value, begin, end):
         if self.base:
@@ -216,7 +218,7 @@ def lines(series, x, y, width, height=None, named=None, rules=(), label="", join
     return svg(width, height, parts, label)
 
 
-def bars(groups, width, unit, label="", baseline=None, high=None):
+def bars(groups, width, unit, label="", baseline=None):
     """Horizontal bars in groups: (group's name, [(series, value, label behind the bar, text on hover), ...])."""
     narrow = width <= 600
     bar, gap, between = 20, 4, 18
@@ -226,7 +228,9 @@ def bars(groups, width, unit, label="", baseline=None, high=None):
     inner = 0 if len(names) == 1 else CHARACTER * max(len(shown(name)) for name in names) + 10
     begin = left + inner
     right = width - 12 - BOLD * longest
-    high = high or max(value for _, rows in groups for _, value, _, _ in rows)
+    high = max(value for _, rows in groups for _, value, _, _ in rows)
+    if baseline and baseline > high:  # the line shall be within, and no label on it
+        high, right = baseline, right + BOLD * longest
     parts, y = [], 4
     for group, rows in groups:
         if narrow and group:
@@ -254,48 +258,49 @@ def bars(groups, width, unit, label="", baseline=None, high=None):
 
 
 def dots(rows, x, width, label=""):
-    """A line for each row with marks along it: (row's name, [(series, value, label above, text on hover), ...])."""
+    """A line for each row with marks along it: (row's name, [(series, value, text on hover), ...])."""
     narrow = width <= 600
-    height_of_row, top = (48 if narrow else 34), 8
+    height_of_row, top = (44 if narrow else 28), 8
     left = 4 if narrow else 14 + BOLD * max(len(name) for name, _ in rows)
     right, bottom = width - 20, top + height_of_row * len(rows)
+    heights = [top + height_of_row * (i + 1) - 10 for i in range(len(rows))]
     parts = []
     for tick in x.ticks:
         across = x.place(tick, left, right)
-        parts.append(f'<path class="{"rule" if tick == 1 else "grid"}" d="M{number(across)} {top}V{bottom}"/>')
+        down = [(y - 9, y + 9) for y in heights] if narrow else [(top, bottom)]  # not through the names
+        path = "".join(f"M{number(across)} {begin}V{end}" for begin, end in down)
+        parts.append(f'<path class="{"rule" if tick == 1 else "grid"}" d="{path}"/>')
         parts.append(text(across, bottom + 16, x.text(tick), "tick", "middle"))
-    for i, (name, marks) in enumerate(rows):
-        y = top + height_of_row * (i + 1) - 10
-        parts.append(text(0, y - 20 if narrow else y + 4, name, "group"))
+    for (name, marks), y in zip(rows, heights):
+        parts.append(text(0, y - 14 if narrow else y + 4, name, "group"))
         parts.append(f'<path class="grid" d="M{number(left)} {y}H{right}"/>')
-        free = -1e9
-        for series, value, words, said in sorted(marks, key=lambda m: m[1]):
-            across = x.place(value, left, right)
-            free = max(across, free + 19)
-            parts.append(mark(across, y, series, said, 5.0))
-            parts.append(text(free, y - 8, words, "tick", "middle"))
+        parts += [mark(x.place(value, left, right), y, series, said, 5.0) for series, value, said in marks]
     parts.append(text(right, bottom + 32, x.label, "axis", "end"))
     return svg(width, bottom + 38, parts, label)
 
 
-def names_beside(marks, width, top, bottom):
-    """Names of marks (series, x, y), each at the first free place: to the right, left, above, below, further off."""
+def crosses(box, others):
+    return any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in others)
+
+
+def names_beside(marks, faint, frame):
+    """Names of marks (series, x, y), each at the first free place: to the right, left, above, below, further off. They
+    keep clear of the places of faint marks, too, if they can."""
     taken = [(x - 7, y - 7, x + 7, y + 7) for _, x, y in marks]
+    dots = [(x - 4, y - 4, x + 4, y + 4) for x, y in faint]
     parts = []
     for series, x, y in marks:
         long = len(shown(series)) * CHARACTER
         places = [(x + 11, y + 4), (x - 11 - long, y + 4)]
-        places += [(left, y + 4 + step * sign) for step in (15, 24, 36, 48, 60) for sign in (-1, 1)
+        places += [(left, y + 4 + step * sign) for step in (15, 24, 36, 48, 60, 80) for sign in (-1, 1)
                    for left in (x - long / 2, x + 11, x - 11 - long)]
-        for left, base in places:
-            box = (left, base - 10, left + long, base + 3)
-            free = not any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in taken)
-            if free and left >= 0 and box[2] <= width and box[1] >= top and box[3] <= bottom:
-                break
-        else:
-            left, base = places[0]
-            box = (left, base - 10, left + long, base + 3)
+        boxes = [(left, base - 10, left + long, base + 3) for left, base in places]
+        inside = [box for box in boxes if box[0] >= frame.left and box[2] <= frame.width and box[1] >= frame.top
+                  and box[3] <= frame.bottom]
+        free = [box for box in inside if not crosses(box, taken)] or boxes[:1]
+        box = next((box for box in free if not crosses(box, dots)), free[0])
         taken.append(box)
+        left, base = box[0], box[3] - 3
         if abs(base - y - 4) > 15:  # too far off to be seen as belonging together
             parts.append(f'<path class="leader" d="M{number(x)} {number(y)}L{number(min(max(x, left), left + long))} '
                          f'{number(base - 10 if base > y else base + 2)}"/>')
@@ -312,13 +317,10 @@ def scatter(points, x, y, width, frontier=(), label=""):
         places = [frame.at(px, py) for px, py in frontier]
         parts.append('<path class="frontier" d="M' + "L".join(f"{number(px)} {number(py)}"
                                                               for px, py in places) + '"/>')
-    taken = []
-    for series, px, py, said, is_named in points:
-        across, up = frame.at(px, py)
-        parts.append(
-            mark(across, up, series, said, 6.0 if is_named else 3.0).replace(
-                'class="mark', 'class="mark faint' if not is_named else 'class="mark'))
-        if is_named:
-            taken.append((series, across, up))
-    parts += names_beside(taken, width, frame.top, frame.bottom)
+    places = [(point, frame.at(point[1], point[2])) for point in points]
+    for (series, _, _, said, is_named), (across, up) in places:
+        drawn = mark(across, up, series, said, 6.0 if is_named else 3.0)
+        parts.append(drawn if is_named else drawn.replace('class="mark', 'class="mark faint'))
+    parts += names_beside([(point[0], *at) for point, at in places if point[4]],
+                          [at for point, at in places if not point[4]], frame)
     return svg(width, height, parts, label)

@@ -3,11 +3,12 @@
 import math
 
 import charts
-from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_figure, intensity, mean, of, ordered,
-                     overhead_figure, ratio, roofline_figure, shape, size, threads_figure)
+from charts import Axis, shown
+from figures import (REFERENCE, Figure, accuracy_figures, counted, frontier_figure, intensity, lines_of, mean, of,
+                     ordered, overhead_figure, ratio, roofline_figure, shape, size, span, table_of, threads_figure)
 
 LOSSES = "Everything in these results in which another library is ahead by more than 5 %."
+LARGE = 512  # the largest size of a product that headlines speak of, at least
 METHOD = ("each library has a process of its own, stopped while others run, and goes round matrices that together are "
           "twice the last cache; rates are those of the best sample.")
 
@@ -26,31 +27,25 @@ def size_figure(records):
         return None
     threads = sorted({r["threads"] for r in rates if len({o["m"] for o in rates if o["threads"] == r["threads"]}) > 2})
     names, sizes = ordered(r["library"] for r in rates), sorted({r["m"] for r in rates})
-    by = {(r["threads"], r["library"], r["m"]): r["gflops_best"] for r in rates}
+    by = {(r["library"], (r["threads"], r["m"])): r["gflops_best"] for r in rates}
 
     def panel(count):
-        series = [
-            Series(name,
-                   [(m, by[count, name,
-                           m], f"{shown(name)}, {m} x {m} x {m}, {counted(count)}: {by[count, name, m]:.1f} GFLOP/s")
-                    for m in sizes if (count, name, m) in by]) for name in names
-        ]
-        values = [value for (t, _, _), value in by.items() if t == count]
+        here = {(name, m): value for (name, (t, m)), value in by.items() if t == count}
+        series = lines_of(here, names, sizes, lambda m, rate: f"{m} x {m} x {m}, {counted(count)}: {rate:.1f} GFLOP/s")
 
         def draw(width):
-            return charts.lines(series, Axis("M = N = K", sizes, base=2, text=size), Axis("GFLOP/s", values, zero=True),
-                                width, 300, named=False, label=f"rate by size, {counted(count)}")
+            return charts.lines(series, Axis("M = N = K", sizes, base=2, text=size),
+                                Axis("GFLOP/s", here.values(), zero=True), width, 300, named=False,
+                                label=f"rate by size, {counted(count)}")
 
         return draw
 
-    table = [[str(count),
-              str(m), *(f"{by[count, name, m]:.1f}" if (count, name, m) in by else "" for name in names)]
-             for count in threads for m in sizes if any((count, name, m) in by for name in names)]
-    most = {count: by.get((count, "tessera", sizes[-1])) for count in threads}
+    keys = [(count, m) for count in threads for m in sizes if any((name, (count, m)) in by for name in names)]
+    most = {count: by.get(("tessera", (count, sizes[-1]))) for count in threads}
     says = (", ".join(f"{value:.0f} GFLOP/s with {counted(count)}"
                       for count, value in most.items() if value) + f" at {sizes[-1]}.")
     return Figure("sizes", "Speed by size", says, [(counted(count), panel(count)) for count in threads],
-                  (["threads", "M = N = K", *(f"{shown(name)}, GFLOP/s" for name in names)], table),
+                  table_of(by, names, keys, ["threads", "M = N = K"], ", GFLOP/s", lambda gflops: f"{gflops:.1f}"),
                   "Square matrices from memory, not from the caches; best of several interleaved samples.", names)
 
 
@@ -75,15 +70,15 @@ def reference_figure(records):
             ])
     ratios = [r["ratio_to_best_peer"] for r in rates if "ratio_to_best_peer" in r]
     return Figure("reference", "Five reference problems",
-                  f"{min(ratios):.2f} to {max(ratios):.2f} of the best library's speed." if ratios else "",
+                  f"{span(ratios)} the speed of the best other library." if ratios else "",
                   [("", lambda width: charts.bars(groups, width, "GFLOP/s", "rates on the reference problems"))],
                   (["problem", "M x N x K", *(f"{shown(name)}, GFLOP/s"
-                                              for name in names), "of the best other"], table),
+                                              for name in names), "beside the best other"], table),
                   f"{rates[0]['threads']} threads.")
 
 
 def layout_figure(records):
-    rates = [r for r in of(records, "library", library="tessera") if "ratio_to_best_peer" in r and r["m"] >= 512]
+    rates = compared(records)
     sizes = list(dict.fromkeys(
         (r["m"], r["n"], r["k"]) for r in rates if r["layout"] == "tt"))  # those measured in all layouts
     threads = sorted({r["threads"] for r in rates if r["layout"] == "tt"})
@@ -92,9 +87,9 @@ def layout_figure(records):
         for m, n, k in sizes:
             chosen = of(rates, "library", m=m, n=n, k=k, threads=count)
             rows.append((f"{m} x {n} x {k}, {counted(count)}",
-                         [("tessera", r["ratio_to_best_peer"], r["layout"],
+                         [(r["layout"], r["ratio_to_best_peer"],
                            f"{shape(r)}, {counted(count)}: {r['gflops_best']:.1f} GFLOP/s, "
-                           f"{r['ratio_to_best_peer']:.3f} of the best other") for r in chosen]))
+                           f"{ratio(r['ratio_to_best_peer'])} the best other") for r in chosen]))
             found += chosen
     rows = [row for row in rows if row[1]]
     if not rows:
@@ -104,18 +99,17 @@ def layout_figure(records):
     def draw(width):
         low, high = min(0.9, *ratios), max(1.1, *ratios)
         step = 0.05 if high - low < 0.5 else 0.25
-        x = Axis("of the best other library's rate", [low, high],
+        x = Axis("speed beside the best other library", [low, high],
                  ticks=[round(i * step, 2) for i in range(math.ceil(low / step),
                                                           math.floor(high / step) + 1)])
         return charts.dots(rows, x, width, "ratio to the best")
 
     return Figure(
         "layouts", "Transposes and odd sizes",
-        f"Between {min(ratios):.2f} and {max(ratios):.2f} of the best other library's speed, over all layouts.",
-        [("", draw)],
-        (["M x N x K, layout", "threads", "GFLOP/s", "of the best other"
-          ], [[shape(r), str(r["threads"]), f"{r['gflops_best']:.1f}", f"{r['ratio_to_best_peer']:.3f}"]
-              for r in found]), "nn: A and B as they are; t: transposed.")
+        f"{span(ratios)} the speed of the best other library, over all layouts.", [("", draw)],
+        (["M x N x K, layout", "threads", "GFLOP/s", "beside the best other"],
+         [[shape(r), str(r["threads"]), f"{r['gflops_best']:.1f}", ratio(r["ratio_to_best_peer"])] for r in found]),
+        "nn: A and B as they are; t: transposed.", ("nn", "tn", "nt", "tt"))
 
 
 def rates_and_errors(records):
@@ -154,16 +148,13 @@ def roofline(records):
 
 def overhead_sentence(by, names, sizes):
     peers = [name for name in names if name != "tessera"]
-    best = [
-        m for m in sizes
-        if all(by["tessera", m]["host_us"] <= by[name, m]["host_us"] for name in peers if (name, m) in by)
-    ]
+    best = [m for m in sizes if all(by["tessera", m] <= by[name, m] for name in peers if (name, m) in by)]
     return ((f"Quickest of all at {', '.join(map(str, best))}." if best else "Quickest at no size.")
             if peers else "Small products.")
 
 
 def losses(records):
-    """Everything in the results where a peer is ahead by more than 5 %: (in what, [where, ...])."""
+    """Everything in the results where a peer is ahead by more than 5 %: (in what, [(where, by how much), ...])."""
     said = {}
     for r in of(records, "library", library="tessera"):
         if r.get("ratio_to_best_peer", 1) < 0.95:
@@ -171,13 +162,13 @@ def losses(records):
                        problem=r["problem"])
             best = max((o for o in peers if o["library"] != "tessera"), key=lambda o: o["gflops_best"])
             said.setdefault(f"slower than {shown(best['library'])}",
-                            []).append(f"{shape(r)}, {counted(r['threads'])} ({r['ratio_to_best_peer']:.2f})")
+                            []).append((f"{shape(r)}, {counted(r['threads'])}", ratio(r["ratio_to_best_peer"])))
     for r in of(records, "accuracy", library="tessera"):
         peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if o["library"] != "tessera"]
         best = min(peers, key=lambda o: o["error"], default=None)
         if best and r["error"] > 1.05 * best["error"]:
             said.setdefault(f"less accurate than {shown(best['library'])}",
-                            []).append(f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['error']:.1e})")
+                            []).append((f"{r['data']} data, K = {r['k']}", f"{r['error']:.1e}, {best['error']:.1e}"))
     return said
 
 
@@ -196,20 +187,18 @@ def figures(records):
     ]
 
 
-def ratios_to_the_best(records):
-    return [
-        r["ratio_to_best_peer"] for r in of(records, "library", library="tessera")
-        if "ratio_to_best_peer" in r and r["m"] >= 512
-    ]
+def compared(records):
+    """Tessera's records of large products that other libraries have, too."""
+    return [r for r in of(records, "library", library="tessera")
+            if "ratio_to_best_peer" in r and max(r["m"], r["n"], r["k"]) >= LARGE]
 
 
 def headlines(records, _training):
-    tiles, ratios = [], ratios_to_the_best(records)
+    tiles, ratios = [], [r["ratio_to_best_peer"] for r in compared(records)]
     if ratios:
-        tiles.append(
-            (f"{mean(ratios):.2f}", "of the best library's speed, mean over all products with M of 512 or more"))
-        tiles.append((f"{min(ratios):.2f} to {max(ratios):.2f}",
-                      "of the best library's speed, from the worst of these products to the best"))
+        best = "the speed of the best other library"
+        tiles.append((ratio(mean(ratios)), f"{best}, mean over all products with a size of {LARGE} or more"))
+        tiles.append((span(ratios), f"{best}, from the worst of these products to the best"))
     best = max((r["gflops_best"] for r in of(records, "library", library="tessera")), default=0)
     if best:
         tiles.append((f"{best:.0f}", "GFLOP/s at best"))
@@ -232,12 +221,12 @@ def verdict(records):
     for peer in peers:
         ratios = [
             ours["gflops_best"] / theirs["gflops_best"]
-            for ours in of(records, "library", library="tessera") if ours["m"] >= 512 for theirs in of(
+            for ours in compared(records) for theirs in of(
                 records, "library", library=peer, **{name: ours[name] for name in ("m", "n", "k", "layout", "threads")})
         ]
         if ratios:
             means[peer] = mean(ratios)
     if means:
         factors = ", ".join(f"{x:.2f} x the speed of {shown(peer)}" for peer, x in means.items())
-        said += f" With M of 512 or more it has {factors}, on average."
+        said += f" With a size of {LARGE} or more it has {factors}, on average."
     return said

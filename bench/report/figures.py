@@ -30,6 +30,10 @@ def ratio(x):
     return f"{x:.2f} x"
 
 
+def span(ratios, digits=2):
+    return f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f} x"
+
+
 def size(n):
     return f"{n:.0f}"
 
@@ -61,6 +65,25 @@ def intensity(r):
     return 2.0 * r["m"] * r["n"] * r["k"] / (4.0 * (r["m"] * r["k"] + r["k"] * r["n"] + r["m"] * r["n"]))
 
 
+def bars_figure(name, title, says, groups, table, note, unit="speedup over torch, which is the line"):
+    """Bars beside what they are compared with, a line at 1."""
+    draw = [("", lambda width: charts.bars(groups, width, unit, title, baseline=1.0))]
+    return Figure(name, title, says, draw, table, note)
+
+
+def lines_of(by, names, keys, words):
+    """A series for each library of what `by` has: (library, key): value."""
+    return [Series(name, [(key, by[name, key], f"{shown(name)}, {words(key, by[name, key])}")
+                          for key in keys if (name, key) in by]) for name in names]
+
+
+def table_of(by, names, keys, first, unit, form):
+    """The same as a table with a column for each library."""
+    cells = [[form(by[name, key]) if (name, key) in by else "" for name in names] for key in keys]
+    heads = [*first, *(f"{shown(name)}{unit}" for name in names)]
+    return heads, [[*map(str, key if isinstance(key, tuple) else (key,)), *row] for key, row in zip(keys, cells)]
+
+
 def frontier_figure(means, points, unit, note, reading=""):
     """means: (speed, error) of each library; points: (library, problem, speed, error), drawn small beside them."""
     if not means:
@@ -71,8 +94,8 @@ def frontier_figure(means, points, unit, note, reading=""):
 
     def draw(width):
         every = [*means.values(), *((speed, error) for _, _, speed, error in points)]
-        x = Axis("relative error, smaller to the left", [error for _, error in every], base=10, room=1.6)
-        y = Axis(f"{unit}, logarithmic", [speed for speed, _ in every], base=10, room=1.25)
+        x = Axis("relative error, smaller to the left", [error for _, error in every], base=10, room=0.12)
+        y = Axis(f"{unit}, logarithmic", [speed for speed, _ in every], base=10, room=0.12)
         marks = [(name, error, speed, f"{shown(name)}, {problem}: {speed:.1f} {unit}, error {error:.1e}", False)
                  for name, problem, speed, error in points]
         marks += [(name, error, speed, f"{shown(name)}: {speed:.1f} {unit}, error {error:.2e}", True)
@@ -96,7 +119,7 @@ def roofline_figure(series, memory, memory_unit, flat, unit, says, ceilings, not
     def draw(width):
         every = [point for points in series.values() for point in points]
         x = Axis("flop for each byte of A, B and C", [min(every)[0] / 2, max(every)[0] * 1.5], base=10)
-        y = Axis(f"{unit}, logarithmic", [min(rate for _, rate, _ in every), top], base=10, room=1.3)
+        y = Axis(f"{unit}, logarithmic", [min(rate for _, rate, _ in every), top], base=10, room=0.08)
         begin = max(x.low, y.low / memory)
         rules = [("", [(begin, begin * memory), (top / memory, top)])] if top / memory > begin else []
         rules += [(f"{name} {value:.0f}", [(max(x.low, value / memory), value), (x.high, value)])
@@ -116,44 +139,38 @@ def accuracy_figures(records, edge_note):
     if not found:
         return []
     names, depths = ordered(r["library"] for r in found), sorted({r["k"] for r in found})
-    by = {(r["library"], r["data"], r["k"]): r for r in found}
+    by = {(r["library"], (r["data"], r["k"])): r for r in found}
     families = [family for family in FAMILIES if any(r["data"] == family for r in found)]
+
+    def words(r):
+        return (f"{shown(r['library'])}, {r['data']}, K = {r['k']}: relative error {r['error']:.2e}, worst element "
+                f"{r['worst_units']:.3g} of {r['k'] + 2} units")
 
     def panel(family, field, label, bound):
         values = [r[field] for r in found if r["data"] == family and r[field] > 0]
-        series = [
-            Series(name, [(k, by[name, family, k][field] or
-                           None, f"{shown(name)}, {family}, K = {k}: {describe(by[name, family, k])}")
-                          for k in depths if (name, family, k) in by]) for name in names
-        ]
+        rows = [[by[name, (family, k)] for k in depths if (name, (family, k)) in by] for name in names]
+        series = [Series(name, [(r["k"], r[field] or None, words(r)) for r in row]) for name, row in zip(names, rows)]
 
         def draw(width):
             x = Axis("K", depths, base=2, text=depth, ticks=depths)
-            y = Axis(label, values + ([depths[-1] + 2.0] if bound else []), base=10, room=1.6)
-            rules = [("float32's bound", [(k, k + 2.0) for k in depths if y.low <= k + 2.0])] if bound else []
+            y = Axis(label, values + ([depths[-1] + 2.0] if bound else []), base=10, room=0.08)
+            rules = [("", [(k, k + 2.0) for k in depths if y.low <= k + 2.0])] if bound else []
             return charts.lines(series, x, y, width, 280, named=False, rules=rules, label=f"{label}, {family}")
 
         return draw
 
-    def describe(r):
-        return f"relative error {r['error']:.2e}, worst element {r['worst_units']:.3g} of {r['k'] + 2} units"
-
-    def table(field, form):
-        return (["data", "K", *map(shown, names)], [[
-            family,
-            str(k), *(form(by[name, family, k][field]) if (name, family, k) in by else "" for name in names)
-        ] for family in families for k in depths])
+    def figure(name, title, says, field, label, form, note, reading=""):
+        panels = [(CAPTIONS[family], panel(family, field, label, bool(reading))) for family in families]
+        keys = [(family, k) for family in families for k in depths]
+        table = table_of(by, names, keys, ["data", "K"], "", lambda r: form(r[field]))
+        return Figure(name, title, says, panels, table, note, names, reading)
 
     return [
-        Figure("accuracy", "Accuracy against K", accuracy_sentence(by, families, depths, names),
-               [(CAPTIONS[family], panel(family, "error", "relative error", False)) for family in families],
-               table("error", lambda v: f"{v:.2e}"), f"Relative Frobenius error against float64{edge_note}.", names),
-        Figure(
-            "worst", "The worst element", bound_sentence(found),
-            [(CAPTIONS[family], panel(family, "worst_units", "units of 2^-24 |A||B|", True)) for family in families],
-            table("worst_units", lambda v: f"{v:.3g}"),
-            "abs(C - AB) of the worst element, in units of 2^-24 (abs(A) abs(B)). The contract of ieee and fp32 allows "
-            "K + 2 of them.", names, reading="The line is float32's bound.")
+        figure("accuracy", "Accuracy against K", accuracy_sentence(by, families, depths, names), "error",
+               "relative error", lambda v: f"{v:.2e}", f"Relative Frobenius error against float64{edge_note}."),
+        figure("worst", "The worst element", bound_sentence(found), "worst_units", "units of 2^-24 |A||B|",
+               lambda v: f"{v:.3g}", "abs(C - AB) of the worst element, in units of 2^-24 (abs(A) abs(B)). The "
+               "contract of ieee and fp32 allows K + 2 of them.", "The line is float32's bound.")
     ]
 
 
@@ -165,12 +182,10 @@ def accuracy_sentence(by, families, depths, names):
         return "Against float64."
     parts = []
     for family in families:
-        ratios = [
-            by[peer, family, k]["error"] / by[ours, family, k]["error"] for k in depths
-            if (ours, family, k) in by and (peer, family, k) in by
-        ]
+        ratios = [by[peer, key]["error"] / by[ours, key]["error"] for key in ((family, k) for k in depths)
+                  if (ours, key) in by and (peer, key) in by]
         if ratios:
-            parts.append(f"{min(ratios):.1f} to {max(ratios):.1f} times on "
+            parts.append(f"{span(ratios, 1)} on "
                          f"{'wide exponents' if family == 'wide' else family + ' data'}")
     return f"{shown(peer)}'s error beside {shown(ours)}'s: {', '.join(parts)}."
 
@@ -189,28 +204,22 @@ def overhead_figure(records, unit_note, says):
     if not calls:
         return None
     names, sizes = ordered(r["library"] for r in calls), sorted({r["m"] for r in calls})
-    by = {(r["library"], r["m"]): r for r in calls}
-    series = [
-        Series(name, [(m, by[name, m]["host_us"], f"{shown(name)}, {m} x {m} x {m}: {by[name, m]['host_us']:.3g} us")
-                      for m in sizes if (name, m) in by]) for name in names
-    ]
+    by = {(r["library"], r["m"]): r["host_us"] for r in calls}
+    series = lines_of(by, names, sizes, lambda m, us: f"{m} x {m} x {m}: {us:.3g} us")
 
     def draw(width):
-        x, values = Axis("M = N = K", sizes, base=2, text=size, ticks=sizes), [r["host_us"] for r in calls]
-        if max(values) / min(values) > 20:
-            return charts.lines(series, x, Axis("microseconds, logarithmic", values, base=10, room=1.3), width,
-                                label="cost of a call")
-        return charts.lines(series, x, Axis("microseconds", values, zero=True), width, label="cost of a call")
+        x = Axis("M = N = K", sizes, base=2, text=size, ticks=sizes)
+        wide = max(by.values()) / min(by.values()) > 20
+        y = (Axis("microseconds, logarithmic", by.values(), base=10, room=0.05)
+             if wide else Axis("microseconds", by.values(), zero=True))
+        return charts.lines(series, x, y, width, label="cost of a call")
 
     return Figure("overhead", "The cost of a call", says(by, names, sizes), [("", draw)],
-                  (["M = N = K", *(f"{shown(name)}, us" for name in names)
-                    ], [[str(m), *(f"{by[name, m]['host_us']:.3g}" if (name, m) in by else "" for name in names)]
-                        for m in sizes]), unit_note, names)
+                  table_of(by, names, sizes, ["M = N = K"], ", us", lambda us: f"{us:.3g}"), unit_note, names)
 
 
 def threads_figure(records):
-    rates = of(records, "library", layout="nn")
-    rates = [r for r in rates if "threads" in r and r["m"] == r["n"] == r["k"]]
+    rates = [r for r in of(records, "library", layout="nn") if "threads" in r and r["m"] == r["n"] == r["k"]]
     counts = {}
     for r in rates:
         counts.setdefault(r["m"], set()).add(r["threads"])
@@ -222,25 +231,20 @@ def threads_figure(records):
     if len(threads) < 2:
         return None
     by = {(r["library"], r["threads"]): r["gflops_best"] for r in rates}
-    series = [
-        Series(name, [(t, by[name, t], f"{shown(name)}, {counted(t)}: {by[name, t]:.0f} GFLOP/s")
-                      for t in threads if (name, t) in by]) for name in names
-    ]
+    series = lines_of(by, names, threads, lambda t, gflops: f"{counted(t)}: {gflops:.0f} GFLOP/s")
     ceiling = {r["threads"]: r["value"] for r in of(records, "ceiling", name="multiply-adds") if "threads" in r}
 
     def draw(width):
+        most = [(t, ceiling[t]) for t in threads if t in ceiling]
         x = Axis("threads", threads, base=2, text=size, ticks=threads)
-        y = Axis("GFLOP/s, logarithmic", [*by.values(), *(ceiling[t] for t in threads if t in ceiling)], base=10,
-                 room=1.2)
-        rules = ([("multiply-adds at most", [(t, ceiling[t]) for t in threads
-                                             if t in ceiling])] if len(ceiling) > 1 else [])
+        y = Axis("GFLOP/s, logarithmic", [*by.values(), *(value for _, value in most)], base=10, room=0.1)
+        rules = [("multiply-adds at most", most)] if len(ceiling) > 1 else []
         return charts.lines(series, x, y, width, label="scaling with threads", rules=rules)
 
     first, last = by["tessera", threads[0]], by["tessera", threads[-1]]
     return Figure(
         "threads", "Threads of the CPU engine",
-        f"{last / first:.1f} times as fast with {threads[-1]} threads as with {threads[0]}.", [("", draw)],
-        (["threads", *(f"{shown(name)}, GFLOP/s" for name in names)
-          ], [[str(t), *(f"{by[name, t]:.0f}" if (name, t) in by else "" for name in names)] for t in threads]),
+        f"{last / first:.1f} x as fast with {threads[-1]} threads as with {threads[0]}.", [("", draw)],
+        table_of(by, names, threads, ["threads"], ", GFLOP/s", lambda gflops: f"{gflops:.0f}"),
         f"M = N = K = {edge}, best of several interleaved samples. {rates[0].get('machine', '')}, "
         f"{rates[0].get('cores', '')} cores.", names)

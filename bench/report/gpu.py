@@ -2,9 +2,9 @@
 
 import attention
 import charts
-from charts import Axis, Series, shown
-from figures import (REFERENCE, Figure, accuracy_figures, frontier_figure, intensity, mean, of, ordered,
-                     overhead_figure, ratio, roofline_figure, shape, size)
+from charts import Axis, shown
+from figures import (REFERENCE, Figure, accuracy_figures, bars_figure, frontier_figure, intensity, lines_of, mean, of,
+                     ordered, overhead_figure, ratio, roofline_figure, shape, size, span, table_of)
 
 PRECISIONS = ("fp32", "ieee", "tf32")
 PEER_NAMES = {"torch-fp32": "torch float32", "torch-tf32": "torch TF32"}
@@ -30,35 +30,24 @@ def reference_figure(records):
         return None
     groups, table = [], []
     for problem, r in fp32.items():
-        bars, packed = [], rows["fp32", True].get(problem)
-        ieee, tf32 = (rows[precision, False].get(problem) for precision in ("ieee", "tf32"))
-        for name, record in (("tessera fp32", r), ("tessera ieee", ieee), ("tessera tf32", tf32)):
+        bars = []
+        for precision in PRECISIONS:
+            record, name = rows[precision, False].get(problem), f"tessera {precision}"
             if record:
                 peer = PEER_NAMES.get(record["peer"], record["peer"])
-                said = (
-                    f"{problem}, {shown(name)}: {record['tessera_ms']:.3f} ms, {record['tflops']:.0f} TFLOP/s, "
-                    f"{ratio(record['speedup'])} {peer} "
-                    f"({record['peer_ms']:.3f} ms); error {record['error']:.1e}, {peer}'s {record['peer_error']:.1e}")
+                said = (f"{problem}, {shown(name)}: {record['tessera_ms']:.3f} ms, {record['tflops']:.0f} TFLOP/s, "
+                        f"{ratio(record['speedup'])} {peer} ({record['peer_ms']:.3f} ms); error {record['error']:.1e}, "
+                        f"{peer}'s {record['peer_error']:.1e}")
                 bars.append((name, record["speedup"], ratio(record["speedup"]), said))
         groups.append((problem, bars))
-        table.append([
-            problem,
-            shape(r), f"{r['peer_ms']:.3f}", f"{r['tessera_ms']:.3f}",
-            ratio(r["speedup"]),
-            ratio(packed["speedup"]) if packed else "",
-            ratio(ieee["speedup"]) if ieee else "",
-            ratio(tf32["speedup"]) if tf32 else "", f"{r['peer_error']:.1e}", f"{r['error']:.1e}"
-        ])
-    least, most = min(r["speedup"] for r in fp32.values()), max(r["speedup"] for r in fp32.values())
-    return Figure(
-        "reference", "Five reference problems",
-        f"At float32 accuracy {least:.1f} to {most:.1f} times as fast as torch.matmul's float32.",
-        [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line",
-                                        "speed-up on the reference problems", baseline=1.0))],
-        ([
-            "problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee",
-            "tf32 beside TF32", "torch's error", "fp32's error"
-        ], table),
+        speedups = [ratio(found[problem]["speedup"]) if problem in found else "" for found in rows.values()]
+        table.append([problem, shape(r), f"{r['peer_ms']:.3f}", f"{r['tessera_ms']:.3f}", *speedups,
+                      f"{r['peer_error']:.1e}", f"{r['error']:.1e}"])
+    return bars_figure(
+        "reference", "Five reference problems", f"At float32 accuracy {span([r['speedup'] for r in fp32.values()], 1)} "
+        "as fast as torch.matmul's float32.", groups,
+        (["problem", "M x N x K", "torch float32, ms", "fp32, ms", "fp32", "fp32, B packed beforehand", "ieee"] +
+         ["tf32 beside TF32", "torch's error", "fp32's error"], table),
         "KernelBench level 1, numbers 1, 2, 8, 16 and 18; uniform data; packing and everything else included. fp32 and "
         "ieee beside torch's float32, tf32 beside its TF32.")
 
@@ -75,20 +64,17 @@ def sustained_figure(records):
     groups, table = [], []
     for r in rows:
         name = f"{briefly(r)} {names[r['data']]}"
-        said = (
-            f"{name}: fp32 {r['tessera_us']:.0f} us, torch {r['torch_us']:.0f} us, {r['clock_mhz']} MHz, {r['watts']} W"
-        )
+        said = (f"{name}: fp32 {r['tessera_us']:.0f} us, torch {r['torch_us']:.0f} us, {r['clock_mhz']} MHz, "
+                f"{r['watts']} W")
         speedup = r["torch_us"] / r["tessera_us"]
         groups.append((name, [("tessera fp32", speedup, ratio(speedup), said)]))
         times = [f"{r[field]:.0f}" for field in ("torch_us", "tessera_us", "packed_us", "fp16_third_us")]
         share = f"{r['fp16_third_us'] / r['tessera_us']:.2f}"
         table.append([name, *times, ratio(speedup), share, str(r["clock_mhz"]), str(r["watts"])])
     speedups = sustained_speedups(records)
-    return Figure(
+    return bars_figure(
         "sustained", "In a long run",
-        f"Each library alone for seconds, fp32 is {min(speedups):.1f} to {max(speedups):.1f} times as fast as "
-        "torch's float32.", [("", lambda width: charts.bars(groups, width, "times as fast as torch, which is the line",
-                                                            "a long run", baseline=1.0))],
+        f"Each library alone for seconds, fp32 is {span(speedups, 1)} as fast as torch's float32.", groups,
         (["product", "torch, us", "fp32, us", "B packed, us", "three fp16 products, us", "fp32 / torch"] +
          ["of three fp16 products", "MHz", "W"], table),
         "At its power limit the GPU lowers its clock, for Tessera more than for torch, whose float32 units draw less. "
@@ -104,57 +90,46 @@ def packing_figure(records):
     for r in packed:
         along = "k" if (r["operand"] == "a") == (r["layout"] == "n") else "rows"
         name, moved = f"{r['problem']}: {r['operand'].upper()}", 8e-6 * r["rows"] * r["k"]
-        rates = [f"{moved / r['pack_us']:.2f}", f"{moved / r['copy_us']:.2f}"]
         said = f"{name}: packing {r['pack_us']:.1f} us, a copy {r['copy_us']:.1f} us"
         groups.append((name, [("tessera fp32", r["of_copy"], f"{r['of_copy']:.2f}", said)]))
-        table.append(
-            [name, f"{r['rows']} x {r['k']}", along, f"{r['pack_us']:.1f}", rates[0], f"{r['copy_us']:.1f}", rates[1]])
-        table[-1].append(f"{r['of_copy']:.2f}")
-    shares = [r["of_copy"] for r in packed]
-    return Figure(
+        rates = [text for us in (r["pack_us"], r["copy_us"]) for text in (f"{us:.1f}", f"{moved / us:.2f}")]
+        table.append([name, f"{r['rows']} x {r['k']}", along, *rates, f"{r['of_copy']:.2f}"])
+    heads = ["operand", "rows x k", "contiguous along", "packing, us", "TB/s", "a copy, us", "TB/s"]
+    return bars_figure(
         "packing", "Packing an operand",
-        f"{min(shares):.2f} to {max(shares):.2f} of the speed of a copy, which reads and writes as many bytes.",
-        [("", lambda width: charts.bars(groups, width, "of a copy's speed, which is the line", "packing", baseline=1.0))
-         ], ([
-             "operand", "rows x k", "contiguous along", "packing, us", "TB/s", "a copy, us", "TB/s",
-             "of the copy's speed"
-         ], table), "By itself, in turns with a copy of a matrix of the same size.")
+        f"{span([r['of_copy'] for r in packed])} the speed of a copy, which reads and writes as many bytes.", groups,
+        (heads + ["of the copy's speed"], table), "By itself, in turns with a copy of a matrix of the same size.",
+        "of a copy's speed, which is the line")
 
 
 def size_figure(records):
     products = [r for r in of(records, "product", data="rand", packed=False, layout="nn") if r["m"] == r["n"] == r["k"]]
-    rates = {}
+    by = {}
     for r in products:
-        rates.setdefault("tessera " + r["precision"], {})[r["m"]] = r["tflops"]
+        by["tessera " + r["precision"], r["m"]] = r["tflops"]
         # torch is measured beside each precision: beside fp32 where there is a choice.
-        theirs = rates.setdefault(PEER_NAMES.get(r["peer"], r["peer"]), {})
-        if r["precision"] != "ieee" or r["m"] not in theirs:
-            theirs[r["m"]] = 2e-9 * r["m"]**3 / r["peer_ms"]
+        theirs = PEER_NAMES.get(r["peer"], r["peer"]), r["m"]
+        if r["precision"] != "ieee" or theirs not in by:
+            by[theirs] = 2e-9 * r["m"]**3 / r["peer_ms"]
     for r in of(records, "library", problem="squares"):
         if r["library"].startswith("Triton") or r["library"] in ("CuPy", "JAX highest"):
-            rates.setdefault(r["library"], {})[r["m"]] = r["gflops_median"] / 1e3
-    if not rates:
+            by[r["library"], r["m"]] = r["gflops_median"] / 1e3
+    if not by:
         return None
-    names, sizes = ordered(rates), sorted({m for values in rates.values() for m in values})
-    series = [
-        Series(name, [(m, tflops, f"{shown(name)}, {m} x {m} x {m}: {tflops:.1f} TFLOP/s")
-                      for m, tflops in sorted(rates[name].items())]) for name in names
-    ]
+    names, sizes = ordered(name for name, _ in by), sorted({m for _, m in by})
+    series = lines_of(by, names, sizes, lambda m, tflops: f"{m} x {m} x {m}: {tflops:.1f} TFLOP/s")
 
     def draw(width):
         x = Axis("M = N = K", sizes, base=2, text=size)
-        y = Axis("TFLOP/s, logarithmic", [v for values in rates.values() for v in values.values()], base=10, room=1.15)
+        y = Axis("TFLOP/s, logarithmic", by.values(), base=10, room=0.05)
         return charts.lines(series, x, y, width, label="rate by size")
 
-    crossing = [
-        r["m"] for r in sorted(products, key=lambda r: r["m"]) if r["precision"] == "fp32" and r["speedup"] >= 1
-    ]
+    crossing = sorted(r["m"] for r in products if r["precision"] == "fp32" and r["speedup"] >= 1)
     says = (f"fp32 is ahead of torch's float32 from {crossing[0]} on."
             if crossing else "fp32 is behind torch's float32 at all sizes.")
     return Figure(
         "sizes", "Speed by size", says, [("", draw)],
-        (["M = N = K", *(f"{shown(name)}, TFLOP/s" for name in names)
-          ], [[str(m), *(f"{rates[name][m]:.1f}" if m in rates[name] else "" for name in names)] for m in sizes]),
+        table_of(by, names, sizes, ["M = N = K"], ", TFLOP/s", lambda tflops: f"{tflops:.1f}"),
         "Square matrices, uniform data. Products under about 10 GFLOP are timed from a CUDA graph, so that the GPU "
         "and not the host is seen.", names)
 
@@ -222,9 +197,8 @@ def roofline(records):
 def overhead_sentence(by, names, sizes):
     if ("torch float32", sizes[0]) not in by or ("tessera fp32", sizes[-1]) not in by:
         return "Small products."
-    (small, torch_small), (large, torch_large) = ([
-        by[name, m]["host_us"] for name in ("tessera fp32", "torch float32")
-    ] for m in (sizes[0], sizes[-1]))
+    (small, torch_small), (large, torch_large) = ([by[name, m] for name in ("tessera fp32", "torch float32")]
+                                                  for m in (sizes[0], sizes[-1]))
     return (f"At {sizes[0]} Tessera's fp32 takes {small:.0f} us of host time, torch {torch_small:.0f}; at {sizes[-1]}, "
             f"where fp32 is several launches, {large:.0f} and {torch_large:.0f}.")
 
@@ -235,24 +209,22 @@ def modules_figure(records):
         return None
     by = {(r["problem"], r["precision"]): r for r in modules}
     numbers = list(dict.fromkeys(r["problem"] for r in modules))
-    groups = [(f"{number} {by[number, 'fp32']['name'].replace('_', ' ')}", [
-        ("tessera " + precision, by[number, precision]["speedup"], ratio(
-            by[number,
-               precision]["speedup"]), f"module {number}, {precision}: {by[number, precision]['ms']:.3g} ms, torch "
-         f"{by[number, precision]['torch_ms']:.3g} ms") for precision in ("fp32", "ieee") if (number, precision) in by
-    ]) for number in numbers if (number, "fp32") in by]
+    groups = [(f"{number} {by[number, 'fp32']['name'].replace('_', ' ')}",
+               [("tessera " + r["precision"], r["speedup"], ratio(r["speedup"]),
+                 f"module {number}, {r['precision']}: {r['ms']:.3g} ms, torch {r['torch_ms']:.3g} ms")
+                for r in (by.get((number, precision)) for precision in ("fp32", "ieee")) if r])
+              for number in numbers if (number, "fp32") in by]
     five = [by[number, "fp32"]["speedup"] for number in (1, 2, 8, 16, 18) if (number, "fp32") in by]
-    return Figure(
+    return bars_figure(
         "modules", "The modules, as KernelBench measures them",
-        f"{mean(five):.2f} times eager torch on problems 1, 2, 8, 16 and 18."
-        if len(five) == 5 else "Beside eager torch.", [("", lambda width: charts.bars(
-            groups, width, "times as fast as eager torch, which is the line", "modules", baseline=1.0))],
-        (["problem", "precision", "ms", "torch, ms", "times as fast", "error", "torch's error"], [[
+        f"{ratio(mean(five))} as fast as eager torch on problems 1, 2, 8, 16 and 18."
+        if len(five) == 5 else "Beside eager torch.", groups,
+        (["problem", "precision", "ms", "torch, ms", "speedup", "error", "torch's error"], [[
             f"{r['problem']} {r['name']}", r["precision"], f"{r['ms']:.3g}", f"{r['torch_ms']:.3g}",
             ratio(r["speedup"]), f"{r['error']:.1e}", f"{r['torch_error']:.1e}"
         ] for r in modules]),
         f"KernelBench at {modules[0].get('kernelbench_commit', 'unknown')}: its own timing, the L2 cache flushed "
-        "before each call, through Python.")
+        "before each call, through Python.", "speedup over eager torch, which is the line")
 
 
 def briefly(r):
@@ -262,52 +234,53 @@ def briefly(r):
 
 
 def losses(records):
-    """Everything in the results where a peer is ahead: (in what, [where, ...])."""
+    """Everything in the results where a peer is ahead: (in what, [(where, by how much), ...])."""
     said = {}
 
-    def lose(what, where):
-        said.setdefault(what, []).append(where)
+    def lose(what, where, how):
+        said.setdefault(what, []).append((where, how))
+
+    def same_shape(r, **fields):
+        return of(records, "library", **{name: r[name] for name in ("m", "n", "k", "layout")}, **fields)
+
+    def slower(what, ours, theirs):
+        if theirs["gflops_median"] > ours["gflops_median"]:
+            lose(what, briefly(ours), ratio(ours["gflops_median"] / theirs["gflops_median"]))
 
     for r in of(records, "product"):
         peer, ours = PEER_NAMES.get(r["peer"], r["peer"]), r["precision"] + (" with B packed" if r["packed"] else "")
-        where = briefly(r)
         if r["speedup"] < 1:
-            lose(f"{ours} is slower than {peer}", f"{where} ({ratio(r['speedup'])})")
+            lose(f"{ours} is slower than {peer}", briefly(r), ratio(r["speedup"]))
         if r["error"] > r["peer_error"]:
-            lose(f"{ours} is less accurate than {peer}",
-                 f"{where}{', normal data' if r['data'] == 'randn' else ''} ({r['error']:.2e}, {r['peer_error']:.2e})")
+            lose(f"{ours} is less accurate than {peer}", briefly(r) + ", normal data" * (r["data"] == "randn"),
+                 f"{r['error']:.2e}, {r['peer_error']:.2e}")
     attention.losses(records, lose)
     for r in of(records, "call"):
-        peers = [o for o in of(records, "call", m=r["m"]) if o["library"] == "torch float32"]
+        peers = of(records, "call", m=r["m"], library="torch float32")
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:
-            lose(f"{r['library'].split()[1]} takes more host time than torch float32",
-                 f"{r['m']} ({r['host_us']:.1f} us, {peers[0]['host_us']:.1f})")
+            lose(f"{r['library'].split()[1]} takes more host time than torch float32", str(r["m"]),
+                 f"{r['host_us']:.1f} us, {peers[0]['host_us']:.1f}")
     for r in of(records, "library", library="tessera fp32"):
-        for other in of(records, "library", m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
-            if (not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE and
-                    other["gflops_median"] > r["gflops_median"]):
-                lose(f"fp32 is slower than {other['library']}",
-                     f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+        for other in same_shape(r):
+            if not other["library"].startswith(("tessera", "torch")) and other["error"] < FLOAT32_ACCURATE:
+                slower(f"fp32 is slower than {other['library']}", r, other)
     for precision, theirs in (("fp32", "torch float32"), ("ieee", "torch float32"), ("tf32", "torch TF32")):
-        ours = f"tessera {precision}"
-        for r in of(records, "library", library=ours):
-            for other in of(records, "library", library=theirs, m=r["m"], n=r["n"], k=r["k"], layout=r["layout"]):
-                if other["gflops_median"] > r["gflops_median"]:
-                    lose(f"{ours.split()[1]} is slower than {theirs} in the survey of all libraries",
-                         f"{briefly(r)} ({ratio(r['gflops_median'] / other['gflops_median'])})")
+        for r in of(records, "library", library=f"tessera {precision}"):
+            for other in same_shape(r, library=theirs):
+                slower(f"{precision} is slower than {theirs} in the survey of all libraries", r, other)
     for r in of(records, "module"):
+        name = f"{r['problem']} {r['name'].replace('_', ' ')}"
         if r["speedup"] < 1:
-            lose(f"a module is slower than eager torch at {r['precision']}",
-                 f"{r['problem']} {r['name'].replace('_', ' ')} ({ratio(r['speedup'])})")
+            lose(f"a module is slower than eager torch at {r['precision']}", name, ratio(r["speedup"]))
         if r["error"] > r["torch_error"]:
-            lose(f"a module is less accurate than torch at {r['precision']}",
-                 f"{r['problem']} {r['name'].replace('_', ' ')} ({r['error']:.2e}, {r['torch_error']:.2e})")
+            lose(f"a module is less accurate than torch at {r['precision']}", name,
+                 f"{r['error']:.2e}, {r['torch_error']:.2e}")
     for r in of(records, "accuracy"):
         peers = [o for o in of(records, "accuracy", data=r["data"], k=r["k"]) if not o["library"].startswith("tessera")]
         best = min(peers, key=lambda o: o["error"], default=None)
         if r["library"] in ("tessera fp32", "tessera ieee") and best and r["error"] > 1.05 * best["error"]:
             lose(f"{r['library'].split()[1]} is less accurate than the most accurate peer by more than 5 %",
-                 f"{r['data']} data, K = {r['k']} ({r['error']:.1e}, {best['library']} {best['error']:.1e})")
+                 f"{r['data']} data, K = {r['k']}", f"{r['error']:.1e}, {best['library']} {best['error']:.1e}")
     return said
 
 
@@ -338,11 +311,11 @@ def headlines(records, training):
             f"{1 / less:.1f} x", "torch's float32 error, against float64"))
     long = sustained_speedups(records)
     if long:
-        tiles.append((f"{min(long):.1f} to {max(long):.1f} x", "as fast in a long run, at the GPU's power limit"))
+        tiles.append((span(long, 1), "as fast in a long run, at the GPU's power limit"))
     if ieee:
         less = mean([r["peer_error"] / r["error"] for r in ieee])
         tiles.append((f"{mean([r['speedup'] for r in ieee]):.2f} x", "as fast as torch's float32 with ieee" +
-                      (f", whose error is {less:.1f} times smaller" if less > 1 else "")))
+                      (f", whose error is {less:.1f} x smaller" if less > 1 else "")))
     means = library_means(library_points(records))
     if {"Triton tf32x3", "tessera fp32"} <= set(means):
         tiles.append((f"{means['tessera fp32'][0] / means['Triton tf32x3'][0]:.1f} x",
@@ -364,7 +337,7 @@ def verdict(records):
     speed, error = mean([r["speedup"] for r in fp32]), mean([r["error"] / r["peer_error"] for r in fp32])
     squares = of(records, "product", precision="fp32", packed=False, data="rand", problem="squares")
     behind = max((r["m"] for r in squares if r["speedup"] < 1), default=0)
-    return (f"In turns of one product Tessera multiplies large float32 matrices {speed:.1f} times as fast as "
+    return (f"In turns of one product Tessera multiplies large float32 matrices {speed:.1f} x as fast as "
             "torch.matmul on this GPU" + (", and its results are nearer to the exact ones" if error < 1 else "") +
             ". It uses the tensor cores without giving up float32's error bound." +
             (f" On squares up to {behind} torch is faster." if behind else ""))

@@ -67,11 +67,15 @@ def grouped(folder):
     return found
 
 
-def machines_of(folder):
+def machines_of(folder, here=None):
+    """The machines with results in a folder, and this very one, whose results are in the folder `here`."""
     found = []
     for slug, files in grouped(folder).items():
         training = folder / f"gpt2-{slug}.json"
         found.append(Machine(slug, files, json.loads(training.read_text()) if training.exists() else None))
+    for slug, files in grouped(here).items() if here else ():
+        found.append(Machine(f"here-{slug}", files, None))
+        found[-1].name += " (this machine)"
     if not found:
         raise results.BadResults(
             f"there are no results in {folder} yet: `make bench-cpu` or `make bench-gpu` measures this machine"
@@ -83,7 +87,6 @@ def machines_of(folder):
 
 
 def has_this_machine(folder):
-    """Whether there are results of this machine's GPU or of its CPU."""
-    here = this_machine.first_gpu()
-    names = [here.description()["gpu"]] if here else []
-    return any(this_machine.slug(name) in grouped(folder) for name in [*names, this_machine.processor()])
+    """Whether the folder's results are of this very machine, not of another of its model."""
+    files = [path for found in grouped(folder).values() for path in found]
+    return any(record.get("host") == this_machine.host() for path in files for record in results.load(path))

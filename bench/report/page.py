@@ -2,6 +2,7 @@
 
 import html
 import pathlib
+import re
 
 import charts
 import gpu
@@ -10,16 +11,21 @@ HERE = pathlib.Path(__file__).resolve().parent
 WIDE, NARROW = 880, 344  # pixels of a chart
 
 
+def escape(text):
+    """As HTML; a figure stays with its "x" or "%"."""
+    return re.sub(r"(\d) ([x%])(?![\w ]*\d)", "\\1\u00a0\\2", html.escape(text))
+
+
 def table(heads, rows):
     def row(cells, tag):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "".join(row(cells, "td") for cells in rows)
     return f'<div class="scroll"><table><thead>{row(heads, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
 def panel(caption, draw, count):
-    head = f"<h3>{html.escape(caption)}</h3>" if caption else ""
+    head = f"<h3>{escape(caption)}</h3>" if caption else ""
     if count > 1:  # narrow enough for a phone as they are
         return f"<div>{head}{draw((WIDE - 22 * (count - 1)) // count)}</div>"
     return f'<div>{head}<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div></div>'
@@ -30,10 +36,10 @@ def figure(made):
     panels = "".join(panel(caption, draw, len(made.panels)) for caption, draw in made.panels)
     legend = charts.legend(made.series) if made.series else ""
     return (
-        f'<figure id="{made.name}"><h2>{html.escape(made.title)}</h2><p class="says">{html.escape(made.says)}</p>'
+        f'<figure id="{made.name}"><h2>{escape(made.title)}</h2><p class="says">{escape(made.says)}</p>'
         f'<div class="{"several" if several else "one"}">{legend}<div class="panels '
         f'{"" if several else "one"}">{panels}</div></div>'
-        f'<p class="note">{html.escape(" ".join(filter(None, [made.reading, made.note])))}</p><details><summary>The '
+        f'<p class="note">{escape(" ".join(filter(None, [made.reading, made.note])))}</p><details><summary>The '
         f"numbers</summary>{table(*made.table)}</details></figure>"
     )
 
@@ -41,31 +47,35 @@ def figure(made):
 def losses(said, about):
     if not said:
         return ""
-    rows = table(["", "products"], [[what, "; ".join(where)] for what, where in said.items()])
-    return f'<section class="losses"><h2>Where it loses</h2><p>{html.escape(about)}</p>{rows}</section>'
+    rows = [[what * (not i), *loss] for what, found in said.items() for i, loss in enumerate(found)]
+    made = table(["in what", "where", "by how much: Tessera's speed, or both errors or times"], rows)
+    return f'<section class="losses" id="losses"><h2>Where it loses</h2><p>{escape(about)}</p>{made}</section>'
 
 
 def page(machine):
     tiles = "".join(
-        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(what)}</span></div>'
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
         for value, what in machine.headlines
     )
-    others = "".join(f' · <a href="{other.slug}.html">{html.escape(other.name)}</a>' for other in machine.others)
-    absent = "".join(f"<li>{html.escape(name)}: {html.escape(why)}</li>" for name, why in machine.absent.items())
+    others = "".join(f' · <a href="{other.slug}.html">{escape(other.name)}</a>' for other in machine.others)
+    absent = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in machine.absent.items())
+    links = [f'<a href="#{made.name}">{escape(made.title)}</a>' for made in machine.figures]
+    links += ['<a href="#losses">Where it loses</a>'] * bool(machine.losses)
     style = charts.style_sheet() + (HERE / "page.css").read_text()
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Tessera on {html.escape(machine.name)}</title><link rel="icon" href="data:,">
+<title>Tessera on {escape(machine.name)}</title><link rel="icon" href="data:,">
 <style>{style}</style></head><body><main>
-<h1>Tessera on {html.escape(machine.name)}</h1>
-<p class="machine">{html.escape(machine.description)}{others}</p>
-<p class="verdict">{html.escape(machine.verdict)}</p>
+<h1>Tessera on {escape(machine.name)}</h1>
+<p class="machine">{escape(machine.description)}{others}</p>
+<p class="verdict">{escape(machine.verdict)}</p>
+<nav>{" · ".join(links)}</nav>
 <div class="tiles">{tiles}</div>
 {"".join(figure(made) for made in machine.figures)}
 {losses(machine.losses, machine.about_losses)}
 <section class="method"><h2>How this was measured</h2>
 <p>All libraries take turns on the same matrices in one run, each called once before it is timed;
-{html.escape(machine.method)} Errors are against float64. Every number is in <code>bench/results/</code> as JSON, with
+{escape(machine.method)} Errors are against float64. Every number is in <code>bench/results/</code> as JSON, with
 the commit it was measured at.</p>
 {f"<p>Not on this machine, and so not compared:</p><ul>{absent}</ul>" if absent else ""}
 <p>The same page for your machine:</p><pre>make report</pre></section>

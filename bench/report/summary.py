@@ -37,12 +37,26 @@ def tabled(machine):
     return [figure for figure in machine.figures if figure.title not in CHARTS_ALONE]
 
 
+def contents(machines):
+    """A line for each machine: its heading and those below. A heading that comes again has another anchor."""
+    seen, lines = {}, []
+    for machine in machines:
+        titles = [made.title for made in tabled(machine)] + ["Where it loses"] * bool(machine.losses)
+        links = []
+        for title in [machine.name, *titles]:
+            place = anchor(title)
+            seen[place] = seen.get(place, -1) + 1
+            links.append(f"[{title}](#{place}{f'-{seen[place]}' if seen[place] else ''})")
+        lines.append(prose(f"- **{links[0]}**: {', '.join(links[1:])}", indent="  "))
+    return "\n".join(lines)
+
+
 def results_page(machines):
-    links = ", ".join(f"[{machine.name}](#{anchor(machine.name)})" for machine in machines)
     parts = [
         "# Results",
-        prose(f"Of {links}. Made by `make report` from [bench/results](../../bench/results), which also draws the "
-              "figures as charts: an HTML page for each machine, in `build/report`."),
+        prose("Made by `make report` from [bench/results](../../bench/results), which also draws the figures as "
+              "charts: an HTML page for each machine, in `build/report`."),
+        contents(machines),
     ]
     for machine in machines:
         parts += [
@@ -57,8 +71,9 @@ def results_page(machines):
             if made.title not in ROWS_ELSEWHERE:
                 parts.append(markdown_table(*made.table))
         if machine.losses:
-            rows = [[what, "; ".join(where)] for what, where in machine.losses.items()]
-            parts += ["### Where it loses", machine.about_losses, markdown_table(["", "products"], rows)]
+            rows = [[what, "; ".join(f"{where} ({how})" for where, how in found)]
+                    for what, found in machine.losses.items()]
+            parts += ["### Where it loses", machine.about_losses, markdown_table(["in what", "where"], rows)]
         if machine.absent:
             missing = "; ".join(f"{name} ({why})" for name, why in machine.absent.items())
             parts.append(prose(f"Not on this machine: {missing}."))

@@ -10,12 +10,13 @@ import pathlib
 import re
 import statistics
 
+import gpu as of_gpu
 from charts import shown
-from harness import data, results
+from figures import mean, of, ratio, span
+from harness import results
 from summary import markdown_table, prose
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-REFERENCE = [problem[0] for problem in data.REFERENCE]
 
 
 def load(name):
@@ -26,27 +27,25 @@ def load(name):
     return json.loads(path.read_text()) if name.startswith("gpt2-") else results.load(path)
 
 
-def ratio(x):
-    return f"{x:.2f} x"
-
-
 def measured(about, *also):
     """Where, when and of which commit."""
     where = about.get("gpu") or about["machine"]
     return ", ".join([where, *also, about["date"][:10], f"commit {about['commit']}"]) + "."
 
 
+def with_note(heads, rows, *sentences):
+    return f"{markdown_table(heads, rows)}\n\n{prose(*sentences)}"
+
+
 # ---- README.md ------------------------------------------------------------------------------------------------------
 
 def reference_products(records, precision, packed=False):
     """The record of each reference problem, of uniform data."""
-    products = [r for r in records if r["what"] == "product" and r["problem"] in REFERENCE]
-    wanted = (precision, packed, "rand")
-    return {r["problem"]: r for r in products if (r["precision"], r["packed"], r["data"]) == wanted}
+    return {r["problem"]: r for r in of_gpu.reference_products(records, precision, packed)}
 
 
 def mean_speedup(products):
-    return statistics.geometric_mean(r["speedup"] for r in products.values())
+    return mean([r["speedup"] for r in products.values()])
 
 
 def gpu(records):
@@ -62,15 +61,12 @@ def gpu(records):
     rows.append(["geometric mean", "", fp32_mean, "", ratio(mean_speedup(ieee)), ratio(mean_speedup(tf32))])
     about, plain = fp32["square"], ieee["square"]["commit"]
     also = f" (`ieee`: {plain})" if plain != about["commit"] else ""
-    return "\n\n".join([
-        "![Speed and error of each library on an H200](docs/results/results-h200.svg)",
-        markdown_table(["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`"] +
-                       ["`tf32` beside torch's TF32"], rows),
-        prose(
-            f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
-            f"{about['commit']}{also}. Uniform [0, 1) data, packing included; the two libraries alternate, one "
-            "product each.", "Errors are relative Frobenius errors against float64. n: as it is, t: transposed.")
-    ])
+    return "![Speed and error of each library on an H200](docs/results/results-h200.svg)\n\n" + with_note(
+        ["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`",
+         "`tf32` beside torch's TF32"], rows,
+        f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+        f"{about['commit']}{also}. Uniform [0, 1) data, packing included; the two libraries alternate, one product "
+        "each. Errors are relative Frobenius errors against float64. n: as it is, t: transposed.")
 
 
 def sustained(products):
@@ -80,12 +76,10 @@ def sustained(products):
             "products gets less: it draws all the power that the GPU is allowed, and the clock falls.")
     if not records:
         return prose(call, "`make bench-sustained` measures by how much.")
-    speedups = [r["torch_us"] / r["tessera_us"] for r in records]
-    clocks = [r["clock_mhz"] for r in records]
-    about = records[0]
+    clocks, about = [r["clock_mhz"] for r in records], records[0]
     return prose(
         call,
-        f"With each library alone for seconds, the speedup is **{min(speedups):.1f} to {max(speedups):.1f} x**, at "
+        f"With each library alone for seconds, the speedup is **{span(of_gpu.sustained_speedups(records), 1)}**, at "
         f"{min(clocks)} to {max(clocks)} MHz and {max(r['watts'] for r in records)} W",
         f"([all rows](docs/results/results.md#in-a-long-run); {about['date']}, commit {about['commit']}).")
 
@@ -113,9 +107,9 @@ def modules(records):
     assert all(r["correct"] == "(5 / 5)" and r["checker"] in ("valid", "not run") for r in records)
     rows, commits = [], {}
     for number in dict.fromkeys(r["problem"] for r in records):
-        of = {r["precision"]: r for r in records if r["problem"] == number}
-        times = {precision: f"{r['ms']:.3g} ms, {ratio(r['speedup'])}" for precision, r in of.items()}
-        fp32, errors = of["fp32"], [of["fp32"]["torch_error"], *(r["error"] for r in of.values())]
+        found = {r["precision"]: r for r in records if r["problem"] == number}
+        times = {precision: f"{r['ms']:.3g} ms, {ratio(r['speedup'])}" for precision, r in found.items()}
+        fp32, errors = found["fp32"], [found["fp32"]["torch_error"], *(r["error"] for r in found.values())]
         name, said = f"`{number}_{fp32['name']}.py`", " / ".join(f"{error:.1e}" for error in errors)
         rows.append([name, f"{fp32['torch_ms']:.3g} ms", f"**{times['fp32']}**", times.get("ieee", ""), said])
     for record in records:
@@ -125,12 +119,11 @@ def modules(records):
     about = records[0]
     method = about.get("method", f"KernelBench at {about['kernelbench_commit']}")
     checked = " and the checker" if all(r["checker"] == "valid" for r in records) else ""
-    return "\n\n".join([
-        markdown_table(["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows),
-        prose(f"{method}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
-              f"{latest}{also}. Each module passes 5 of 5 correctness trials{checked}. A module and torch are timed "
-              "one after the other, for each precision anew. Errors are relative Frobenius errors against float64.")
-    ])
+    return with_note(
+        ["module", "torch", "`fp32`", "`ieee`", "error, torch / `fp32` / `ieee`"], rows,
+        f"{method}; {about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
+        f"{latest}{also}. Each module passes 5 of 5 correctness trials{checked}. A module and torch are timed one "
+        "after the other, for each precision anew. Errors are relative Frobenius errors against float64.")
 
 
 # ---- docs/results/cpu.md --------------------------------------------------------------------------------------------
@@ -141,43 +134,35 @@ def cpu(records):
         return r["m"], r["n"], r["k"], r["threads"]
 
     cached = ("batches", "squares in the caches")
-    records = [r for r in records if r["what"] == "library" and r["problem"] not in cached]
+    records = [r for r in of(records, "library") if r["problem"] not in cached]
     shapes = list(dict.fromkeys(shape(r) for r in records if r["layout"] == "tt"))
     records = [r for r in records if shape(r) in shapes]
     libraries, rows = sorted({r["library"] for r in records} - {"tessera"}), []
     for m, n, k, threads in shapes:
-        of = [r for r in records if shape(r) == (m, n, k, threads)]
-        ratios = [r["ratio_to_best_peer"] for r in of if r["library"] == "tessera"]
-        best = [
-            f"{statistics.mean(r['gflops_best'] for r in of if r['library'] == name):.0f}"
-            for name in ("tessera", *libraries)
-        ]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        rows.append([f"{m}, {n}, {k}", str(threads), f"**{best[0]}**", *best[1:], spread])
-    heads = ["M, N, K (mean of four layouts)", "threads", "Tessera", *map(shown, libraries), "of the best"]
-    return "\n\n".join([
-        markdown_table(heads, rows),
-        prose(
-            "GFLOP/s, best of many interleaved samples. Last column: the least and the largest of the four "
-            "layouts'", "ratios to the best other library.", measured(records[0]))
-    ])
+        here = of(records, "library", m=m, n=n, k=k, threads=threads)
+        best = [f"{statistics.mean(r['gflops_best'] for r in of(here, 'library', library=name)):.0f}"
+                for name in ("tessera", *libraries)]
+        ratios = [r["ratio_to_best_peer"] for r in of(here, "library", library="tessera")]
+        rows.append([f"{m}, {n}, {k}", str(threads), f"**{best[0]}**", *best[1:], span(ratios)])
+    heads = ["M, N, K (mean of four layouts)", "threads", "Tessera", *map(shown, libraries), "beside the best"]
+    return with_note(heads, rows, "GFLOP/s, best of many interleaved samples. Last column: the least and the largest "
+                     "of the four layouts' ratios to the best other library.", measured(records[0]))
 
 
 def amx(records):
     """The best of the samples and their median."""
     libraries, rows = sorted({r["library"] for r in records} - {"tessera"}, reverse=True), []
-    for r in records:
-        if r["library"] != "tessera":
-            continue
-        of = {o["library"]: o for o in records if all(o[name] == r[name] for name in ("m", "n", "k", "threads"))}
-        rates = [f"{of[name]['gflops_best']:.0f} ({of[name]['gflops_median']:.0f})" for name in ("tessera", *libraries)]
+    for r in of(records, "library", library="tessera"):
+        found = {o["library"]: o for o in of(records, "library", m=r["m"], n=r["n"], k=r["k"], threads=r["threads"])}
+        rates = [f"{found[name]['gflops_best']:.0f} ({found[name]['gflops_median']:.0f})"
+                 for name in ("tessera", *libraries)]
         quiet = f"{100 * r['quiet']:.0f} %" if "quiet" in r else "not measured"
-        of_best = f"**{r['ratio_to_best_peer']:.2f}**"
+        of_best = f"**{ratio(r['ratio_to_best_peer'])}**"
         rows.append([f"{r['m']}, {r['n']}, {r['k']}", str(r["threads"]), *rates, str(r["samples"]), quiet, of_best])
-    heads = ["M, N, K", "threads", "Tessera", *map(shown, libraries), "samples", "on quiet cores", "of the best"]
+    heads = ["M, N, K", "threads", "Tessera", *map(shown, libraries), "samples", "on quiet cores", "beside the best"]
     commits = dict.fromkeys((r["commit"], r["date"]) for r in records)
     when = ", ".join(f"{date}, commit {commit}" for commit, date in commits)
-    return "\n\n".join([markdown_table(heads, rows), prose(f"{records[0]['machine']}, {when}.")])
+    return with_note(heads, rows, f"{records[0]['machine']}, {when}.")
 
 
 # ---- docs/results/blas.md -------------------------------------------------------------------------------------------
@@ -190,7 +175,7 @@ def offload(records):
     heads = ["M = N = K", "`sgemm_` on the GPU", "copies alone", "time / copies", "the CPU engine", "speedup"]
     note = (f"From pageable memory to pageable memory, best of {records[0]['samples']}. Copies alone: the same bytes "
             "from and to pinned memory, both directions at once.")
-    return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
+    return with_note(heads, rows, note, measured(records[0]))
 
 
 def blas(records):
@@ -203,14 +188,14 @@ def blas(records):
 
     def beside(n, library):
         return ", ".join(f"{best[library, n, layout] / best['cblas_sgemm', n, layout]:.2f}" for layout in layouts
-                         if (library, n, layout) in best)
+                         if (library, n, layout) in best) + " x"
 
     rows = [[str(n), times(n), beside(n, "tsr_gemm"), beside(n, "openblas")]
             for n in dict.fromkeys(r["n"] for r in records)]
     heads = ["M = N = K", "`cblas_sgemm`", "speed beside `tsr_gemm`", "beside OpenBLAS"]
     note = (f"Of the layouts {', '.join(layouts)}. {records[0]['threads']} thread, matrices in the caches, best of "
             "many interleaved samples; OpenBLAS with its SkylakeX kernels.")
-    return "\n\n".join([markdown_table(heads, rows), prose(note, measured(records[0]))])
+    return with_note(heads, rows, note, measured(records[0]))
 
 
 def programs(records):
@@ -221,7 +206,7 @@ def programs(records):
     note = (f"{about['n']} x {about['n']} matrices, best of many. Their own BLAS is "
             f"{pathlib.Path(about['own_blas']).parent.name} "
             "with SkylakeX kernels. R converts singles to doubles and back around each call.")
-    return "\n\n".join([markdown_table(["program", "its own BLAS", "Tessera"], rows), prose(note, measured(about))])
+    return with_note(["program", "its own BLAS", "Tessera"], rows, note, measured(about))
 
 
 # ---- docs/results/pytorch.md ----------------------------------------------------------------------------------------
@@ -237,7 +222,7 @@ def training(result):
     note = (f"{result['parameters'] / 1e6:.0f}M parameters, {result['batch'] * result['context']} tokens a step. Loss "
             f"difference: the largest relative difference from torch float32's loss. {result['gpu']}, torch "
             f"{result['torch']}, {result['date']}, commit {result['commit']}.")
-    return "\n\n".join([markdown_table(heads, rows), prose(note)])
+    return with_note(heads, rows, note)
 
 
 def host(records):
@@ -265,7 +250,7 @@ def linear(records):
             f"Tessera took {len(taken)}; the slowest of these is at {ratio(min(taken))}. The others were left to "
             f"torch{noise}. Below 0.95 x: {slow or 'none'}. {about['gpu']}, driver {about['driver']}, torch "
             f"{about['torch']}, {about['date']}, commit {about['commit']}.")
-    return "\n\n".join([markdown_table(["batch", *(f"{f} features" for f in features)], rows), prose(note)])
+    return with_note(["batch", *(f"{f} features" for f in features)], rows, note)
 
 
 # ---- docs/results/certificates.md -----------------------------------------------------------------------------------

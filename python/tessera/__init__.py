@@ -8,41 +8,63 @@ On a GPU with tensor cores operands are split into fp16 components, and products
 "fp32", the default). "ieee" is plain IEEE float32, "tf32" as accurate as TF32.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, ContextManager, Optional, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, ContextManager, Literal, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
 from tessera_autoload import is_set
 
 from . import _library, _numpy
+from ._library import Packed
+from ._stats import Stats
 
 if TYPE_CHECKING:
     import torch
 
-    from ._torch import Stats
-
-    Array = TypeVar("Array", np.ndarray, torch.Tensor)
-    Packed = Any
-
-__all__ = ["addmm", "baddbmm", "bmm", "disable", "enable", "enabled", "info", "linear", "matmul", "pack", "reset_stats",
-           "scaled_dot_product_attention", "stats"]
+__all__ = ["Packed", "Stats", "addmm", "baddbmm", "bmm", "disable", "dot", "einsum", "enable", "enabled",
+           "get_num_threads", "info", "linear", "matmul", "pack", "reset_stats", "scaled_dot_product_attention",
+           "set_num_threads", "stats", "tensordot"]
 __version__ = _library.version()
 
+# Annotations are evaluated: help() shows them as they are, and typing.get_type_hints needs no torch.
+Array = TypeVar("Array", np.ndarray, "torch.Tensor")
+Tensor = TypeVar("Tensor", bound="torch.Tensor")
+Precision = Literal["fp32", "ieee", "tf32"]
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Device = Literal["cpu", "cuda"]
 
-def _module_for(*arguments):
-    """The implementation for these arguments: NumPy's where one is of NumPy, else torch's."""
+
+def _is_tensor(argument) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(argument, torch.Tensor)
+
+
+def _numpy_module(names, arguments):
+    """For arguments of which one at least is NumPy's: those of torch are named."""
+    for name, argument in zip(names, arguments):
+        if _is_tensor(argument) or isinstance(argument, Packed) and not isinstance(argument, _numpy.Packed):
+            array = next(n for n, x in zip(names, arguments) if isinstance(x, (np.ndarray, _numpy.Packed)))
+            raise TypeError(f"{array} is of NumPy, but {name} is of torch: convert one of them, with "
+                            f"torch.from_numpy({array}) or {name}.numpy()")
+    return _numpy
+
+
+def _module_for(names, *arguments):
+    """The implementation for these arguments: torch's for tensors, else NumPy's, which converts lists and the like."""
     for argument in arguments:
         if isinstance(argument, (np.ndarray, _numpy.Packed)):
-            return _numpy
-    return _torch_module()
+            return _numpy_module(names, arguments)
+    torch = sys.modules.get("torch")
+    for argument in arguments if torch else ():
+        if isinstance(argument, (torch.Tensor, Packed)):  # type: ignore[union-attr]
+            return _torch_module()
+    return _numpy
 
 
-def _torch_module(needs: str = "arguments must be numpy.ndarray: torch tensors need"):
+def _torch_module(needs: str = "torch tensors need"):
     try:
         from . import _torch
     except ModuleNotFoundError as error:
@@ -54,58 +76,115 @@ def _torch_module(needs: str = "arguments must be numpy.ndarray: torch tensors n
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
-def matmul(a: "Union[Array, Packed]", b: "Union[Array, Packed]", *, precision: str = "fp32",
-           out: "Optional[Array]" = None) -> "Array":
+def matmul(a: Union[Array, Packed], b: Union[Array, Packed], *, precision: Precision = "fp32",
+           out: Optional[Array] = None, casting: Casting = "equiv") -> Array:
     """The matrix product of two float32 arrays, with the semantics of torch.matmul.
 
     1-D arguments are vectors, leading dimensions broadcast, and any strides are taken as they are: transposes, slices
     and expanded views are not copied. One argument may be a matrix from `pack`. On torch tensors it is differentiable,
     and runs on the current CUDA stream without synchronising.
 
-    precision: "fp32" (float32-accurate, on tensor cores where there are any), "ieee" (IEEE float32 arithmetic), "tf32".
+    precision: "fp32" is float32-accurate, on tensor cores where there are any, "ieee" is IEEE float32 arithmetic.
     out: where to write the result; it must have the result's shape and may not overlap an argument.
+    casting: which NumPy arrays of other types are converted to float32, by numpy.can_cast's rules.
     """
-    return _module_for(a, b).matmul(a, b, precision=precision, out=out)
+    module = _module_for(("a", "b"), a, b)
+    return module.matmul(a, b, precision=precision, out=out, **_casting(module, casting))
 
 
-def bmm(a: "Array", b: "Array", *, precision: str = "fp32", out: "Optional[Array]" = None) -> "Array":
+def _casting(module, casting: str) -> dict:
+    if module is _numpy:
+        return {"casting": casting}
+    if casting != "equiv":
+        raise TypeError("casting is for NumPy arrays: convert a tensor with .float()")
+    return {}
+
+
+def bmm(a: Array, b: Array, *, precision: Precision = "fp32", out: Optional[Array] = None,
+        casting: Casting = "equiv") -> Array:
     """Products of two batches: a (batch, m, k), b (batch, k, n), as torch.bmm."""
-    return _module_for(a, b).bmm(a, b, precision=precision, out=out)
+    module = _module_for(("a", "b"), a, b)
+    return module.bmm(a, b, precision=precision, out=out, **_casting(module, casting))
 
 
-def addmm(input: "Array", a: "Array", b: "Array", *, beta: float = 1, alpha: float = 1, precision: str = "fp32",
-          out: "Optional[Array]" = None) -> "Array":
+def addmm(input: Array, a: Array, b: Array, *, beta: float = 1, alpha: float = 1, precision: Precision = "fp32",
+          out: Optional[Array] = None, casting: Casting = "equiv") -> Array:
     """beta * input + alpha * a @ b for matrices, as torch.addmm; input broadcasts and is added in the same kernel. With
     beta = 0 it is not read. out may be input itself."""
-    return _module_for(input, a, b).addmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out)
+    module = _module_for(("input", "a", "b"), input, a, b)
+    return module.addmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out,
+                        **_casting(module, casting))
 
 
-def baddbmm(input: "Array", a: "Array", b: "Array", *, beta: float = 1, alpha: float = 1, precision: str = "fp32",
-            out: "Optional[Array]" = None) -> "Array":
+def baddbmm(input: Array, a: Array, b: Array, *, beta: float = 1, alpha: float = 1, precision: Precision = "fp32",
+            out: Optional[Array] = None, casting: Casting = "equiv") -> Array:
     """addmm for batches of matrices, as torch.baddbmm."""
-    return _module_for(input, a, b).baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out)
+    module = _module_for(("input", "a", "b"), input, a, b)
+    return module.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out,
+                          **_casting(module, casting))
 
 
-def linear(input: "Array", weight: "Union[Array, Packed]", bias: "Optional[Array]" = None, *,
-           precision: str = "fp32") -> "Array":
+def linear(input: Array, weight: Union[Array, Packed], bias: Optional[Array] = None, *,
+           precision: Precision = "fp32", casting: Casting = "equiv") -> Array:
     """input @ weight.T + bias, as torch.nn.functional.linear. weight, (out_features, in_features), may be packed."""
-    return _module_for(input, weight).linear(input, weight, bias, precision=precision)
+    names, arguments = ("input", "weight", "bias"), (input, weight) if bias is None else (input, weight, bias)
+    module = _module_for(names, *arguments)
+    return module.linear(input, weight, bias, precision=precision, **_casting(module, casting))
 
 
-def pack(matrix: "Array") -> "Packed":
+def pack(matrix: Array) -> Packed:
     """A matrix prepared for use in many products, as either argument of `matmul` or the weight of `linear`.
 
     What is prepared depends on the use, so it happens at the first one. A torch tensor may be written to: it is then
     prepared again. A NumPy array must not change."""
-    return _module_for(matrix).pack(matrix)
+    return _module_for(("matrix",), matrix).pack(matrix)
+
+
+# ---- More products of NumPy arrays ----------------------------------------------------------------------------------
+
+def _refuse_tensors(function: str, *arguments) -> None:
+    if any(_is_tensor(argument) for argument in arguments):
+        raise TypeError(f"tessera.{function} is for NumPy arrays: for tensors use torch.{function}, whose products "
+                        "tessera.enable() takes")
+
+
+def dot(a: np.ndarray, b: np.ndarray, *, precision: Precision = "fp32", casting: Casting = "equiv") -> np.ndarray:
+    """As numpy.dot: sums over the last axis of a and the last but one of b."""
+    _refuse_tensors("dot", a, b)
+    return _numpy.dot(a, b, precision=precision, casting=casting)
+
+
+def tensordot(a: np.ndarray, b: np.ndarray, axes: Union[int, Sequence] = 2, *, precision: Precision = "fp32",
+              casting: Casting = "equiv") -> np.ndarray:
+    """As numpy.tensordot: sums over the last `axes` of a and the first of b, or over pairs of axes."""
+    _refuse_tensors("tensordot", a, b)
+    return _numpy.tensordot(a, b, axes, precision=precision, casting=casting)
+
+
+def einsum(subscripts: str, *operands: np.ndarray, precision: Precision = "fp32",
+           casting: Casting = "equiv") -> np.ndarray:
+    """As numpy.einsum: operands are contracted in pairs, each pair by one product of matrices or a batch of them."""
+    _refuse_tensors("einsum", *operands)
+    return _numpy.einsum(subscripts, *operands, precision=precision, casting=casting)
+
+
+# ---- Threads --------------------------------------------------------------------------------------------------------
+
+def set_num_threads(threads: int) -> None:
+    """How many threads products of NumPy arrays use, in all Python threads. Tensors use torch's."""
+    _numpy.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """The number for NumPy arrays: what was set, else TESSERA_NUM_THREADS, else OMP_NUM_THREADS, else all cores."""
+    return _numpy.get_num_threads()
 
 
 # ---- Attention ------------------------------------------------------------------------------------------------------
 
-def scaled_dot_product_attention(query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor",
-                                 attn_mask: "Optional[torch.Tensor]" = None, dropout_p: float = 0.0,
-                                 is_causal: bool = False, *, scale: Optional[float] = None,
-                                 enable_gqa: bool = False) -> "torch.Tensor":
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, *, scale: Optional[float] = None,
+                                 enable_gqa: bool = False) -> Tensor:
     """softmax(scale * query @ key.T + mask) @ value, with the semantics of torch's function of this name.
 
     float32 tensors on the CPU or on CUDA, of any strides, are attended to by Tessera, without writing out the weights;
@@ -117,13 +196,15 @@ def scaled_dot_product_attention(query: "torch.Tensor", key: "torch.Tensor", val
 
 # ---- The drop-in for torch ------------------------------------------------------------------------------------------
 
-def enable(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",), always: bool = False) -> None:
+def enable(precision: Precision = "fp32", devices: Union[Device, Sequence[Device]] = ("cuda",),
+           always: bool = False) -> None:
     """From now on torch's float32 products (aten::mm, addmm, bmm, baddbmm, and so nn.Linear, einsum and their backward
     passes) on these devices ("cuda", "cpu"), and scaled_dot_product_attention on CUDA, run on Tessera, in all threads.
 
     Products of other types are left to torch, and so are those that torch is expected to run faster, unless `always`.
-    May be called again to change the settings. The environment variable TESSERA_ENABLE=1 calls it when tessera is
-    imported, and from torch 2.5 on when torch is; TESSERA_PRECISION and TESSERA_DEVICES set its arguments."""
+    May be called again to change the settings. It warns once if there is no GPU for it. The environment variable
+    TESSERA_ENABLE=1 calls it when tessera is imported, and from torch 2.5 on when torch is; TESSERA_PRECISION and
+    TESSERA_DEVICES set its arguments."""
     _torch_module("tessera.enable needs").enable(precision, devices, always)
 
 
@@ -133,16 +214,16 @@ def disable() -> None:
         _torch_module().disable()
 
 
-def enabled(precision: str = "fp32", devices: Union[str, Sequence[str]] = ("cuda",),
+def enabled(precision: Precision = "fp32", devices: Union[Device, Sequence[Device]] = ("cuda",),
             always: bool = False) -> ContextManager[None]:
     """`with tessera.enabled(): ...` enables it inside the block and restores the former setting afterwards. The setting
     belongs to the process, not to the thread, because backward passes run in threads of their own."""
     return _torch_module("tessera.enabled needs").enabled(precision, devices, always)
 
 
-def stats() -> "Stats":
+def stats() -> Stats:
     """What the drop-in did since the start or reset_stats(): how many products and attentions it took, by shape and
-    precision, and how many it left to torch, by reason. Printable."""
+    precision, and how many it left to torch, by reason; if it took nothing, why, and what would. Printable."""
     return _torch_module("tessera.stats needs").stats()
 
 
@@ -180,7 +261,7 @@ def _enable_by_environment() -> None:
         return
     try:
         devices = [device.strip() for device in os.environ.get("TESSERA_DEVICES", "cuda").split(",")]
-        enable(os.environ.get("TESSERA_PRECISION", "fp32").strip(), devices)
+        enable(os.environ.get("TESSERA_PRECISION", "fp32").strip(), devices)  # type: ignore[arg-type]
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
         warnings.warn(f"TESSERA_ENABLE is set, but tessera cannot be enabled: {error}", RuntimeWarning, stacklevel=2)
 

@@ -27,6 +27,19 @@ class Result(ctypes.Structure):
                 ("col_stride", c_int64), ("batch_stride", c_int64)]
 
 
+class Packed:
+    """A matrix prepared for use in many products: what tessera.pack makes."""
+
+    __module__ = "tessera"  # where people find it
+
+    def __init__(self, matrix) -> None:
+        self.matrix = matrix
+
+    @property
+    def shape(self) -> tuple:
+        return self.matrix.shape
+
+
 def library_path() -> Path:
     """TESSERA_LIBRARY where it is set, else the library in the package, else the one built in the source tree."""
     chosen = os.environ.get("TESSERA_LIBRARY")
@@ -48,6 +61,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
             ("tsr_precision_name", c_char_p, c_int),
             ("tsr_info_print", c_size_t, c_char_p, c_size_t),
             ("tsr_context_create", c_int, POINTER(c_void_p), POINTER(Options)),
+            ("tsr_context_threads", c_int, c_void_p),
             ("tsr_gemm_add", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
              POINTER(Operand), POINTER(Result), c_void_p),
             ("tsr_pack", c_int, POINTER(c_void_p), c_void_p, c_int, POINTER(Operand), c_void_p),

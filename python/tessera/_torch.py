@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import NamedTuple, Optional, Sequence, Union
 
 import torch
 
 from . import _attention, _build, _library
 from ._locks import Lock
+from ._stats import AttentionCount, ProductCount, Stats
 
 _build.load()
 _attention.register()
@@ -19,17 +21,13 @@ DEVICES = ("cpu", "cuda")
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
-class Packed:
+class Packed(_library.Packed):
     """A matrix with the panels made of it for each side, orientation and precision it has been used with; tessera.pack
     makes it. Writing to the tensor is noticed, and the panels are made again."""
 
     def __init__(self, matrix: torch.Tensor):
+        super().__init__(matrix)
         self._object = torch.classes.tessera.Packed(matrix)
-        self.matrix = matrix
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.matrix.shape
 
     def __reduce__(self):
         return type(self), (self.matrix,)  # a copy is packed anew, of its own copy of the matrix
@@ -163,58 +161,6 @@ if hasattr(torch.library, "register_vmap"):
 
 # ---- The drop-in ----------------------------------------------------------------------------------------------------
 
-class ProductCount(NamedTuple):
-    """How often a product was taken: `calls` times `batch` products of (m, k) by (k, n)."""
-    device: str
-    precision: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    calls: int
-
-
-class AttentionCount(NamedTuple):
-    """How often an attention was taken: `direction` is "forward" or "backward"."""
-    device: str
-    precision: str
-    direction: str
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    dim: int
-    calls: int
-
-
-def _counted(taken: int, what: str, passed: dict[str, int]) -> str:
-    left = ", ".join(f"{count} ({reason})" for reason, count in passed.items() if count)
-    return f"{taken} {what} taken; left to torch: {left or 'none'}"
-
-
-class Stats(NamedTuple):
-    """What the drop-in did: how many products it took, how many it left to torch and why, and the former by kind, most
-    calls first; then the same of attention."""
-    taken: int
-    passed: dict[str, int]
-    products: list[ProductCount]
-    attention_taken: int
-    attention_passed: dict[str, int]
-    attention: list[AttentionCount]
-
-    def __str__(self) -> str:
-        lines = [_counted(self.taken, "products", self.passed)]
-        for p in self.products:
-            batch = f"{p.batch} of " if p.batch != 1 else ""
-            lines.append(f"{p.calls:8} x {p.device} {p.precision} {batch}{p.m} x {p.n} x {p.k}")
-        if self.attention_taken or any(self.attention_passed.values()):
-            lines.append(_counted(self.attention_taken, "attentions", self.attention_passed))
-        for a in self.attention:
-            lines.append(f"{a.calls:8} x {a.device} {a.precision} {a.direction} {a.batch} x {a.heads} heads, "
-                         f"{a.queries} queries, {a.keys} keys, dimension {a.dim}")
-        return "\n".join(lines)
-
-
 _REASONS = {"dtype": "not float32", "layout": "not plain strided tensors of one device",
             "shape": "empty or unusual shape or out", "faster": "torch is faster", "impossible": "not possible here"}
 
@@ -252,11 +198,34 @@ def _apply() -> None:
         _ops.switch(device, setting is not None, precision, always)
 
 
+def _why_no_gpu() -> str:
+    """Why nothing can be taken on CUDA here, as a clause; empty where it can."""
+    if not _library.LIBRARY.tsr_has_cuda():
+        return "this build of Tessera has no CUDA engine"
+    return "" if torch.cuda.is_available() else "torch sees no CUDA device here"
+
+
+ON_THE_CPU = 'tessera.enable(devices=("cpu", "cuda")) takes those on the CPU, too'
+_has_warned = False
+
+
+def _warn_without_gpu() -> None:
+    """Once: a program that is written for a GPU enables it on other machines, too."""
+    global _has_warned
+    why = "" if _has_warned else _why_no_gpu()
+    if why:
+        _has_warned = True
+        warnings.warn(f"tessera is enabled for products on CUDA, but {why}: it will take none. {ON_THE_CPU}",
+                      RuntimeWarning, stacklevel=5)
+
+
 def _settings(precision: str, devices, always: bool) -> dict[str, _Setting]:
     chosen = _devices(devices)
     _library.precision_number(precision)
     if "cuda" in chosen:
         _prepare_cuda(precision)
+    if chosen == ("cuda",) and not _lasting["cpu"]:
+        _warn_without_gpu()
     return dict.fromkeys(chosen, _Setting(precision, bool(always)))
 
 
@@ -296,6 +265,19 @@ def _reasons(lines: list[str]) -> dict[str, int]:
     return {_REASONS[reason]: int(count) for reason, count in (line.split() for line in lines)}
 
 
+def _advice(passed: dict[str, int]) -> str:
+    """Why nothing has been taken, and what would be."""
+    with _lock.held:
+        on = [device for device in DEVICES if _lasting[device] or any(device in block for block in _blocks)]
+    if not on:
+        return "tessera is not enabled: tessera.enable() takes products on CUDA, devices=(\"cpu\", \"cuda\") all"
+    if on == ["cuda"] and _why_no_gpu():
+        return f"tessera is enabled for products on CUDA, but {_why_no_gpu()}. {ON_THE_CPU}"
+    if passed[_REASONS["faster"]]:
+        return "always=True takes those that torch runs faster, too"
+    return "" if any(passed.values()) else f"there was no product on {' or '.join(on)}"
+
+
 def stats() -> Stats:
     products, attention = [], []
     for line in _ops.taken():
@@ -306,8 +288,10 @@ def stats() -> Stats:
         attention.append(AttentionCount(device, precision, direction, *map(int, numbers)))
     products.sort(key=lambda product: -product.calls)
     attention.sort(key=lambda kind: -kind.calls)
-    return Stats(sum(product.calls for product in products), _reasons(_ops.passed()), products,
-                 sum(kind.calls for kind in attention), _reasons(_ops.attention_passed()), attention)
+    passed = _reasons(_ops.passed())
+    return Stats(sum(product.calls for product in products), passed, products,
+                 sum(kind.calls for kind in attention), _reasons(_ops.attention_passed()), attention,
+                 "" if products or attention else _advice(passed))
 
 
 def reset_stats() -> None:

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "blas.h"
+#include "report.h"
 
 typedef enum gpu_state { GPU_NOT_STARTED, GPU_STARTED, GPU_UNUSABLE } gpu_state;
 
@@ -55,6 +56,7 @@ static tsr_context *cpu_context(const blas_settings *settings, int threads) {
 static void read_settings(void) {
     made.settings = blas_settings_read();
     has_settings = true;
+    blas_report_product();
     if (made.settings.device == BLAS_CPU || !tsr_has_cuda()) atomic_store(&gpu_is, GPU_UNUSABLE);
     if (!made.settings.verbose) return;
     char device[16];

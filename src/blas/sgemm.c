@@ -1,4 +1,4 @@
-/* sgemm.c: sgemm_ and cblas_sgemm, with 32-bit and with 64-bit integers. */
+/* sgemm.c: sgemm_ and cblas_sgemm, with 32-bit and with 64-bit integers, also as the wheels of NumPy name them. */
 #include <stdbool.h>
 
 #include "blas.h"
@@ -123,3 +123,12 @@ void cblas_sgemm_64(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE
                     float *c, int64_t ldc) {
     sgemm_c(CBLAS_64, layout, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
+
+/* ---- Wheels ------------------------------------------------------------------------------------------------------ */
+
+/* The wheels of NumPy (64-bit integers) and SciPy (32-bit) carry an OpenBLAS whose names begin with scipy_. */
+#define ALIAS(name) __attribute__((visibility("default"), alias(name)))
+extern __typeof(sgemm_) scipy_sgemm_ ALIAS("sgemm_");
+extern __typeof(sgemm_64_) scipy_sgemm_64_ ALIAS("sgemm_64_");
+extern __typeof(cblas_sgemm) scipy_cblas_sgemm ALIAS("cblas_sgemm");
+extern __typeof(cblas_sgemm64_) scipy_cblas_sgemm64_ ALIAS("cblas_sgemm64_");

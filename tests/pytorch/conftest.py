@@ -31,6 +31,7 @@ def clean():
     torch.manual_seed(20260)
     tessera.disable()
     tessera.reset_stats()
+    tessera._torch._has_warned = True  # that there is no GPU; test_drop_in.py has a test of it
     yield
     tessera.disable()
 

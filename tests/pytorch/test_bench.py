@@ -37,9 +37,9 @@ def test_beside_torch(tmp_path):
                if r["m"] > 48), ("all of it was multiplied, and rightly")
 
 
-def test_beside_every_library(tmp_path):
-    said = run("survey", "--seconds", "0.001", "--folder", tmp_path, "--topic", "peers", "--topic", "accuracy",
-               "--topic", "overhead")
+def test_beside_every_library(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_RESULTS", str(tmp_path))
+    said = run("survey", "--seconds", "0.001", "--topic", "peers", "--topic", "accuracy", "--topic", "overhead")
     absent = {r["library"] for r in load(tmp_path, "peers") if r["what"] == "absent"}
     assert "torch float32" not in absent and all(f"{name} is not here" in said for name in absent)
     accuracy = [r for r in load(tmp_path, "accuracy") if r["what"] == "accuracy"]
@@ -83,9 +83,7 @@ def test_attention(tmp_path):
     assert all(r["dim"] % 4 == 0 and 16 <= r["dim"] <= 256 for r in records)
 
 
-def test_an_unknown_library_is_refused(tmp_path):
-    ran = subprocess.run([
-        sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", "survey", "--peer", "nosuch", "--folder",
-        str(tmp_path)
-    ], capture_output=True, text=True)
+def test_an_unknown_library_is_refused():
+    ran = subprocess.run([sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", "survey", "--peer", "nosuch"],
+                         capture_output=True, text=True)
     assert ran.returncode == 1 and "no library called 'nosuch' here; those known are: tessera fp32" in ran.stderr

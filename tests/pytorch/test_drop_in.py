@@ -1,9 +1,11 @@
 """The drop-in: torch's own float32 products through Tessera while it is on, and nothing else."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -228,6 +230,29 @@ def test_stats(device):
     assert "5 products taken" in str(stats) and "3 of 20 x 40 x 30" in str(stats)
     tessera.reset_stats()
     assert tessera.stats().taken == 0 and tessera.stats().products == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said without a GPU")
+def test_without_a_gpu(monkeypatch):
+    """One warning for all calls, and stats() says why nothing was taken and what would be."""
+    monkeypatch.setattr(tessera._torch, "_has_warned", False)
+    assert "tessera is not enabled: tessera.enable()" in str(tessera.stats())
+    with pytest.warns(RuntimeWarning, match=r"enabled for products on CUDA, but .*enable\(devices=\(\"cpu\"") as warned:
+        tessera.enable()
+        with tessera.enabled():
+            torch.ones(64, 64) @ torch.ones(64, 64)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    assert re.search(r"0 products .*\n.* CUDA, but .*enable\(devices=\(\"cpu\", \"cuda\"\)\)", str(tessera.stats()))
+    with pytest.warns(RuntimeWarning) as warned:
+        monkeypatch.setattr(tessera._torch, "_has_warned", False)
+        tessera.enable(devices=("cpu", "cuda"))
+        warnings.warn("the only one", RuntimeWarning)
+    assert len(warned) == 1 and "there was no product on cpu or cuda" in tessera.stats().advice
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    assert "always=True" in tessera.stats().advice
+    with tessera.enabled(devices="cpu", always=True):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+    assert tessera.stats().advice == ""
 
 
 def model():

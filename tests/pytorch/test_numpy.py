@@ -1,7 +1,12 @@
 """NumPy arrays: numpy.matmul's results on integers, whatever the strides; and its kin."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,6 +133,126 @@ def test_errors():
         tessera.linear(a, b.T, np.ones((4, 6), np.float32))
     with pytest.raises(ValueError, match="must have 3 dimensions"):
         tessera.bmm(a, b)
-    with pytest.raises(ValueError, match="multiples of 4 bytes"):
-        records = np.zeros((4, 5), dtype=np.dtype([("flag", "u1"), ("value", "<f4")]))
-        tessera.matmul(records["value"], b)
+    with pytest.raises(TypeError, match="a is a masked array.*filled"):
+        tessera.matmul(np.ma.masked_array(a, a > 2), b)
+    with pytest.raises(TypeError, match="out is a masked array"):
+        tessera.matmul(a, b, out=np.ma.zeros((4, 6), np.float32))
+    with pytest.raises(TypeError, match="b has dtype complex64: use numpy.matmul$"):  # not to drop half of it
+        tessera.matmul(a, b.astype(np.complex64))
+    for tensor in (torch.ones(5, 6), tessera.pack(torch.ones(5, 6))):
+        with pytest.raises(TypeError, match=r"a is of NumPy, but b is of torch: .*from_numpy\(a\) or b.numpy\(\)"):
+            tessera.matmul(a, tensor)
+    with pytest.raises(TypeError, match="weight is of NumPy, but input is of torch"):
+        tessera.linear(torch.ones(4, 5), b.T)
+    with pytest.raises(TypeError, match="casting is for NumPy"):
+        tessera.matmul(torch.ones(2, 2), torch.ones(2, 2), casting="unsafe")
+    with pytest.raises(TypeError, match="tessera.einsum is for NumPy arrays: for tensors use torch.einsum"):
+        tessera.einsum("ij,jk", torch.ones(2, 2), torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"have sizes \[5\] in a, but \[6\] in b"):
+        tessera.tensordot(a, b, ([1], [1]))
+    for axes in (([0, 0], [0, 0]), ([2], [0])):
+        with pytest.raises(ValueError, match="different axes of a"):
+            tessera.tensordot(a, b, axes)
+    with pytest.raises(ValueError, match="for 3 operands, but there are 2"):
+        tessera.einsum("ij,jk,kl", a, b)
+    with pytest.raises(ValueError, match="do not fit an operand of 2 dimensions"):
+        tessera.einsum("ijk,kl", a, b)
+
+
+def unaligned(array):
+    """The same values in records of five bytes."""
+    records = np.zeros(array.shape, dtype=np.dtype([("flag", "u1"), ("value", "<f4")]))
+    records["value"] = array
+    return records["value"]
+
+
+def test_arrays_that_are_not_aligned():
+    a, b, input = integers(14, 15), integers(15, 16), integers(14, 16)
+    assert np.array_equal(tessera.matmul(unaligned(a), unaligned(b)), a @ b)
+    assert np.array_equal(tessera.matmul(a, tessera.pack(unaligned(b))), a @ b)
+    out = unaligned(input)
+    assert tessera.addmm(out, unaligned(a), b, out=out) is out and np.array_equal(out, a @ b + input)
+
+
+class WithArray:
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+def test_what_is_no_array():
+    """Lists and whatever NumPy takes for an array, subclasses and other byte orders."""
+    a, b = integers(4, 5), integers(5, 6)
+    expected = a @ b
+    for left in (a.tolist(), tuple(map(tuple, a.astype(int).tolist())), WithArray(a), np.asmatrix(a), a.astype(">f4")):
+        for right in (b, b.tolist()):
+            product = tessera.matmul(left, right)
+            assert type(product) is np.ndarray and product.dtype == np.float32 and np.array_equal(product, expected)
+    assert np.array_equal(tessera.linear(a.tolist(), b.T, [1] * 6), expected + 1)
+    with pytest.raises(TypeError, match="a has dtype object"):
+        tessera.matmul(object(), b)
+
+
+def test_a_vector_times_a_vector_is_a_scalar():
+    a, b = integers(9), integers(9)
+    assert type(tessera.matmul(a, b)) is type(a @ b) is np.float32 and tessera.matmul(a, b) == a @ b
+    out = np.zeros((), np.float32)
+    assert tessera.matmul(a, b, out=out) is out and out == a @ b
+
+
+def test_casting():
+    a, b = integers(4, 5), integers(5, 6)
+    for kind, least in ("float16", "safe"), ("int8", "safe"), ("float64", "same_kind"), ("int64", "same_kind"):
+        with pytest.raises(TypeError, match=f"b has dtype {kind}: convert it .* casting=\"same_kind\""):
+            tessera.matmul(a, b.astype(kind))
+        assert np.array_equal(tessera.matmul(a, b.astype(kind), casting=least), a @ b)
+        assert np.array_equal(tessera.linear(a.astype(kind), b.T, b[0].astype(kind), casting=least), a @ b + b[0])
+    with pytest.raises(TypeError, match="b has dtype complex64"):
+        tessera.matmul(a, b.astype(np.complex64), casting="same_kind")
+
+
+@pytest.mark.parametrize("subscripts, shapes", [
+    ("ij,jk->ik", "34 45"), ("ij,jk", "34 45"), ("ba,cb", "34 53"), ("bij,bjk->bik", "234 245"),
+    ("ij,jk,kl->il", "34 45 56"), ("...ij,...jk->...ik", "234 45"), ("...ij,...jk", "2134 745"), ("ii->i", "44"),
+    ("i...,ij->j...", "345 32"),
+    ("ii,ij->j", "44 43"), ("ij,ij->i", "34 34"), ("ij,ij->ij", "34 34"), ("i,j->ij", "3 4"), ("ij,kl->", "34 45"),
+    ("ij->", "34"), ("i,i", "5 5"), ("bhqd,bhkd->bhqk", "2345 2365"), ("ij,jk->ik", "31 45"), ("i,i,i->", "3 3 3"),
+    ("abc,bad,cde->ea", "234 325 456"), ("ij,jk->ik", "30 05"), ("iij,jk -> ki", "334 45")])
+def test_einsum(subscripts, shapes):
+    operands = [integers(*map(int, shape)) for shape in shapes.split()]
+    expected, found = np.einsum(subscripts, *operands), tessera.einsum(subscripts, *operands)
+    assert found.dtype == np.float32 and found.shape == expected.shape and np.array_equal(found, expected)
+
+
+def test_dot_and_tensordot():
+    for a, b in ("3", "3"), ("34", "4"), ("234", "546"), ("4", "546"), ("", "3"):
+        a, b = (integers(*map(int, shape)) for shape in (a, b))
+        assert np.array_equal(tessera.dot(a, b), np.dot(a, b)) and type(tessera.dot(a, b)) is type(np.dot(a, b))
+    for a, b, axes in ("345", "456", 2), ("34", "56", 0), ("345", "53", ([0, 2], [1, 0])), ("345", "74", (1, -1)):
+        a, b = (integers(*map(int, shape)) for shape in (a, b))
+        assert np.array_equal(tessera.tensordot(a, b, axes), np.tensordot(a, b, axes))
+
+
+def test_threads():
+    """By function, and by the environment as the BLAS reads it."""
+    before, (a, b) = tessera.get_num_threads(), (integers(300, 200), integers(200, 300))
+    packed = tessera.pack(b)
+    for threads in (1, 3, before):
+        tessera.set_num_threads(threads)
+        assert tessera.get_num_threads() == threads and np.array_equal(tessera.matmul(a, packed), a @ b)
+    for threads in (0, 1025):
+        with pytest.raises(ValueError, match="from 1 to 1024"):
+            tessera.set_num_threads(threads)
+    program = ("import numpy as np, tessera, threading, os; a = np.ones((800, 800), 'f4'); tessera.matmul(a, a)\n"
+               "print(tessera.get_num_threads(), len(os.listdir('/proc/self/task')))")
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    for variables, threads, warned in (({"OMP_NUM_THREADS": "3,2"}, 3, False),
+                                       ({"OMP_NUM_THREADS": "2", "TESSERA_NUM_THREADS": "5"}, 5, False),
+                                       ({"OMP_NUM_THREADS": "1", "TESSERA_NUM_THREADS": "x"}, 1, True)):
+        ran = subprocess.run([sys.executable, "-c", program], env={**kept, **variables, "OPENBLAS_NUM_THREADS": "1"},
+                             capture_output=True, text=True)
+        assert ran.stdout.split()[0] == str(threads), ran.stderr
+        assert int(ran.stdout.split()[1]) <= threads
+        assert ("TESSERA_NUM_THREADS is 'x', which is not a number of threads" in ran.stderr) == warned, ran.stderr

@@ -18,7 +18,9 @@ namespace tessera {
 
 void check_dtype(const char *name, const at::Tensor &tensor) {
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.scalar_type() == at::kFloat, "tessera multiplies float32 tensors, but ", name,
-                                " has dtype ", tensor.scalar_type(), ": convert it with .float(), or use torch.matmul");
+                                " has dtype ", tensor.scalar_type(),
+                                tensor.is_complex() ? ": use torch.matmul"
+                                                    : ": convert it with .float(), or use torch.matmul");
 }
 
 static void check_device(const char *name, const at::Tensor &tensor, const at::Tensor &a) {

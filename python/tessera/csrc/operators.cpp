@@ -125,6 +125,13 @@ static void check_named_dtype(const char *name, const at::Tensor &tensor) {
     if (tensor.scalar_type() != at::kHalf && tensor.scalar_type() != at::kBFloat16) check_dtype(name, tensor);
 }
 
+static void check_bias(const OptionalTensor &bias, const at::Tensor &weight) {
+    if (!bias) return;
+    TORCH_CHECK(bias->dim() <= 1, "bias must be a 1D tensor, but it is ", bias->dim(), "D");
+    TORCH_CHECK(!bias->dim() || size_of(*bias, 0) == size_of(weight, 0) || size_of(*bias, 0) == 1, "bias of ",
+                size_of(*bias, 0), " elements cannot be added to ", size_of(weight, 0), " outputs");
+}
+
 static at::Tensor linear(const at::Tensor &input, const at::Tensor &weight, const OptionalTensor &bias,
                          c10::string_view precision) {
     check_named_dtype("input", input);
@@ -133,7 +140,7 @@ static at::Tensor linear(const at::Tensor &input, const at::Tensor &weight, cons
     check_layout("input", input);
     check_dims("weight", weight, 2);
     TORCH_CHECK(input.dim(), "input must have at least 1 dimension");
-    TORCH_CHECK(!bias || bias->dim() <= 1, "bias must be a 1D tensor, but it is ", bias->dim(), "D");
+    check_bias(bias, weight);
     const at::Tensor b = weight.t();
     if (input.dim() == 1) return gemm(bias, input.unsqueeze(0), b, 1, 1, precision).squeeze(0);
     if (input.dim() == 2) return gemm(bias, input, b, 1, 1, precision);
@@ -148,6 +155,7 @@ static at::Tensor linear(const at::Tensor &input, const at::Tensor &weight, cons
 static at::Tensor matmul_packed(const at::Tensor &a, const PackedPointer &packed, bool transposed,
                                 const OptionalTensor &bias, c10::string_view precision) {
     const at::Tensor matrix = packed->matrix();
+    if (transposed) check_bias(bias, matrix);
     check_layout("a", a);
     TORCH_CHECK(a.dim(), "both arguments to matmul need to be at least 1D, but a is 0D");
     const at::Tensor b = transposed ? matrix.t() : matrix;
