@@ -11,7 +11,7 @@ MAKEFLAGS   += --no-print-directory
 .PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu soak-gpu \
         mutants fuzz \
         bench-cpu bench-blas bench-gpu bench-sustained bench-pytorch bench-compare report modules python format \
-        install clean
+        install uninstall wheel deb first-hour clean
 
 build: ## the library and the command (the default)
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -106,6 +106,19 @@ python: build ## the operator for python3's torch: PYTHONPATH=python is then all
 install: build ## the library, the command and the headers, below PREFIX, if `tessera selftest` passes
 	$(BUILD)/cli/tessera selftest
 	cmake --install $(BUILD) --prefix $(PREFIX)
+
+uninstall: ## removes what `make install` put there
+	xargs -d '\n' rm -fv <$(BUILD)/install_manifest.txt
+	sed -n 's,/tessera-config.cmake$$,,p' $(BUILD)/install_manifest.txt | xargs -d '\n' rmdir
+
+wheel: ## a wheel that needs no compiler, with operators for current releases of torch (TORCH="2.13.0"), in $(BUILD)/dist
+	packaging/wheel.py $(BUILD) $(TORCH)
+
+deb: ## Debian packages, in $(BUILD)/deb; needs debhelper and dh-python
+	packaging/deb $(BUILD)
+
+first-hour: ## what a new user does, on a clean prefix: every package and way to use it, then removal; ten minutes, root for deb
+	tests/first_hour $(BUILD)
 
 clean: ## removes $(BUILD)
 	rm -rf $(BUILD)

@@ -24,9 +24,9 @@ static int find_library(char *path, size_t size) {
     char *library = realpath(info.dli_fname, NULL);
     if (!library) return fail("%s: %s", info.dli_fname, strerror(errno));
     char *slash = strrchr(library, '/');
-    const int length = snprintf(path, size, "%.*s/libtessera_blas.so", (int)(slash - library), library);
+    const int length = snprintf(path, size, "%.*s/" TESSERA_BLAS_FILE, (int)(slash - library), library);
     free(library);
-    if (length < 0 || (size_t)length >= size) return fail("the path of libtessera_blas.so is too long");
+    if (length < 0 || (size_t)length >= size) return fail("the path of " TESSERA_BLAS_FILE " is too long");
     if (access(path, R_OK)) return fail("%s: %s", path, strerror(errno));
     if (strpbrk(path, " :")) return fail("%s: the loader takes no path with a space or colon to preload", path);
     return EXIT_OK;

@@ -242,14 +242,9 @@ def info() -> str:
         import torch
 
         from . import _build
-        cuda = f", CUDA {torch.version.cuda}" if _build.has_cuda(torch) else ", no CUDA"
+        cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ", no CUDA"
         lines.append(f"torch: {torch.__version__}{cuda}")
-        try:
-            path = _build.operator_path()
-            lines.append(f"operator: {path}" if _build.is_built(path) else
-                         "operator: to be compiled at first use, or by `python -m tessera build`")
-        except _build.BuildError as error:
-            lines.append(f"operator: {error}")
+        lines.append(f"operator: {_build.state()}")
     except ModuleNotFoundError:
         lines.append("torch: not installed")
     return "\n".join(lines)

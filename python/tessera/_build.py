@@ -1,8 +1,9 @@
-"""Compiles csrc/ for the torch that is installed, once, into a cache.
+"""The operator (csrc/) for the torch that is installed: the one beside the library, or compiled, once, into a cache.
 
-torch's C++ interface differs between versions, so no binary of it is shipped. The first use of a torch tensor compiles
-it (20 to 40 seconds); `python -m tessera build` does so beforehand. Needed: a C++ compiler, and torch's headers, which
-its wheels bring along.
+torch's C++ interface differs between releases, and its stable part knows neither autograd nodes nor classes. So wheels
+carry an operator for each current release, all builds of it (packaging/wheel.py); one for any other torch is compiled
+at the first use of a torch tensor, which takes about a minute; `python -m tessera build` does so beforehand. Needed
+then: a C++ compiler, and torch's headers, which its wheels bring along.
 
 What the cache holds is code that this process will run. So the folder and the files must belong to the user (or root)
 and be writable by nobody else, links are not followed, and each operator has its checksum beside it (NAME.so.sha256).
@@ -20,6 +21,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple, Optional
 
 from . import _library
 
@@ -51,13 +53,29 @@ def _compiler() -> list[str]:
                      "one (Debian: apt-get install g++) or set CXX")
 
 
-def _release(torch) -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+class Torch(NamedTuple):
+    """What an operator is compiled for: a torch that is installed, or the headers of one."""
+    folder: Path  # the package
+    version: str
+    git_version: Optional[str]
+    cuda: Optional[str]
+    cxx11_abi: bool
+
+    @property
+    def release(self) -> tuple[int, int]:
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+    @property
+    def shipped_name(self) -> str:
+        """The same for all builds of a release: with CUDA, of whichever version, or without."""
+        return f"torch-{self.version.partition('+')[0]}-{str(self.git_version)[:12]}.so"
 
 
-def has_cuda(torch) -> bool:
-    return torch.version.cuda is not None
+def installed_torch() -> Torch:
+    import torch
+    return Torch(Path(torch.__file__).resolve().parent, torch.__version__, torch.version.git_version,
+                 torch.version.cuda, torch._C._GLIBCXX_USE_CXX11_ABI)
 
 
 def _loaded_libstdcxx() -> str:
@@ -71,22 +89,22 @@ def _loaded_libstdcxx() -> str:
     return "-lstdc++"
 
 
-def _flags(torch) -> tuple[list[str], list[str]]:
+def _flags(torch: Torch) -> tuple[list[str], list[str]]:
     """For compiling and for linking."""
-    root = Path(torch.__file__).resolve().parent
-    release = _release(torch)
-    compiling = ["-O2", "-fPIC", "-fvisibility=hidden", f"-std=c++{20 if release >= (2, 9) else 17}",
-                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", f"-I{_header_folder()}",
-                 "-isystem", str(root / "include"), "-isystem", str(root / "include/torch/csrc/api/include")]
-    # libtessera is already loaded when the operator is, and is found by its soname.
-    linking = ["-Wl,--no-as-needed", _loaded_libstdcxx(), str(_library.PATH.resolve()), f"-L{root / 'lib'}", "-lc10",
-               "-ltorch_cpu", "-ltorch"]
-    if has_cuda(torch):
-        compiling.append("-DTESSERA_TORCH_CUDA")
+    include = torch.folder / "include"
+    compiling = ["-O2", "-fPIC", "-fvisibility=hidden", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2",
+                 f"-ffile-prefix-map={FOLDER}=csrc", f"-std=c++{20 if torch.release >= (2, 9) else 17}",
+                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}", f"-I{_header_folder()}", "-isystem", str(include),
+                 "-isystem", str(include / "torch/csrc/api/include")]
+    # libtessera is already loaded when the operator is, and is found by its soname. What torch has only with CUDA are
+    # weak symbols, which libtorch brings along.
+    linking = ["-Wl,-z,relro,-z,now,-z,noexecstack", "-Wl,--no-as-needed", _loaded_libstdcxx(),
+               str(_library.PATH.resolve()), f"-L{torch.folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+    if torch.cuda and torch.release < (2, 4):  # the current stream can only be had through CUDA's own headers
+        from torch.utils import cpp_extension
+        compiling += ["-DTESSERA_TORCH_CUDA", "-isystem",
+                      str(Path(cpp_extension.CUDA_HOME or "/usr/local/cuda") / "include")]
         linking += ["-ltorch_cuda", "-lc10_cuda"]
-        if release < (2, 4):  # where the current stream can only be had through CUDA's own headers
-            from torch.utils import cpp_extension
-            compiling += ["-isystem", str(Path(cpp_extension.CUDA_HOME or "/usr/local/cuda") / "include")]
     return compiling, linking
 
 
@@ -110,14 +128,31 @@ def _cache() -> Path:
 
 def operator_path() -> Path:
     """Where the operator for this torch is, or will be once built. Its name covers all that it depends on."""
-    import torch
+    torch = installed_torch()
     facts = hashlib.sha256()
-    for fact in (torch.__version__, torch.version.cuda, torch.version.git_version, _library.version(),
-                 platform.machine(), os.environ.get("CXX", "")):
+    for fact in (torch.version, torch.cuda, torch.git_version, _library.version(), platform.machine(),
+                 os.environ.get("CXX", "")):
         facts.update(str(fact).encode() + b"\0")
     for text in _texts():
         facts.update(text)
-    return _cache() / f"torch-{torch.__version__}-{facts.hexdigest()[:16]}.so"
+    return _cache() / f"torch-{torch.version}-{facts.hexdigest()[:16]}.so"
+
+
+def shipped_path() -> Optional[Path]:
+    """The operator for this torch beside the library that is used, if there is one: it came with it."""
+    path = _library.PATH.parent / installed_torch().shipped_name
+    return path if os.path.exists(path) else None
+
+
+def state() -> str:
+    """Where the operator is, in words."""
+    try:
+        shipped, path = shipped_path(), operator_path()
+        if shipped or is_built(path):
+            return str(shipped or path)
+        return f"to be compiled at first use into {path.parent}, or by `python -m tessera build`"
+    except BuildError as error:
+        return str(error)
 
 
 # ---- What may be loaded ---------------------------------------------------------------------------------------------
@@ -209,14 +244,19 @@ def _run(commands: list[list[str]]) -> None:
             _fail(command, output, status)
 
 
-def _compile(torch, target: Path, folder: Path) -> None:
-    """Writes the operator and its checksum: each whole under its name, or not at all."""
+def compile_operator(torch: Torch, made: Path, *more_linking: str) -> None:
+    """In made's folder."""
     compiler = _compiler()
     compiling, linking = _flags(torch)
-    objects = [str(folder / f"{source}.o") for source in SOURCES]
-    _run([[*compiler, *compiling, "-c", str(FOLDER / source), "-o", made] for source, made in zip(SOURCES, objects)])
+    objects = [str(made.with_name(f"{source}.o")) for source in SOURCES]
+    _run([[*compiler, *compiling, "-c", str(FOLDER / source), "-o", out] for source, out in zip(SOURCES, objects)])
+    _run([[*compiler, "-shared", "-o", str(made), *objects, *linking, *more_linking]])
+
+
+def _compile(torch: Torch, target: Path, folder: Path) -> None:
+    """Writes the operator and its checksum: each whole under its name, or not at all."""
     made, checksum = folder / "operator.so", folder / "operator.so.sha256"
-    _run([[*compiler, "-shared", "-o", str(made), *objects, *linking]])
+    compile_operator(torch, made)
     checksum.write_text(f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {target.name}\n")
     made.chmod(0o700)
     checksum.chmod(0o600)
@@ -236,19 +276,30 @@ def _scratch(cache: Path):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _say(what: str) -> None:
+    print(f"tessera: {what}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def _alone(cache: Path):
     """One process at a time: those of a distributed program all come here at once."""
     import fcntl
-    with os.fdopen(os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = cache / "lock"
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process, which compiles the operator (it holds {path})")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def build(quiet: bool = False) -> Path:
-    """Compiles the operator unless the cache has it; its path."""
-    import torch
-    target = operator_path()
+    """The operator's path; compiles it unless it came with the library or the cache has it."""
+    shipped = shipped_path()
+    if shipped:
+        return shipped
+    torch, target = installed_torch(), operator_path()
     if is_built(target):
         return target
     _make_folder(target.parent)
@@ -256,8 +307,8 @@ def build(quiet: bool = False) -> Path:
         with _alone(target.parent):
             if not is_built(target):
                 if not quiet:
-                    print(f"tessera: compiling its operator for torch {torch.__version__}, once", file=sys.stderr,
-                          flush=True)
+                    _say(f"compiling its operator for torch {torch.version}, once, into {target.parent}: about a "
+                         "minute (`python -m tessera build` does so beforehand)")
                 with _scratch(target.parent) as folder:
                     _compile(torch, target, folder)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import sys
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -43,7 +44,9 @@ class Packed:
 def library_path() -> Path:
     """TESSERA_LIBRARY where it is set, else the library in the package, else the one built in the source tree."""
     chosen = os.environ.get("TESSERA_LIBRARY")
-    places = [PACKAGE / "lib" / "libtessera.so", PACKAGE.parents[1] / "build" / "libtessera.so"]
+    folders = sys.modules[__package__].__path__  # more than PACKAGE in an editable installation
+    places = [*(Path(folder, "lib", "libtessera.so") for folder in folders),
+              PACKAGE.parents[1] / "build" / "libtessera.so"]
     if chosen:
         places = [Path(chosen)]
     for place in places:

@@ -175,6 +175,21 @@ def test_folders_that_depend_on_the_current_one(monkeypatch):
     assert "operator: tessera has no home folder" in tessera.info()
 
 
+def test_waiting_for_another_process(cache):
+    """The one that compiles says where to and how long, the one that waits says so, and both have the operator."""
+    (cache.parent / "c++").write_text("#!/bin/sh\nuntil [ -e {0} ]; do sleep 0.1; done\n{1}".format(
+        cache.parent / "go", (cache.parent / "c++").read_text().partition("\n")[2]))
+    first, second = (subprocess.Popen([sys.executable, "-m", "tessera", "build"], stderr=subprocess.PIPE, text=True,
+                                      stdout=subprocess.PIPE) for _ in range(2))
+    lines = {first.stderr.readline(), second.stderr.readline()}
+    (cache.parent / "go").touch()
+    paths = {process.communicate(timeout=300)[0] for process in (first, second)}
+    assert paths == {f"{_build.operator_path()}\n"} and compilations(cache) == 1
+    waits, compiles = sorted(lines, key=lambda line: "compiling" in line)
+    assert "tessera: waiting for another process, which compiles the operator" in waits
+    assert f"once, into {cache}: about a minute (`python -m tessera build` does so beforehand)" in compiles
+
+
 def build_says(**environment):
     """What `python -m tessera build` says where it cannot: a sentence, not a traceback."""
     ran = subprocess.run([sys.executable, "-m", "tessera", "build"], env={**os.environ, **environment}, text=True,

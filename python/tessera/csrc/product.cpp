@@ -15,12 +15,10 @@
 #include <memory>
 #include <set>
 
-#ifdef TESSERA_TORCH_CUDA
 #if TESSERA_TORCH_AT_LEAST(2, 4) /* since then torch offers it to C, and CUDA's headers are not needed */
-extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
-#else
+extern "C" [[gnu::weak]] int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+#elif defined(TESSERA_TORCH_CUDA)
 #include <c10/cuda/CUDAStream.h>
-#endif
 #endif
 
 namespace tessera {
@@ -43,12 +41,11 @@ void check(tsr_status status) {
 
 static void *current_stream(const c10::Device &device) {
     void *stream = nullptr;
-#ifdef TESSERA_TORCH_CUDA
 #if TESSERA_TORCH_AT_LEAST(2, 4)
-    TORCH_CHECK(!aoti_torch_get_current_cuda_stream(device.index(), &stream), "tessera: torch has no current stream");
-#else
+    TORCH_CHECK(aoti_torch_get_current_cuda_stream && !aoti_torch_get_current_cuda_stream(device.index(), &stream),
+                "tessera: torch has no current stream");
+#elif defined(TESSERA_TORCH_CUDA)
     stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-#endif
 #else
     (void)device;
 #endif
