@@ -13,7 +13,7 @@ from emulated import emulated, shared
 from layouts import column_major, filled, padded, row_major
 from reference import powers_of_two
 
-ROWS, COLS = 128, 64  # as attention_args.h has them
+ROWS, TAIL, COLS = 128, 80, 64  # as attention_args.h has them
 OPERANDS = ("q", "k", "v", "grad_o")
 
 
@@ -86,8 +86,9 @@ def check_tile(tile, down, rows):
     scaled[:len(rows), :rows.shape[1]] = rows * np.float32(2.0**e)
     hi = scaled.astype(np.float16)
     lo = (scaled - hi.astype(np.float32)).astype(np.float16)
+    stored = TAIL if tile.shape[1] == 1 and len(rows) <= TAIL else ROWS
     for found, expected in zip(halves_in(tile), (hi, lo)):
-        assert np.array_equal(found.view(np.uint16), expected.view(np.uint16))
+        assert np.array_equal(found[:stored].view(np.uint16), expected[:stored].view(np.uint16))
 
 
 def check_packed(made, a, grad_o):
