@@ -111,6 +111,21 @@ static void print_shapes(FILE *out, const grading *g) {
     }
 }
 
+static void print_attention(FILE *out, const grading *g) {
+    fputs("\n| attention | kind | calls | used | nearest to it | relative error | |\n"
+          "| --- | --- | --- | --- | --- | --- | --- |\n",
+          out);
+    for (int i = 0; i < ATTENTION_FAMILY_TOTAL; i++) {
+        const attention_outcome *o = &g->attention[i];
+        fprintf(out, "| %s | %s | %d | %.3f | %s | %.2e | %s |\n", attention_families[i].name,
+                kind_name(attention_families[i].kind), o->calls, o->used, o->result ? o->result : "-", o->relative,
+                o->failure[0] ? "**FAILED**" : "pass");
+    }
+    for (int i = 0; i < ATTENTION_FAMILY_TOTAL; i++)
+        if (g->attention[i].failure[0])
+            fprintf(out, "\n**FAILED**, attention, %s: %s.\n", attention_families[i].name, g->attention[i].failure);
+}
+
 static void print_section(FILE *out, const grading *g) {
     char name[64];
     engine_name(name, g);
@@ -119,6 +134,7 @@ static void print_section(FILE *out, const grading *g) {
             engine_description(g));
     print_families(out, g);
     print_shapes(out, g);
+    if (g->device) print_attention(out, g);
     fprintf(out, "\nEach product was computed twice: %d of %d came out with other bits.\n", all.unrepeatable,
             all.products);
 }
@@ -148,8 +164,11 @@ void certificate_print_markdown(FILE *out, const certificate *c) {
           "limit shown. Below, `error` is the worst element in units of 2^-24 times its terms, `used` how much of what "
           "is allowed that comes to, `relative error` the largest of the family (of cancelling matrices it is large "
           "because AB itself is nearly zero). Every size was computed in the layouts "
-          "nn, tn, nt and tt, with `gap` floats between stored rows, and compared with float64.\n\n",
+          "nn, tn, nt and tt, with `gap` floats between stored rows, and compared with float64.",
           out);
+    if (!c->asked->library)
+        fputs(" Attention's bounds are those of docs/internals/numerics.md, for O, lse and the three gradients.", out);
+    fputs("\n\n", out);
     for (const char *grade = grades; *grade; grade++) fprintf(out, "- **%c**: %s\n", *grade, grade_meaning(*grade));
     for (int i = 0; i < c->count; i++) print_section(out, &c->gradings[i]);
 }
@@ -201,6 +220,21 @@ static void print_json_family(FILE *out, const grading *g, int index) {
     fputs("]}", out);
 }
 
+static void print_json_attention(FILE *out, const grading *g) {
+    fputs("], \"attention\": [", out);
+    for (int i = 0; i < ATTENTION_FAMILY_TOTAL; i++) {
+        const attention_outcome *o = &g->attention[i];
+        fprintf(out, "%s{\"family\": \"%s\", \"kind\": \"%s\", \"calls\": %d, \"broken\": %d, \"unrepeatable\": %d",
+                i ? ", " : "", attention_families[i].name, kind_name(attention_families[i].kind), o->calls, o->broken,
+                o->unrepeatable);
+        print_number(out, "used", o->used);
+        print_number(out, "relative", o->relative);
+        fputs(", ", out);
+        print_text(out, o->failure[0] ? "failure" : "result", o->failure[0] ? o->failure : o->result ? o->result : "");
+        fputs("}", out);
+    }
+}
+
 static void print_json_grading(FILE *out, const grading *g) {
     char name[64];
     engine_name(name, g);
@@ -222,6 +256,7 @@ static void print_json_grading(FILE *out, const grading *g) {
         print_json_family(out, g, i);
         separator = ", ";
     }
+    if (g->device) print_json_attention(out, g);
     fputs("]}", out);
 }
 

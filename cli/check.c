@@ -23,6 +23,14 @@ static void print_row(const grading *g, int family_index) {
     if (failed) progress_print("FAILED: %s\n", g->failures[family_index]);
 }
 
+static void print_attention(const grading *g, int family_index) {
+    const attention_outcome *o = &g->attention[family_index];
+    progress_print("%-9s %-18s %8d  %8s %6s  %8.2e %8s  %6.3f  %s\n", tsr_precision_name(g->precision),
+                   attention_families[family_index].name, o->calls, o->result ? o->result : "-", "", o->relative, "",
+                   o->used, o->failure[0] ? "FAILED" : "pass");
+    if (o->failure[0]) progress_print("FAILED: %s\n", o->failure);
+}
+
 static void print_heading(const char *whom) {
     printf("tessera %s checks %s\n\n"
            "Of each family, the product that comes nearest to what is allowed. error: worst |C - AB| of an\n"
@@ -33,24 +41,28 @@ static void print_heading(const char *whom) {
 }
 
 static void print_verdict(const grading *gradings, int count) {
-    int products = 0, broken = 0, unrepeatable = 0;
+    int products = 0, calls = 0, broken = 0, unrepeatable = 0;
     for (int i = 0; i < count; i++) {
         outcome all = outcome_of_all(&gradings[i]);
+        attention_outcome attention = attention_of_all(&gradings[i]);
         char name[64], grade = grade_of(&gradings[i]);
         engine_name(name, &gradings[i]);
         progress_print("grade of %s at %s: %c, %s\n", name, tsr_precision_name(gradings[i].precision), grade,
                        grade_meaning(grade));
         products += all.products;
-        broken += all.broken;
-        unrepeatable += all.unrepeatable;
+        calls += attention.calls;
+        broken += all.broken + attention.broken;
+        unrepeatable += all.unrepeatable + attention.unrepeatable;
     }
+    char what[64];
+    int length = snprintf(what, sizeof what, "%d products", products);
+    if (calls) snprintf(what + length, sizeof what - (size_t)length, " and %d attentions", calls);
     if (broken)
-        progress_print("verdict: FAILED, %d of %d products break the contract\n", broken, products);
+        progress_print("verdict: FAILED, %d of %s break the contract\n", broken, what);
     else if (unrepeatable)
-        progress_print("verdict: FAILED, %d of %d products have other bits when computed again\n", unrepeatable,
-                       products);
+        progress_print("verdict: FAILED, %d of %s have other bits when computed again\n", unrepeatable, what);
     else
-        progress_print("verdict: pass, all %d products keep the contract, with the same bits twice\n", products);
+        progress_print("verdict: pass, all %s keep the contract, with the same bits twice\n", what);
 }
 
 /* ---- As a certificate -------------------------------------------------------------------------------------------- */
@@ -148,13 +160,22 @@ static scope scope_of(const grading *g, const options *chosen) {
 static int grade_all(subjects *s, const options *chosen, bool table) {
     int steps = 0, status = EXIT_OK;
     for (int first = 0; first < s->count; first += s->per_engine)
-        steps += FAMILY_TOTAL * shapes_within(scope_of(&s->gradings[first], chosen));
+        steps += FAMILY_TOTAL * shapes_within(scope_of(&s->gradings[first], chosen)) +
+                 (chosen->library ? 0 : ATTENTION_FAMILY_TOTAL) *
+                     attention_shapes_within(scope_of(&s->gradings[first], chosen));
     progress_begin(steps);
     for (int first = 0; first < s->count && !status; first += s->per_engine) {
         grading *gradings = s->gradings + first;
         for (int f = 0; f < FAMILY_TOTAL && !status; f++) {
             status = grade_family(gradings, s->per_engine, f, scope_of(gradings, chosen), chosen->seed);
             for (int i = 0; i < s->per_engine && !status && table; i++) print_row(&gradings[i], f);
+        }
+        if (table && !status && !chosen->library)
+            progress_print("\n%-9s %-18s %8s  %8s %6s  %8s %8s  %6s\n", "precision", "attention", "calls", "nearest",
+                           "", "relative", "", "used");
+        for (int f = 0; f < ATTENTION_FAMILY_TOTAL && !status && !chosen->library; f++) {
+            status = grade_attention(gradings, s->per_engine, f, scope_of(gradings, chosen), chosen->seed);
+            for (int i = 0; i < s->per_engine && !status && table; i++) print_attention(&gradings[i], f);
         }
     }
     return status;
@@ -203,7 +224,8 @@ const command check_command = {
         "and Inf, alpha and beta) in several sizes and all four layouts, each twice, and compares with\n"
         "float64. ieee and fp32 must keep |C - AB| <= (K+2) 2^-24 (|A||B|) in every element; tf32 must have no\n"
         "larger relative error than the product of its rounded operands, summed in float32. Without\n"
-        "--precision all three are checked.\n"
+        "--precision all three are checked. Attention and its gradients are held to their own bounds, which\n"
+        "are the same at every precision.\n"
         "\n"
         "The grade: A, everything kept; B, but for bits that differ when computed again; C, but for special\n"
         "values; D, on well-scaled data alone; F, not even there. Exit code 1 where it is not A.\n"

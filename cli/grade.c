@@ -248,13 +248,25 @@ outcome outcome_of_all(const grading *g) {
     return total;
 }
 
+attention_outcome attention_of_all(const grading *g) {
+    attention_outcome total = {0};
+    for (int i = 0; i < ATTENTION_FAMILY_TOTAL; i++) {
+        total.calls += g->attention[i].calls;
+        total.broken += g->attention[i].broken;
+        total.unrepeatable += g->attention[i].unrepeatable;
+        total.used = fmax(total.used, g->attention[i].used);
+    }
+    return total;
+}
+
 char grade_of(const grading *g) {
     bool broken[] = {[ORDINARY] = g->wrote_outside, [HARD] = false, [SPECIAL] = false};
     for (int i = 0; i < FAMILY_TOTAL; i++) broken[families[i].kind] |= outcome_of_family(g, i).broken > 0;
+    for (int i = 0; i < ATTENTION_FAMILY_TOTAL; i++) broken[attention_families[i].kind] |= g->attention[i].broken > 0;
     if (broken[ORDINARY]) return 'F';
     if (broken[HARD]) return 'D';
     if (broken[SPECIAL]) return 'C';
-    return outcome_of_all(g).unrepeatable ? 'B' : 'A';
+    return outcome_of_all(g).unrepeatable || attention_of_all(g).unrepeatable ? 'B' : 'A';
 }
 
 const char *grade_meaning(char grade) {

@@ -217,7 +217,8 @@ def check_special(engine, a, grad_o):
     mine_o, mine_lse = a.forward(engine)
     mine = mine_o, mine_lse, *a.backward(engine, mine_o, mine_lse, grad_o)
     finite = [np.where(np.isfinite(x), x, 0) for x in (a.q, a.k, a.v)]
-    bounds = Exact(Attention(*finite, mask=a.mask, scale=a.scale, causal=a.causal),
+    mask = a.mask if a.mask is None else np.where(a.mask < np.inf, a.mask, 0)
+    bounds = Exact(Attention(*finite, mask=mask, scale=a.scale, causal=a.causal),
                    np.where(np.isfinite(grad_o), grad_o, 0))
     for name, result, true in zip(("o", "lse", "grad_q", "grad_k", "grad_v"), mine,
                                   (o, lse[..., 0], grad_q, grad_k, grad_v)):
@@ -244,17 +245,21 @@ def test_masked_keys(attending, rng, causal):
     assert (grad_k[:, :, 20] == 0).all() and (grad_v[:, :, 20] == 0).all()
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_masks_that_are_not_finite(attending, rng, value):
+def test_masks_that_are_not_finite(attending, rng, value, causal):
+    """Also where causal hides keys in the same tile: these have no part in it."""
     q, k, v, grad_o = data(rng, 1, 1, 1, 20, 140, 16)
     mask = normal(rng, 1, 1, 20, 140)
     mask[0, 0, 3, 5] = mask[0, 0, 7, 139] = value
     mask[0, 0, 9] = value
     mask[0, 0, 11] = -np.inf
     mask[0, 0, 11, 130] = value
-    o, lse, grad_q, _, _ = check_special(attending, Attention(q, k, v, mask=mask), grad_o)
-    assert np.isnan(o[0, 0, [3, 7, 9, 11]]).all() and np.isnan(o).sum() == 4 * 16
-    assert np.isnan(lse).sum() == 4 and np.isnan(grad_q).sum() == 4 * 16
+    o, lse, grad_q, grad_k, _ = check_special(attending, Attention(q, k, v, mask=mask, causal=causal), grad_o)
+    rows = [9] if causal else [3, 7, 9, 11]  # row 11 sees nothing then
+    assert np.isnan(o[0, 0, rows]).all() and np.isnan(o).sum() == len(rows) * 16
+    assert np.isnan(lse).sum() == len(rows) and np.isnan(grad_q).sum() == len(rows) * 16
+    assert np.isnan(grad_k).sum() == (10 if causal else 140) * 16
 
 
 def test_lowest_finite_masks(attending, rng):
@@ -287,6 +292,14 @@ def test_special_values(attending, rng, where, value, causal):
     arrays[where][0, 0, 140, 3] = value
     grad_o = arrays.pop("grad_o")
     check_special(attending, Attention(**arrays, causal=causal), grad_o)
+
+
+def test_keys_that_nobody_sees(attending, rng):
+    """Queries whose O is NaN do not reach keys behind the last query."""
+    q, k, v, grad_o = data(rng, 1, 1, 1, 150, 200, 8)
+    v[0, 0, 5, 3] = np.nan
+    grad_k = check_special(attending, Attention(q, k, v, causal=True), grad_o)[3]
+    assert np.isnan(grad_k[0, 0, :150]).all() and (grad_k[0, 0, 150:] == 0).all()
 
 
 def test_values_that_are_masked_but_not_finite(attending, rng):

@@ -19,6 +19,7 @@ BLAS = Path(os.environ["TESSERA_LIBRARY"]).with_name("libtessera_blas.so")
 ORDINARY = ["uniform", "normal", "integers", "alpha and beta"]
 HARD = ["exponents to 20", "exponents to 60", "graded", "small beside large", "cancelling"]
 SPECIAL = ["zeros", "subnormal operands", "subnormal results", "ends of the range", "NaN and Inf", "alpha = 0"]
+ATTENTION = ["uniform", "normal", "large scores", "rows of all sizes", "masked", "NaN and Inf"]
 NOT_TF32 = ["subnormal operands", "subnormal results", "ends of the range"]
 OK, FAILED, MISUSED = range(3)
 
@@ -61,6 +62,11 @@ def assert_whole(report):
                     assert (size["error"] <= size["bound"] == size["k"] +
                             (4 if family["family"].startswith("alpha") else 2))
         assert all(families[name]["error"] > 0 for name in ("uniform", "normal", *HARD)), "nobody is that exact"
+        if grading["description"].startswith(("cpu", "cuda")):
+            assert [family["family"] for family in grading["attention"]] == ATTENTION
+        for family in grading.get("attention", []):
+            assert family["calls"] >= 2 and not family["broken"] and not family["unrepeatable"]
+            assert 0 < family["used"] <= 1 and 0 < family["relative"] < 1e-3 and "failure" not in family
 
 
 def test_certificate():
@@ -114,6 +120,45 @@ def test_certificate_in_a_file(tmp_path, json_too):
     else:
         assert text.startswith("# Numerical certificate\n")
     assert [path.name for path in tmp_path.iterdir()] == ["certificate"]
+
+
+FAULTS = {
+    "changes O": ("o->data[5] *= 1.001f;", ""),
+    "changes grad_k": ("", "g->grad_k.data[7] += 0.01f;"),
+    "writes between rows": ("if (o->row_stride > p->dim) o->data[p->dim] = 1;", ""),
+    "has other bits": ("static int n; if (n++ % 2) lse->data[0] = nextafterf(lse->data[0], 0);", ""),
+    "forgets NaN": ("for (int i = 0; i < p->queries; i++) if (isnan(lse->data[i])) lse->data[i] = 1;", ""),
+}
+
+
+@pytest.mark.parametrize("fault, grade", zip(FAULTS, "FFFBC"))
+def test_wrong_attention(tmp_path, fault, grade):
+    """Tessera's own, with something done to its results."""
+    after = dict(zip(("FORWARD", "BACKWARD"), FAULTS[fault]))
+    (tmp_path / "wrong.c").write_text("""
+#include <dlfcn.h>
+#include <math.h>
+#include <tessera.h>
+tsr_status tsr_attention(tsr_context *c, const tsr_attention_problem *p, const tsr_heads_result *o,
+                         const tsr_heads_result *lse, const tsr_launch *l) {
+    tsr_status (*real)() = dlsym(RTLD_NEXT, "tsr_attention"), status = real(c, p, o, lse, l);
+    FORWARD
+    return status;
+}
+tsr_status tsr_attention_backward(tsr_context *c, const tsr_attention_problem *p, const tsr_attention_gradients *g,
+                                  const tsr_launch *l) {
+    tsr_status (*real)() = dlsym(RTLD_NEXT, "tsr_attention_backward"), status = real(c, p, g, l);
+    BACKWARD
+    return status;
+}
+""".replace("FORWARD", after["FORWARD"]).replace("BACKWARD", after["BACKWARD"]))
+    run("cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-w", "-I", ROOT / "include", tmp_path / "wrong.c", "-o",
+        tmp_path / "wrong.so", "-lm", "-ldl")
+    report, _ = check("--json", "--device", "cpu", "--precision", "fp32", expect=FAILED,
+                      env={**os.environ, "LD_PRELOAD": str(tmp_path / "wrong.so")})
+    graded = json.loads(report)["gradings"][0]
+    assert graded["grade"] == grade and graded["broken"] == 0
+    assert any("failure" in family for family in graded["attention"])
 
 
 # ---- Other libraries ------------------------------------------------------------------------------------------------

@@ -4,17 +4,14 @@ marks (support/split.py). So scales, components, addresses and the second pass o
 there is no GPU."""
 
 import ctypes
-import mmap
-import os
-import signal
 from ctypes import POINTER, c_int32, c_int64, c_uint32, c_void_p
 
 import numpy as np
 import pytest
 
+from emulated import emulated, shared
 from split import (PACK_ROWS, PANEL_ROWS, ROW_BYTES, SAMPLE_ROWS, SPLIT_K, bits, by_sample, carried_columns,
                    components, depths, exponent_for, fitting, tiny_counts)
-from toolchain import BUILD, ROOT, need, run
 
 
 class PackArgs(ctypes.Structure):
@@ -34,30 +31,8 @@ class PackPairArgs(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def emulate():
-    """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample, in a process of its own."""
-    compiler, folder = need("g++"), BUILD / "emulator"
-    folder.mkdir(exist_ok=True)
-    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTESSERA_EMULATOR",
-        "-I", ROOT / "tests/emulator", "-I", ROOT / "src", "-o", folder / "pack.so", ROOT / "tests/emulator/pack.cpp")
-    function = ctypes.CDLL(str(folder / "pack.so")).emulate
-    function.argtypes, function.restype = [ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32], None
-
-    def in_a_process(*arguments):
-        process = os.fork()
-        if not process:
-            signal.alarm(600)
-            function(*arguments)
-            os._exit(0)
-        assert os.waitpid(process, 0)[1] == 0, "the emulated kernel crashed, or did not end"
-
-    return in_a_process
-
-
-def shared(shape, kind, value):
-    """An array that another process may write."""
-    array = np.frombuffer(mmap.mmap(-1, int(np.prod(shape)) * np.dtype(kind).itemsize), kind).reshape(shape)
-    array[...] = value
-    return array
+    """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample."""
+    return emulated("pack", ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32)
 
 
 # ---- The model ------------------------------------------------------------------------------------------------------

@@ -23,9 +23,13 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __shared__ static
+#define __noinline__
+#ifndef EMULATED_THREADS
+#define EMULATED_THREADS 128
+#endif
 
 struct dimension {
-    unsigned x;
+    unsigned x, y;
 };
 static dimension threadIdx, blockIdx, gridDim;
 
@@ -45,7 +49,7 @@ struct fiber {
     std::vector<std::vector<copy>> committed;
 };
 
-enum { BLOCK_THREADS = 128, WARP_THREADS = 32 };
+enum { BLOCK_THREADS = EMULATED_THREADS, WARP_THREADS = 32 };
 static fiber fibers[BLOCK_THREADS];
 static ucontext_t scheduler;
 

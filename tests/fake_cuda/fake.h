@@ -1,6 +1,6 @@
 /* fake.h: a CUDA driver for tests of the host code on machines without a GPU. libcuda.c is the driver: contexts,
- * memory, streams, capture, graphs, over malloc. kernels.c computes in plain C what each kernel promises in
- * src/cuda/kernels/args.h. */
+ * memory, streams, capture, graphs, over malloc. kernels.c and attention.c compute in plain C what each kernel
+ * promises in src/cuda/kernels/args.h and attention_args.h. */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 
@@ -19,6 +19,7 @@ typedef struct fake_launch {
 size_t fake_kernel_args_size(const char *kernel);
 
 /* Computes it. False, with `why`, where the launch breaks the kernel's rules. */
+bool fake_attention_run(const fake_launch *launch, const void *args, char *why, size_t why_size); /* attention.c */
 bool fake_kernel_run(const fake_launch *launch, const void *args, char *why, size_t why_size);
 
 #endif

@@ -381,12 +381,14 @@ size_t fake_kernel_args_size(const char *kernel) {
     if (!strncmp(kernel, "ieee_", 5)) return sizeof(ieee_args);
     if (!strncmp(kernel, "pack_", 5)) return sizeof(pack_pair_args);
     if (!strncmp(kernel, "split_", 6)) return sizeof(split_args);
+    if (!strncmp(kernel, "attention_", 10)) return sizeof(attention_args);
     return 0;
 }
 
 bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t size) {
     int tile_m, tile_n;
     const char *name = l->kernel;
+    if (!strncmp(name, "attention_", 10)) return fake_attention_run(l, args, why, size);
     const unsigned threads = strstr(name, "_small_")                                                           ? 64
                              : strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_vector_") ? 256
                              : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90")            ? 384

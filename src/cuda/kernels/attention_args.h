@@ -12,10 +12,11 @@
  *   [hi, lo][block of 64 columns][ATTENTION_ROWS rows of 128 bytes]
  *
  * with the 128-byte swizzle of Hopper's matrix instruction (16-byte chunk j of row r at chunk j ^ (r % 8)). Missing
- * rows and columns are zero. downs[tile] is 2^-e; NaN where the split cannot carry the tile: something in it is not
- * finite, its largest element is 2^48 or more or below 2^-48, or the largest of a row is below 2^-12 of that and not 0.
- * docs/internals/numerics.md has the bound that follows. */
-enum { ATTENTION_ROWS = 128, ATTENTION_COLS = 64, ATTENTION_BLOCK_BYTES = ATTENTION_ROWS * 128 };
+ * rows and columns are zero. Of a head's last tile, if it has at most ATTENTION_TAIL rows and one block of columns, the
+ * kernels use no more rows than that, and the others may hold anything. downs[tile] is 2^-e; NaN where the split cannot
+ * carry the tile: something in it is not finite, its largest element is 2^48 or more or below 2^-48, or the largest of
+ * a row is below 2^-12 of that and not 0. docs/internals/numerics.md has the bound that follows. */
+enum { ATTENTION_ROWS = 128, ATTENTION_COLS = 64, ATTENTION_TAIL = 80, ATTENTION_BLOCK_BYTES = ATTENTION_ROWS * 128 };
 
 /* Queries, or keys, that a thread block of the ieee kernels has at a time. */
 enum { ATTENTION_IEEE_ROWS = 64 };

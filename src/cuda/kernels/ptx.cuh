@@ -236,6 +236,18 @@ __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, 
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
+/* d (64 x 80) = a (64 x 16) * b (80 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x80x16(float (&d)[40], uint32_t a, uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %42, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+                 " %32, %33, %34, %35, %36, %37, %38, %39}, "
+                 "%40, %41, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_4(d, 32), ACCUMULATORS_4(d, 36)
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+
 /* d (64 x 64) = a (64 x 16) * b (64 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x64x16(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
@@ -244,6 +256,15 @@ __device__ inline void wgmma_64x64x16(float (&d)[32], uint32_t a, uint32_t b, bo
                  " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
                  "%32, %33, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0)
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+
+/* d (64 x 16) = a (64 x 16) * b (16 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x16x16(float (&d)[8], uint32_t a, uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "%8, %9, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_4(d, 0), ACCUMULATORS_4(d, 4)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 

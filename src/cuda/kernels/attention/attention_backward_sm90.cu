@@ -16,7 +16,8 @@
 #include "cuda/kernels/kernel_list.h"
 
 constexpr int ROWS = ATTENTION_ROWS, COLS = 64, THREADS = 3 * WARPGROUP;
-constexpr int DS_EXPONENT_LIMIT = 100; /* of the scale of a row of dS */
+constexpr int TAIL = ATTENTION_TAIL - COLS; /* the last tile of columns of a head is so wide if it has no more */
+constexpr int DS_EXPONENT_LIMIT = 100;      /* of the scale of a row of dS */
 constexpr uint32_t MOVING_BLOCK = COLS * 128 / 16;
 
 /* Tasks whose fixed operands have room side by side. */
@@ -27,7 +28,10 @@ template <int BLOCKS, int STAGES> struct __align__(1024) backward_shared {
     uint8_t moving[STAGES][2][2 * BLOCKS][COLS * 128];
     float columns[STAGES][3][COLS]; /* lse, delta and shift of the queries, where those are the columns */
     uint64_t fixed_full[BUFFERS<BLOCKS>], fixed_empty[BUFFERS<BLOCKS>], full[STAGES][2], empty[STAGES][2];
-    float fixed_down[BUFFERS<BLOCKS>][2], moving_down[STAGES][2];
+    float fixed_down[BUFFERS<BLOCKS>][2];
+    struct {
+        alignas(16) float of; /* racecheck sees sixteen bytes as one place */
+    } moving_down[STAGES][2];
     int misfits[BUFFERS<BLOCKS>]; /* of a task; not 0: something was read that the split cannot carry */
 };
 
@@ -44,6 +48,7 @@ template <bool KEYS> struct backward_task {
     int tile, batch, head;  /* head: of keys and values if KEYS, else of queries */
     int group;              /* heads of queries for each of keys and values */
     int first, after, each; /* tiles of columns of each head, and how many that are */
+    int tail;               /* the tile of columns of which only TAIL count; -1: none */
 
     __device__ static int count(const attention_args &g) {
         return g.batch * (KEYS ? g.kv_heads * g.tiles_k : g.heads * g.tiles_q);
@@ -54,10 +59,11 @@ template <bool KEYS> struct backward_task {
         batch = item / heads;
         head = item % heads;
         group = g.heads / g.kv_heads;
-        const int columns = ((KEYS ? g.queries : g.keys) + COLS - 1) / COLS;
+        const int all = KEYS ? g.queries : g.keys, columns = (all + COLS - 1) / COLS;
         first = KEYS && g.causal ? min(columns, tile * (ROWS / COLS)) : 0;
         after = !KEYS && g.causal ? min(columns, (tile + 1) * (ROWS / COLS)) : columns;
         each = after - first;
+        tail = all - (columns - 1) * COLS <= TAIL ? columns - 1 : -1;
     }
     __device__ int steps() const { return KEYS ? group * each : each; }
     __device__ int column_tile(int step) const { return first + step % each; }
@@ -71,7 +77,7 @@ template <bool KEYS> struct backward_task {
 /* Brings the fixed operands, then the moving ones of every step, task after task. One thread. */
 template <bool KEYS, int BLOCKS, int STAGES>
 __device__ static void bring(const attention_args &g, backward_shared<BLOCKS, STAGES> &s) {
-    constexpr uint32_t TILE_BYTES = 2 * BLOCKS * ATTENTION_BLOCK_BYTES, PART_BYTES = COLS * 128;
+    constexpr uint32_t TILE_BYTES = 2 * BLOCKS * ATTENTION_BLOCK_BYTES;
     int tasks = 0, steps = 0;
     for (int index = (int)blockIdx.x; index < backward_task<KEYS>::count(g); index += (int)gridDim.x, tasks++) {
         const backward_task<KEYS> task(g, index);
@@ -92,18 +98,19 @@ __device__ static void bring(const attention_args &g, backward_shared<BLOCKS, ST
             const int stage = steps % STAGES, columns = task.column_tile(step);
             const int64_t item = task.moving_item(g, step);
             const int64_t tile = item * (KEYS ? g.tiles_q : g.tiles_k) + columns / 2;
+            const uint32_t part_bytes = (BLOCKS == 1 && columns == task.tail ? TAIL : COLS) * 128;
             for (int n = 0; n < 2; n++) {
                 const packed_heads &from = moving_operand<KEYS>(g, n);
                 const float down = from.downs[tile];
                 uint64_t *full = &s.full[stage][n];
                 barrier_wait(&s.empty[stage][n], (steps / STAGES & 1) ^ 1);
-                s.moving_down[stage][n] = down;
+                s.moving_down[stage][n].of = down;
                 if (isnan(down)) s.misfits[buffer] = 1;
-                barrier_arrive_and_expect(full, 2 * BLOCKS * PART_BYTES + (KEYS ? (2 - n) * COLS * 4 : 0));
+                barrier_arrive_and_expect(full, 2 * BLOCKS * part_bytes + (KEYS ? (2 - n) * COLS * 4 : 0));
                 for (int part = 0; part < 2 * BLOCKS; part++)
                     bulk_copy(s.moving[stage][n][part],
-                              from.tiles + tile * TILE_BYTES + part * ATTENTION_BLOCK_BYTES + columns % 2 * PART_BYTES,
-                              PART_BYTES, full);
+                              from.tiles + tile * TILE_BYTES + part * ATTENTION_BLOCK_BYTES + columns % 2 * COLS * 128,
+                              part_bytes, full);
                 const int64_t query = item * g.tiles_q * ROWS + columns * COLS;
                 if (KEYS) bulk_copy(s.columns[stage][n], (n ? g.delta : g.padded_lse) + query, COLS * 4, full);
                 if (KEYS && n == 0) bulk_copy(s.columns[stage][2], g.shift + query, COLS * 4, full);
@@ -112,13 +119,13 @@ __device__ static void bring(const attention_args &g, backward_shared<BLOCKS, ST
     }
 }
 
-/* Bit n is set where the weight in accumulator n was dropped. */
-template <bool KEYS>
+/* Bit n is set where the weight in accumulator n of N was dropped. */
+template <bool KEYS, int N>
 __device__ static uint32_t dropped(const attention_args &g, dropout_key key, int row, int column0) {
     const int t = (int)threadIdx.x % 4, odd = row % 2;
     uint32_t bits = 0;
 #pragma unroll
-    for (int n = 0; n < 32; n += 8) {
+    for (int n = 0; n < N; n += 8) {
         if (!KEYS) {
             const uint32_t drops = dropped_of_group(g, key, row, column0 + column_of(n, t));
 #pragma unroll
@@ -161,20 +168,22 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
     const uint32_t my_rows = warpgroup * WG_ROWS / 16 * STEP_DOWN;
     const split_tile<BLOCKS> fixed0 = {tile_address(s.fixed[buffer][0]) + my_rows, COLUMN_BLOCK};
     const split_tile<BLOCKS> fixed1 = {tile_address(s.fixed[buffer][1]) + my_rows, COLUMN_BLOCK};
-#pragma unroll 1
-    for (int step = 0; step < task.steps(); step++, steps++) {
-        const int stage = steps % STAGES, column0 = task.column_tile(step) * COLS;
-        const uint32_t phase = steps / STAGES & 1;
+
+    /* The tile of columns of a step, of which the first WIDTH count. */
+    auto add_columns = [&](auto width, int step) {
+        constexpr int WIDTH = decltype(width)::value, N = WIDTH / 2;
+        const int stage = (steps + step) % STAGES, column0 = task.column_tile(step) * COLS;
+        const uint32_t phase = (steps + step) / STAGES & 1;
         const split_tile<BLOCKS> moving0 = {tile_address(s.moving[stage][0]), MOVING_BLOCK};
         const split_tile<BLOCKS> moving1 = {tile_address(s.moving[stage][1]), MOVING_BLOCK};
-        float p[32], ds[32];
+        float p[N], ds[N];
         barrier_wait(&s.full[stage][0], phase);
-        const float moving_down0 = s.moving_down[stage][0];
+        const float moving_down0 = s.moving_down[stage][0].of;
         wgmma_fence();
         multiply_rows<BLOCKS>(p, fixed0, moving0);
         wgmma_commit();
         barrier_wait(&s.full[stage][1], phase);
-        const float moving_down1 = s.moving_down[stage][1];
+        const float moving_down1 = s.moving_down[stage][1].of;
         wgmma_fence();
         multiply_rows<BLOCKS>(ds, fixed1, moving1);
         wgmma_commit();
@@ -186,9 +195,24 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
         const float factor = down0 * moving_down0 * g.scale * (GENERAL ? 1 : LOG2_E);
         const int first_row = task.tile * ROWS + warpgroup * WG_ROWS;
         const int first_query = KEYS ? column0 : first_row, first_key = KEYS ? first_row : column0;
-        const bool at_edge = (g.causal && first_key + COLS > first_query) || first_key + COLS > g.keys;
+        const bool at_edge = (g.causal && first_key + COLS > first_query) ||
+                             first_key + (KEYS ? WG_ROWS : WIDTH) > g.keys;
+        /* What is hidden of the thread's rows: keys from a column on, or from a key queries up to a column. */
+        int limit[2];
 #pragma unroll
-        for (int n = 0; n < 32; n++) {
+        for (int half = 0; half < 2; half++) {
+            const int r = row + 8 * half;
+            limit[half] = KEYS ? (r >= g.keys ? COLS
+                                  : g.causal  ? r - column0
+                                              : 0)
+                               : (g.causal ? min(g.keys, r + 1) : g.keys) - column0;
+        }
+        auto is_hidden = [&](int n) {
+            const int c = column_of(n, t);
+            return KEYS ? c < limit[row_half(n)] : c >= limit[row_half(n)];
+        };
+#pragma unroll
+        for (int n = 0; n < N; n++) {
             const int c = column_of(n, t), half = row_half(n);
             const int i = KEYS ? column0 + c : row + 8 * half, j = KEYS ? row + 8 * half : column0 + c;
             const float l = KEYS ? s.columns[stage][0][c] : lse[half];
@@ -198,23 +222,32 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
                 p[n] = fast_exp2(fmaf(p[n] - l, LOG2_E, KEYS ? s.columns[stage][2][c] : shift[half]));
             } else
                 p[n] = fast_exp2(fmaf(p[n], factor, -l));
-            if (at_edge && hidden(g, i, j)) p[n] = 0;
+        }
+        if (at_edge) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (is_hidden(n)) p[n] = 0;
         }
         uint32_t drops = 0;
         if (GENERAL && g.drop_below)
-            drops = dropped<KEYS>(g, dropout_key_of(g.seed, g.offset, (uint32_t)(task.batch * g.heads + query_head)),
-                                  row, column0);
+            drops = dropped<KEYS, N>(g, dropout_key_of(g.seed, g.offset, (uint32_t)(task.batch * g.heads + query_head)),
+                                     row, column0);
         wgmma_wait<0>();
         hold(ds);
         if (!KEYS) warp_arrives(&s.empty[stage][1]);
         const float dp_factor = down1 * moving_down1 * drop_scale;
         float largest[2] = {0, 0};
 #pragma unroll
-        for (int n = 0; n < 32; n++) {
+        for (int n = 0; n < N; n++) {
             const float d = KEYS ? s.columns[stage][1][column_of(n, t)] : delta[row_half(n)];
             const float dp = GENERAL && (drops >> n & 1) ? 0 : ds[n] * dp_factor;
             ds[n] = p[n] * (dp - d);
-            largest[row_half(n)] = fmaxf(largest[row_half(n)], fabsf(ds[n]));
+            largest[row_half(n)] = fmaxf(largest[row_half(n)], fabsf(ds[n])); /* NaN does not count */
+        }
+        if (at_edge) { /* delta may be NaN */
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (is_hidden(n)) ds[n] = 0;
         }
         float up[2], back[2];
 #pragma unroll
@@ -226,11 +259,11 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
             back[half] = power_of_two(-e) * moving_down0;
         }
 
-        split_registers<COLS / 16> x;
+        split_registers<WIDTH / 16> x;
         if (KEYS) {
             if (GENERAL && drops) {
 #pragma unroll
-                for (int n = 0; n < 32; n++)
+                for (int n = 0; n < N; n++)
                     if (drops >> n & 1) p[n] = 0;
             }
             x.split(p, 1 << TARGET_EXPONENT, 1 << TARGET_EXPONENT);
@@ -238,7 +271,7 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
             for (int b = 0; b < BLOCKS; b++) {
                 float added[32];
                 wgmma_fence();
-                multiply_columns<COLS / 16>(added, x, 0, moving1, b);
+                multiply_columns<WIDTH / 16>(added, x, 0, moving1, b);
                 wgmma_commit();
                 wgmma_wait<0>();
                 hold(added);
@@ -253,7 +286,7 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
         for (int b = 0; b < BLOCKS; b++) {
             float added[32];
             wgmma_fence();
-            multiply_columns<COLS / 16>(added, x, 0, moving0, b);
+            multiply_columns<WIDTH / 16>(added, x, 0, moving0, b);
             wgmma_commit();
             wgmma_wait<0>();
             hold(added);
@@ -261,7 +294,13 @@ __device__ static void differentiate(const attention_args &g, backward_shared<BL
             for (int n = 0; n < 32; n++) sum_ds[b][n] = fmaf(added[n], back[row_half(n)], sum_ds[b][n]);
         }
         warp_arrives(&s.empty[stage][0]);
-    }
+    };
+#pragma unroll 1
+    for (int step = 0; step < task.steps(); step++)
+        if (BLOCKS == 1 && task.column_tile(step) == task.tail)
+            add_columns(integral<TAIL>(), step);
+        else
+            add_columns(integral<COLS>(), step);
 
     if (threadIdx.x == WARPGROUP)
         (KEYS ? g.recompute_k

@@ -10,7 +10,7 @@
  *
  * The other warps bring Q, K and V. Either they were packed (attention_pack.cu) and a thread copies them, or two
  * warpgroups split them here (SPLITS): that saves a pass over memory, but every thread block of a head does it again,
- * so it is for short sequences.
+ * so it is for short sequences. Where K and V of a head have room in shared memory they stay for its other queries.
  *
  * GENERAL adds masks, dropout and scales that are not positive. Scores are in units of log2, unless GENERAL, where a
  * finite mask may be so large that only the difference from the row's largest may be scaled.
@@ -19,38 +19,62 @@
 #include "cuda/kernels/kernel_list.h"
 
 constexpr int TILE_Q = ATTENTION_ROWS, TILE_K = ATTENTION_ROWS;
-constexpr int SPLITTERS = 2 * WARPGROUP;                             /* threads */
-constexpr int ROW_STEP = SPLITTERS / 16, PASSES = TILE_K / ROW_STEP; /* rows between a thread's quads, and quads */
+constexpr int TAIL = ATTENTION_TAIL;      /* the last tile counts as so many keys, or queries, if it has no more */
+constexpr int SPLITTERS = 2 * WARPGROUP;  /* threads */
+constexpr int ROW_STEP = SPLITTERS / 16;  /* rows between a thread's quads */
+constexpr int PASSES = TILE_K / ROW_STEP; /* a thread's quads of a tile */
 template <bool SPLITS> constexpr int BRINGERS = SPLITS ? SPLITTERS : WARPGROUP; /* threads before those that multiply */
 template <bool SPLITS> constexpr int THREADS = BRINGERS<SPLITS> + 2 * WARPGROUP;
 
 template <int BLOCKS> constexpr int TILE_BYTES = 2 * BLOCKS *ATTENTION_BLOCK_BYTES;
 
+/* Of a tile in shared memory. Apart, because racecheck sees sixteen bytes as one place. */
+struct tile_state {
+    alignas(16) uint64_t full, empty;
+    alignas(16) float down;
+    alignas(16) int misfit; /* not 0: the split cannot carry it */
+};
+
 template <int BLOCKS, int STAGES, bool SPLITS> struct __align__(1024) forward_shared {
     uint8_t q[TILE_BYTES<BLOCKS>], k[STAGES][TILE_BYTES<BLOCKS>], v[STAGES][TILE_BYTES<BLOCKS>];
     float4 staging[SPLITS ? 2 : 0][PASSES][SPLITTERS];
-    uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
-    float q_down, k_down[STAGES], v_down[STAGES];
-    alignas(16) float warp_largest[2][SPLITTERS / 32]; /* racecheck sees sixteen bytes as one place */
-    int warp_misfits[2][8];                            /* of the warps that multiply, which may be a task apart */
-    int misfits[2]; /* for every other task: not 0 if something was read that the split cannot carry */
+    tile_state of_q, of_k[STAGES], of_v[STAGES];
+    alignas(16) float warp_largest[2][SPLITTERS / 32];
+    int warp_misfits[2][8]; /* of the warps that multiply, which may be a task apart */
 };
 
 /* A task: a tile of queries of one head, and how many tiles of keys it sees. */
 struct forward_task {
-    int tile_q, item, batch, head, kv_head, kv_item, tiles;
+    int tile_q, item, batch, head, kv_item, tiles;
+    int kv_after; /* the first task with other keys */
     __device__ forward_task(const attention_args &g, int index) {
-        tile_q = g.tiles_q - 1 - index % g.tiles_q; /* late ones first: with a causal mask they see the most keys */
+        const int group = g.heads / g.kv_heads;
         item = index / g.tiles_q;
+        tile_q = (item + 1) * g.tiles_q - 1 - index; /* late ones first: with a causal mask they see the most keys */
         batch = item / g.heads;
-        head = item % g.heads;
-        kv_head = head / (g.heads / g.kv_heads);
-        kv_item = batch * g.kv_heads + kv_head;
+        head = item - batch * g.heads;
+        kv_item = item / group;
+        kv_after = (kv_item + 1) * group * g.tiles_q;
         tiles = g.causal ? min(g.tiles_k, tile_q + 1) : g.tiles_k;
         static_assert(TILE_Q == TILE_K, "the diagonal goes from corner to corner of a tile");
     }
 };
-__device__ static int forward_tasks(const attention_args &g) { return g.batch * g.heads * g.tiles_q; }
+
+/* The tasks of a thread block: every gridDim-th, so that blocks that run together read the same keys. If all keys of a
+ * head have room in shared memory, neighbouring ones, so that K and V stay there from one to the next. */
+template <int STAGES, bool SPLITS> struct forward_tasks {
+    int index, after, step;
+    bool near; /* neighbouring ones */
+    __device__ forward_tasks(const attention_args &g) {
+        const int64_t all = (int64_t)g.batch * g.heads * g.tiles_q;
+        near = SPLITS && !g.causal && g.tiles_k <= STAGES;
+        index = near ? (int)(all * blockIdx.x / gridDim.x) : (int)blockIdx.x;
+        after = near ? (int)(all * (blockIdx.x + 1) / gridDim.x) : (int)all;
+        step = near ? 1 : (int)gridDim.x;
+    }
+    /* Whether K and V of the present task stay for the next. */
+    __device__ bool keeps(const forward_task &task) const { return near && index + 1 < min(after, task.kv_after); }
+};
 
 /* ---- Bringing K and V -------------------------------------------------------------------------------------------- */
 
@@ -58,59 +82,67 @@ __device__ static int forward_tasks(const attention_args &g) { return g.batch * 
 template <int BLOCKS, int STAGES>
 __device__ static void copy_packed(const attention_args &g, forward_shared<BLOCKS, STAGES, false> &s) {
     constexpr int64_t BYTES = TILE_BYTES<BLOCKS>;
-    int tasks = 0, step = 0;
-    auto bring = [&](const packed_heads &from, int64_t tile, uint8_t *to, float *down, uint64_t *full) {
+    int count = 0, step = 0;
+    auto bring = [&](const packed_heads &from, int64_t tile, uint8_t *to, tile_state *state, uint32_t free) {
+        barrier_wait(&state->empty, free);
         const float factor = from.downs[tile];
-        *down = factor;
-        if (isnan(factor)) s.misfits[tasks % 2] = 1;
-        barrier_arrive_and_expect(full, (uint32_t)BYTES);
-        bulk_copy(to, from.tiles + tile * BYTES, (uint32_t)BYTES, full);
+        state->down = factor;
+        state->misfit = isnan(factor);
+        barrier_arrive_and_expect(&state->full, (uint32_t)BYTES);
+        bulk_copy(to, from.tiles + tile * BYTES, (uint32_t)BYTES, &state->full);
     };
-    for (int index = (int)blockIdx.x; index < forward_tasks(g); index += (int)gridDim.x, tasks++) {
-        const forward_task task(g, index);
-        barrier_wait(&s.q_empty, (tasks & 1) ^ 1);
-        s.misfits[tasks % 2] = 0;
-        bring(g.packed_q, (int64_t)task.item * g.tiles_q + task.tile_q, s.q, &s.q_down, &s.q_full);
+    for (forward_tasks<STAGES, false> tasks(g); tasks.index < tasks.after; tasks.index += tasks.step, count++) {
+        const forward_task task(g, tasks.index);
+        bring(g.packed_q, (int64_t)task.item * g.tiles_q + task.tile_q, s.q, &s.of_q, (count & 1) ^ 1);
         for (int n = 0; n < task.tiles; n++, step++) {
             const int stage = step % STAGES;
             const uint32_t free = (step / STAGES & 1) ^ 1;
             const int64_t tile = (int64_t)task.kv_item * g.tiles_k + n;
-            barrier_wait(&s.k_empty[stage], free);
-            bring(g.packed_k, tile, s.k[stage], &s.k_down[stage], &s.k_full[stage]);
-            barrier_wait(&s.v_empty[stage], free);
-            bring(g.packed_v, tile, s.v[stage], &s.v_down[stage], &s.v_full[stage]);
+            bring(g.packed_k, tile, s.k[stage], &s.of_k[stage], free);
+            bring(g.packed_v, tile, s.v[stage], &s.of_v[stage], free);
         }
     }
 }
 
 /* The same from float32 operands in place: rows of at most 64 columns that can be read four floats at a time. All
- * SPLITTERS threads. */
+ * SPLITTERS threads. Tiles come in the order K, Q, V, K, V, ...: the first K has room before Q has. */
 template <int STAGES> struct splitter {
     const attention_args &g;
     forward_shared<1, STAGES, true> &s;
     const int thread = (int)threadIdx.x;
     int count = 0; /* tiles split so far */
-    int tasks = 0; /* begun before */
+
+    /* A tile to be split. */
+    struct job {
+        const float *from;
+        int64_t row_stride;
+        int rows;
+        uint8_t *to;
+        tile_state *state;
+        uint32_t free; /* the phase of state->empty */
+    };
 
     /* Starts copying a tile: quad thread%16 of rows thread/16 + ROW_STEP*pass. */
-    __device__ void fetch(const float *tile, int64_t row_stride, int rows, int slot) {
-        const float *from = tile + thread / 16 * row_stride + thread % 16 * 4;
-        const int mine = thread % 16 * 4 < g.dim ? rows - thread / 16 : 0;
+    __device__ void fetch(const job &tile, int slot) {
+        const float *from = tile.from + thread / 16 * tile.row_stride + thread % 16 * 4;
+        const int mine = thread % 16 * 4 < g.dim ? tile.rows - thread / 16 : 0;
 #pragma unroll 4
-        for (int pass = 0; pass < PASSES; pass++, from += ROW_STEP * row_stride) {
+        for (int pass = 0; pass < PASSES; pass++, from += ROW_STEP * tile.row_stride) {
             const bool there = ROW_STEP * pass < mine;
-            cp_async_or_zero<16>(shared_address(&s.staging[slot][pass][thread]), there ? from : tile, there);
+            cp_async_or_zero<16>(shared_address(&s.staging[slot][pass][thread]), there ? from : tile.from, there);
         }
-        cp_async_commit();
     }
 
-    /* Splits the tile in `slot`, whose copies have arrived: a thread reads only what it has copied itself. */
-    __device__ void split(int slot, uint8_t *to, float *down) {
+    /* Splits the rows of the tile in `slot`, whose copies have arrived: a thread reads only what it has copied itself.
+     * Rows past the last are zeros. */
+    template <int ROWS> __device__ void split(int slot, const job &tile) {
+        constexpr int MINE = ROWS / ROW_STEP;
+        tile_state *state = tile.state;
         auto quad = [&](int pass) { return largest_magnitude(s.staging[slot][pass][thread]); };
         float largest = 0; /* magnitude */
         least_nonzero smallest;
 #pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
+        for (int pass = 0; pass < MINE; pass++) {
             const float most = quad(pass);
             largest = fmaxf(largest, most);
             smallest.add(most);
@@ -119,50 +151,70 @@ template <int STAGES> struct splitter {
         for (int lane = 16; lane; lane /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lane));
         float *parts = s.warp_largest[count++ % 2];
         if (thread % 32 == 0) parts[thread / 32] = largest;
+        barrier_wait(&state->empty, tile.free);
+        if (thread == 0) state->misfit = 0;
         named_barrier(1, SPLITTERS);
 #pragma unroll
         for (int warp = 0; warp < SPLITTERS / 32; warp++) largest = fmaxf(largest, parts[warp]);
-        const bool carries = carries_rows<16, PASSES>(largest, smallest, quad);
-        if (!carries || !carries_tile(largest)) s.misfits[tasks % 2] = 1;
+        const bool carries = carries_rows<16, MINE>(largest, smallest, quad);
+        if (!carries || !carries_tile(largest)) state->misfit = 1;
         const int e = exponent_for(largest);
-        if (thread == 0) *down = power_of_two(-e);
+        if (thread == 0) state->down = power_of_two(-e);
 #pragma unroll 4
-        for (int pass = 0; pass < PASSES; pass++)
-            store_split(to, to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16,
+        for (int pass = 0; pass < MINE; pass++)
+            store_split(tile.to, tile.to + ATTENTION_BLOCK_BYTES, thread / 16 + ROW_STEP * pass, thread % 16,
                         s.staging[slot][pass][thread], power_of_two(e));
         fence_for_wgmma();
+        barrier_arrive(&state->full);
+    }
+
+    /* Where run() is: tiles of a task are the first of K, Q, the first of V, the second of K, ... */
+    forward_tasks<STAGES, true> tasks = {g};
+    forward_task task = {g, tasks.index};
+    int part = 0, begun = 0; /* tasks begun before */
+    int step = 0;            /* tiles of K and V before those of the task */
+    bool kept = false;       /* the task has K and V of the one before */
+
+    /* The tile after the last one; false: there is none. */
+    __device__ bool next(job &tile) {
+        if (tasks.index >= tasks.after) return false;
+        const int n = max(part - 1, 0) / 2, stage = (step + n) % STAGES;
+        const bool of_q = part == 1, of_v = part && part % 2 == 0;
+        const heads_in &from = of_q ? g.q : of_v ? g.v : g.k;
+        const int row0 = (of_q ? task.tile_q : n) * TILE_K;
+        tile.from = head_of(from, task.batch, of_q ? task.head : task.kv_item - task.batch * g.kv_heads) +
+                    row0 * from.row_stride;
+        tile.row_stride = from.row_stride;
+        tile.rows = (of_q ? g.queries : g.keys) - row0;
+        tile.to = of_q ? s.q : of_v ? s.v[stage] : s.k[stage];
+        tile.state = of_q ? &s.of_q : of_v ? &s.of_v[stage] : &s.of_k[stage];
+        tile.free = ((of_q ? begun : (step + n) / STAGES) & 1) ^ 1;
+        if (++part > (kept ? 1 : 2 * task.tiles)) {
+            kept = tasks.keeps(task);
+            if (!kept) step += task.tiles;
+            part = kept ? 1 : 0;
+            begun++;
+            tasks.index += tasks.step;
+            task = forward_task(g, tasks.index);
+        }
+        return true;
     }
 
     __device__ void run() {
-        int step = 0;
-        for (int index = (int)blockIdx.x; index < forward_tasks(g); index += (int)gridDim.x, tasks++) {
-            const forward_task task(g, index);
-            const float *q = head_of(g.q, task.batch, task.head) + (int64_t)task.tile_q * TILE_Q * g.q.row_stride;
-            const float *k = head_of(g.k, task.batch, task.kv_head), *v = head_of(g.v, task.batch, task.kv_head);
-            fetch(q, g.q.row_stride, g.queries - task.tile_q * TILE_Q, 0);
-            fetch(k, g.k.row_stride, g.keys, 1);
+        job now, then;
+        bool more = next(now);
+        fetch(now, 0);
+        cp_async_commit();
+        for (int slot = 0; more; slot ^= 1) {
+            more = next(then);
+            if (more) fetch(then, slot ^ 1);
+            cp_async_commit();
             cp_async_wait<1>();
-            barrier_wait(&s.q_empty, (tasks & 1) ^ 1);
-            if (thread == 0) s.misfits[tasks % 2] = 0; /* before the barrier in split */
-            split(0, s.q, &s.q_down);
-            barrier_arrive(&s.q_full);
-            for (int n = 0; n < task.tiles; n++, step++) {
-                const int stage = step % STAGES, next = n + 1;
-                const uint32_t free = (step / STAGES & 1) ^ 1;
-                fetch(v + (int64_t)n * TILE_K * g.v.row_stride, g.v.row_stride, g.keys - n * TILE_K, 0);
-                cp_async_wait<1>();
-                barrier_wait(&s.k_empty[stage], free);
-                split(1, s.k[stage], &s.k_down[stage]);
-                barrier_arrive(&s.k_full[stage]);
-                if (next < task.tiles)
-                    fetch(k + (int64_t)next * TILE_K * g.k.row_stride, g.k.row_stride, g.keys - next * TILE_K, 1);
-                else
-                    cp_async_commit();
-                cp_async_wait<1>();
-                barrier_wait(&s.v_empty[stage], free);
-                split(0, s.v[stage], &s.v_down[stage]);
-                barrier_arrive(&s.v_full[stage]);
-            }
+            if (now.rows <= TAIL)
+                split<TAIL>(slot, now);
+            else
+                split<TILE_K>(slot, now);
+            now = then;
         }
     }
 };
@@ -175,29 +227,33 @@ struct softmax {
     float shrink[2]; /* what earlier sums are multiplied by */
 
     /* Turns a tile's dot products into scores and those into weights, 2^TARGET_EXPONENT * exp(score - largest). */
-    template <bool GENERAL>
-    __device__ void weigh(const attention_args &g, float (&x)[64], float down, const float *mask, int row, int key0,
+    template <bool GENERAL, int N>
+    __device__ void weigh(const attention_args &g, float (&x)[N], float down, const float *mask, int row, int key0,
                           bool at_edge) {
         const int t = (int)threadIdx.x % 4;
         const float factor = down * g.scale * (GENERAL ? 1 : LOG2_E);
         if (GENERAL) {
 #pragma unroll
-            for (int n = 0; n < 64; n++) {
+            for (int n = 0; n < N; n++) {
                 const int i = row + 8 * row_half(n), j = key0 + column_of(n, t);
                 x[n] *= factor;
                 if (mask && i < g.queries && j < g.keys) x[n] += mask[i * g.mask.row_stride + j * g.mask.col_stride];
             }
         }
         if (at_edge) {
+            int seen[2]; /* of the tile's keys */
 #pragma unroll
-            for (int n = 0; n < 64; n++)
-                if (hidden(g, row + 8 * row_half(n), key0 + column_of(n, t))) x[n] = -INFINITY;
+            for (int half = 0; half < 2; half++)
+                seen[half] = (g.causal ? min(g.keys, row + 8 * half + 1) : g.keys) - key0;
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (column_of(n, t) >= seen[row_half(n)]) x[n] = -INFINITY;
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float most = -INFINITY;
 #pragma unroll
-            for (int n = 2 * half; n < 64; n += 4) most = fmaxf(most, fmaxf(x[n], x[n + 1]));
+            for (int n = 2 * half; n < N; n += 4) most = fmaxf(most, fmaxf(x[n], x[n + 1]));
             if (!GENERAL) most *= factor; /* which is positive */
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
@@ -207,7 +263,7 @@ struct softmax {
             largest[half] = most;
             float part = 0;
 #pragma unroll
-            for (int n = 2 * half; n < 64; n += 4)
+            for (int n = 2 * half; n < N; n += 4)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const float power = GENERAL ? fmaf(x[n + c] - base, LOG2_E, TARGET_EXPONENT)
@@ -230,9 +286,10 @@ struct softmax {
 };
 
 /* Drops weights of queries row and row + 8. */
-__device__ static void drop(const attention_args &g, float (&x)[64], dropout_key key, int row, int key0) {
+template <int N>
+__device__ static void drop(const attention_args &g, float (&x)[N], dropout_key key, int row, int key0) {
 #pragma unroll
-    for (int n = 0; n < 64; n += 8) {
+    for (int n = 0; n < N; n += 8) {
         const uint32_t drops = dropped_of_group(g, key, row, key0 + column_of(n, (int)threadIdx.x % 4));
 #pragma unroll
         for (int e = 0; e < 8; e++) /* odd columns: e%2; row + 8: e/2%2; eight columns on: e/4 */
@@ -242,53 +299,57 @@ __device__ static void drop(const attention_args &g, float (&x)[64], dropout_key
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* One task of a warpgroup that multiplies. `tasks` and `step` count tasks and tiles of keys before this one. */
+/* One task of a warpgroup that multiplies. `begun` and `step` count tasks and tiles of keys before those of this one;
+ * `keeps`: the next has the same keys. */
 template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL>
 __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, STAGES, SPLITS> &s,
-                              const forward_task &task, int tasks, int step) {
+                              const forward_task &task, int begun, int step, bool keeps) {
     const int warp = warp_number() - BRINGERS<SPLITS> / 32, warpgroup = warp / 4, lane = (int)threadIdx.x % 32;
     const int first_row = task.tile_q * TILE_Q + warpgroup * WG_ROWS;
     const int row = first_row + warp % 4 * 16 + lane / 4; /* and row + 8 */
     const float *mask = GENERAL && g.mask.data ? head_of(g.mask, task.batch, task.head) : nullptr;
     const dropout_key key = dropout_key_of(g.seed, g.offset, (uint32_t)task.item);
-    constexpr int PARTS = BLOCKS == 1 ? 2 : 1; /* of the keys, with sums of their own, where there are registers */
-    constexpr int ACCUMULATORS = BLOCKS * PARTS;
     float o[BLOCKS][32] = {};
-    int misfits = 0;
     softmax soft;
-    barrier_wait(&s.q_full, tasks & 1);
-    const float q_down = s.q_down;
+    barrier_wait(&s.of_q.full, begun & 1);
+    const float q_down = s.of_q.down;
+    int misfits = s.of_q.misfit;
     const split_tile<BLOCKS> q = {tile_address(s.q) + warpgroup * WG_ROWS / 16 * STEP_DOWN, COLUMN_BLOCK};
-#pragma unroll 1
-    for (int n = 0; n < task.tiles; n++, step++) {
-        const int stage = step % STAGES;
-        const uint32_t phase = step / STAGES & 1;
-        float x[64];
-        barrier_wait(&s.k_full[stage], phase);
-        const float down = q_down * s.k_down[stage];
+
+    /* A tile of which the first WIDTH keys count, from n*TILE_K on. */
+    auto add_tile = [&](auto width, int n) {
+        constexpr int WIDTH = decltype(width)::value;
+        constexpr int PARTS = BLOCKS == 1 && WIDTH == TILE_K ? 2 : 1; /* of the keys, with sums of their own */
+        constexpr int ACCUMULATORS = BLOCKS * PARTS, STEPS = WIDTH / 16 / PARTS;
+        const int stage = (step + n) % STAGES;
+        const uint32_t phase = (step + n) / STAGES & 1;
+        float x[WIDTH / 2];
+        barrier_wait(&s.of_k[stage].full, phase);
+        const float down = q_down * s.of_k[stage].down;
+        misfits |= s.of_k[stage].misfit;
         wgmma_fence();
         multiply_rows<BLOCKS>(x, q, {tile_address(s.k[stage]), COLUMN_BLOCK});
         wgmma_commit();
         wgmma_wait<0>();
         hold(x);
-        warp_arrives(&s.k_empty[stage]);
-        if (n + 1 == task.tiles) warp_arrives(&s.q_empty);
+        if (!keeps) warp_arrives(&s.of_k[stage].empty);
+        if (n + 1 == task.tiles) warp_arrives(&s.of_q.empty);
 
         const bool diagonal = g.causal && (n + 1) * TILE_K > first_row;
-        soft.weigh<GENERAL>(g, x, down, mask, row, n * TILE_K, diagonal || (n + 1) * TILE_K > g.keys);
+        soft.weigh<GENERAL>(g, x, down, mask, row, n * TILE_K, diagonal || n * TILE_K + WIDTH > g.keys);
         if (GENERAL && g.drop_below) drop(g, x, key, row, n * TILE_K);
 
         float added[ACCUMULATORS][32];
-        split_registers<TILE_K / 16> p;
+        split_registers<WIDTH / 16> p;
         p.split(x, 1, 1);
-        barrier_wait(&s.v_full[stage], phase);
-        const float v_down = s.v_down[stage];
+        barrier_wait(&s.of_v[stage].full, phase);
+        const float v_down = s.of_v[stage].down;
+        misfits |= s.of_v[stage].misfit;
         wgmma_fence();
 #pragma unroll
         for (int a = 0; a < ACCUMULATORS; a++) /* column blocks, or the halves of the keys */
-            multiply_columns<TILE_K / 16 / PARTS>(added[a], p, a / BLOCKS * (TILE_K / 16 / PARTS),
-                                                  split_tile<BLOCKS>{tile_address(s.v[stage]), COLUMN_BLOCK},
-                                                  a % BLOCKS);
+            multiply_columns<STEPS>(added[a], p, a / BLOCKS * STEPS,
+                                    split_tile<BLOCKS>{tile_address(s.v[stage]), COLUMN_BLOCK}, a % BLOCKS);
         wgmma_commit();
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++)
@@ -297,13 +358,17 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
         wgmma_wait<0>();
 #pragma unroll
         for (int a = 0; a < ACCUMULATORS; a++) hold(added[a]);
-        if (n + 1 == task.tiles) misfits = s.misfits[tasks % 2];
-        warp_arrives(&s.v_empty[stage]);
+        if (!keeps) warp_arrives(&s.of_v[stage].empty);
 #pragma unroll
         for (int a = 0; a < ACCUMULATORS; a++)
 #pragma unroll
             for (int c = 0; c < 32; c++) o[a % BLOCKS][c] = fmaf(added[a][c], v_down, o[a % BLOCKS][c]);
-    }
+    };
+    const bool short_tail = g.keys - (task.tiles - 1) * TILE_K <= TAIL;
+    const int whole = task.tiles - (short_tail ? 1 : 0);
+#pragma unroll 1
+    for (int n = 0; n < whole; n++) add_tile(integral<TILE_K>(), n);
+    if (short_tail) add_tile(integral<TAIL>(), whole);
 
     soft.finish();
     float factor[2], check = 0;
@@ -321,15 +386,19 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
     for (int b = 0; b < BLOCKS; b++)
         store_rows(g.o, head_of(g.o, task.batch, task.head), o[b], factor, row, g.queries, b * ATTENTION_COLS, g.dim);
 
-    /* A tile is left to the ieee kernel if a splitter said so, or if NaN shows, which splitting does not look for. */
+    /* A tile is left to the ieee kernel if a splitter said so, or if NaN shows, which splitting does not look for. Rows
+     * past the last may have anything. */
     if (SPLITS) {
 #pragma unroll
-        for (int c = 0; c < 32; c++) check = fmaf(o[0][c], 0, check);
-        check += soft.sum[0] + soft.sum[1];
+        for (int c = 0; c < 32; c++)
+            if (row + 8 * row_half(c) < g.queries) check = fmaf(o[0][c], 0, check);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (row + 8 * half < g.queries) check += soft.sum[half];
         if (isnan(check)) misfits = 1;
     }
     misfits = __any_sync(0xffffffffu, misfits);
-    int *warps = s.warp_misfits[tasks % 2];
+    int *warps = s.warp_misfits[begun % 2];
     if (lane == 0) warps[warp] = misfits;
     named_barrier(2, 2 * WARPGROUP);
     if (threadIdx.x == BRINGERS<SPLITS>) {
@@ -342,13 +411,14 @@ template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static v
     auto &s = *(forward_shared<BLOCKS, STAGES, SPLITS> *)dynamic_shared<1024>();
     if (threadIdx.x == 0) {
         const int bringers = SPLITS ? SPLITTERS : 1, warps = 2 * WARPGROUP / 32;
-        barrier_init(&s.q_full, bringers);
-        barrier_init(&s.q_empty, warps);
+        auto init = [=](tile_state *state) {
+            barrier_init(&state->full, bringers);
+            barrier_init(&state->empty, warps);
+        };
+        init(&s.of_q);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(&s.k_full[i], bringers);
-            barrier_init(&s.v_full[i], bringers);
-            barrier_init(&s.k_empty[i], warps);
-            barrier_init(&s.v_empty[i], warps);
+            init(&s.of_k[i]);
+            init(&s.of_v[i]);
         }
         barrier_init_fence();
     }
@@ -365,11 +435,12 @@ template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static v
         }
     } else {
         registers_take<SPLITS ? 200 : 240>();
-        int tasks = 0, step = 0;
-        for (int index = (int)blockIdx.x; index < forward_tasks(g); index += (int)gridDim.x) {
-            const forward_task task(g, index);
-            attend<BLOCKS, STAGES, SPLITS, GENERAL>(g, s, task, tasks++, step);
-            step += task.tiles;
+        int begun = 0, step = 0;
+        for (forward_tasks<STAGES, SPLITS> tasks(g); tasks.index < tasks.after; tasks.index += tasks.step) {
+            const forward_task task(g, tasks.index);
+            const bool keeps = tasks.keeps(task);
+            attend<BLOCKS, STAGES, SPLITS, GENERAL>(g, s, task, begun++, step, keeps);
+            if (!keeps) step += task.tiles;
         }
     }
 }

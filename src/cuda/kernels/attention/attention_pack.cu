@@ -64,12 +64,11 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
             float sum = x[n].x * y.x + x[n].y * y.y + (x[n].z * y.z + x[n].w * y.w);
 #pragma unroll
             for (int lane = LANES / 2; lane; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-            const float shift = g.mask.data && i < rows ? lse_shift<LANES>(g, item / heads, item % heads, i) : 0;
             if (quad == 0) {
                 const int64_t at = (int64_t)item * tiles * ATTENTION_ROWS + i;
                 const float *lse = head_of(g.lse, item / heads, item % heads) + i * g.lse.row_stride;
                 g.delta[at] = sum;
-                g.shift[at] = shift;
+                g.shift[at] = 0;
                 g.padded_lse[at] = i < rows ? *lse * (g.general ? 1 : LOG2_E) : INFINITY;
             }
         }
@@ -101,8 +100,15 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
     uint8_t *hi = to.tiles + (int64_t)blockIdx.x * 2 * BLOCKS * ATTENTION_BLOCK_BYTES +
                   quad / 16 * ATTENTION_BLOCK_BYTES;
     uint8_t *lo = hi + BLOCKS * ATTENTION_BLOCK_BYTES;
+    const int stored = BLOCKS == 1 && rows - row0 <= ATTENTION_TAIL ? ATTENTION_TAIL : ATTENTION_ROWS;
 #pragma unroll
-    for (int n = 0; n < QUADS; n++) store_split(hi, lo, first + n * ROW_STEP, quad % 16, x[n], power_of_two(e));
+    for (int n = 0; n < QUADS; n++)
+        if (first + n * ROW_STEP < stored) store_split(hi, lo, first + n * ROW_STEP, quad % 16, x[n], power_of_two(e));
+    if (is_grad && g.mask.data) /* last, when x needs no registers */
+        for (int i = row0 + first; i < min(rows, row0 + ATTENTION_ROWS); i += ROW_STEP) {
+            const float shift = lse_shift<LANES>(g, item / heads, item % heads, i);
+            if (quad == 0) g.shift[(int64_t)item * tiles * ATTENTION_ROWS + i] = shift;
+        }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_pack_64(const __grid_constant__ attention_args g) {

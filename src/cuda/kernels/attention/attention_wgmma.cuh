@@ -30,10 +30,12 @@ template <int BLOCKS> struct split_tile {
     __device__ uint32_t lo(int column_block) const { return at + (BLOCKS + column_block) * block; }
 };
 
+/* A number of rows or columns that is a type, for a generic lambda. */
+template <int N> struct integral { static constexpr int value = N; };
+
 /* d = x y^T: rows of both along the columns. */
 template <int BLOCKS, int N>
 __device__ inline void multiply_rows(float (&d)[N], split_tile<BLOCKS> x, split_tile<BLOCKS> y) {
-    static_assert(N == 64 || N == 32, "128 or 64 rows of y");
 #pragma unroll
     for (int part = 0; part < 3; part++)
 #pragma unroll
@@ -42,6 +44,10 @@ __device__ inline void multiply_rows(float (&d)[N], split_tile<BLOCKS> x, split_
             const uint32_t b = (part == 1 ? y.lo(i / 4) : y.hi(i / 4)) + i % 4 * STEP_ALONG;
             if constexpr (N == 64)
                 wgmma_64x128x16(d, a, b, part || i);
+            else if constexpr (N == 40)
+                wgmma_64x80x16(d, a, b, part || i);
+            else if constexpr (N == 8)
+                wgmma_64x16x16(d, a, b, part || i);
             else
                 wgmma_64x64x16(d, a, b, part || i);
         }
