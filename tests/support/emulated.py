@@ -22,7 +22,7 @@ def emulated(name, *arguments):
     def in_a_process(*values):
         process = os.fork()
         if not process:
-            signal.alarm(60)
+            signal.alarm(600)
             function(*values)
             os._exit(0)
         assert os.waitpid(process, 0)[1] == 0, "the emulated kernel crashed, or did not end"
