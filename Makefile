@@ -10,8 +10,8 @@ MAKEFLAGS   += --no-print-directory
 
 .PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu soak-gpu \
         mutants fuzz \
-        bench-cpu bench-blas bench-gpu bench-sustained bench-pytorch bench-compare report modules python format \
-        install uninstall wheel deb first-hour clean
+        bench-cpu bench-blas bench-gpu bench-sustained bench-sweep bench-pytorch bench-compare report modules python \
+        format install uninstall wheel deb first-hour clean
 
 build: ## the library and the command (the default)
 	cmake -S . -B $(BUILD) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_FLAGS)
@@ -80,6 +80,9 @@ bench-gpu: build ## milliseconds beside torch.matmul and every other library, in
 
 bench-sustained: build ## what a long run of one product gets: each library alone on the GPU; saved in bench/results
 	bench/gpu/run $(BUILD) --sustained --save
+
+bench-sweep: build ## random products of each kind beside torch float32; saved in bench/results
+	bench/gpu/run $(BUILD) --sweep --save
 
 bench-pytorch: build ## tessera.matmul, attention and the drop-in beside torch, and a GPT-2 trained with both
 	$(PACKAGE) bench/pytorch/compare.py --save $(BUILD)/pytorch.json

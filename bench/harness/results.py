@@ -57,6 +57,11 @@ FIELDS = {
     "origin": (TEXT, "how the value was measured"),
     "why": (TEXT, "why the library could not be measured"),
     "batch": (COUNT, "rows of a layer's input; items of attention's batch"),
+    "kind": (TEXT, "of random products: bench/gpu/sweep.py"),
+    "kernel": (TEXT, "the kernel that multiplies"),
+    "padding": (COUNT, "floats behind each line of A and B"),
+    "limit_share": (NUMBER, "the least time that the copy rate and the tensor cores allow, over Tessera's"),
+    "seed": (COUNT, "of random shapes"),
     "heads": (COUNT, "of queries"),
     "kv_heads": (COUNT, "of keys and values"),
     "q_length": (COUNT, "queries of a head"),
@@ -131,6 +136,9 @@ KINDS = {
     "reference": "m n k problem layout tessera_us c_library_us torch_us of_c_library gpu torch commit date",
     # an nn.Linear with and without the drop-in
     "linear": "batch in out taken torch_us drop_in_us always_us speedup always_speedup gpu torch commit date",
+    # random products beside torch (bench/gpu/sweep.py)
+    "sweep": "kind batch m n k layout padding torch_us tessera_us speedup limit_share kernel worst_units seed gpu torch "
+             "commit date",
     # float32 attention beside torch's efficient attention (bench/gpu/attention.py)
     "attention": "problem batch heads kv_heads q_length k_length dim causal mask direction taken torch_us tessera_us "
                  "speedup error torch_error gpu torch commit date",

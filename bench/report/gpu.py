@@ -2,6 +2,7 @@
 
 import attention
 import charts
+import sweep
 from charts import Axis, shown
 from figures import (REFERENCE, Figure, accuracy_figures, bars_figure, frontier_figure, intensity, lines_of, mean, of,
                      ordered, overhead_figure, ratio, roofline_figure, shape, size, span, table_of)
@@ -290,6 +291,7 @@ def figures(records):
             speed_against_accuracy(records),
             reference_figure(records),
             sustained_figure(records),
+            sweep.figure(records),
             attention.figure(records),
             size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
             roofline(records),
