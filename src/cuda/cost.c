@@ -31,6 +31,7 @@ typedef struct vector_costs {
     double block;       /* for each thread block on an SM beyond two */
     double block_bytes; /* of A that a thread block reads in a second */
     double bytes;       /* that all of them do */
+    double narrow;      /* how much slower with half as many rows side by side */
 } vector_costs;
 
 typedef struct device_costs {
@@ -93,18 +94,20 @@ static const device_costs measured[] = {{
     .small_32 = {.start = 3.8e-6, .cluster = 0.63e-6, .stage = 0.63e-6, .together = 2.05, .block = 0.28e-6},
     .long_16 = {.start = 2.3e-6, .cluster = 1.13e-6, .stage = 0.55e-6, .together = 1.1, .block = 0.75e-6},
     .long_32 = {.start = 2.7e-6, .cluster = 0.9e-6, .stage = 0.73e-6, .together = 1.1, .block = 0.98e-6},
-    .vector_k = {.start = {2.6e-6, 5.8e-6, 7e-6, 11.5e-6},
+    .vector_k = {.start = {2.7e-6, 5.8e-6, 7e-6, 11.5e-6},
                  .rate = {1, 1, 0.5, 0.35},
                  .cluster = 0.9e-6,
-                 .block = 1.6e-6,
-                 .block_bytes = 41e9,
-                 .bytes = 3.9e12},
-    .vector_m = {.start = {2.0e-6, 3.4e-6, 5.1e-6, 6.3e-6},
+                 .block = 2.3e-6,
+                 .block_bytes = 40e9,
+                 .bytes = 3.9e12,
+                 .narrow = 1},
+    .vector_m = {.start = {1.0e-6, 3.0e-6, 5.1e-6, 6.3e-6},
                  .rate = {1, 0.9, 0.75, 0.5},
-                 .cluster = 1.0e-6,
-                 .block = 1.5e-6,
-                 .block_bytes = 31e9,
-                 .bytes = 3.2e12},
+                 .cluster = 1.4e-6,
+                 .block = 3.4e-6,
+                 .block_bytes = 25e9,
+                 .bytes = 3.3e12,
+                 .narrow = 0.95},
     .thin_k_bytes = 1.75,
     .thin_m_bytes = 5,
 }};
@@ -225,9 +228,12 @@ static double cost_small(const small_costs *costs, const cuda_candidate *c, int6
 
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
     const int columns = p->n <= 2 ? (int)p->n - 1 : p->n <= 4 ? 2 : 3;
-    const double rows = (double)cuda_vector_rows(c->kernel, c->share), rate = costs->rate[columns];
+    const double rows = (double)cuda_vector_rows(c->kernel, c->share);
+    double rate = costs->rate[columns];
+    for (int64_t share = c->share; c->kernel == &cuda_kernels[IEEE_VECTOR_M] && share < 32; share *= 2)
+        rate *= costs->narrow;
     const double block = rows * (double)c->k_each * sizeof(float) / (rate * costs->block_bytes);
-    const double blocks = block + (busiest > 2 ? (double)(busiest - 2) * (costs->block + block / 2) : 0);
+    const double blocks = busiest > 2 ? block * (double)busiest / 2 + (double)(busiest - 2) * costs->block : block;
     const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes);
     return costs->start[columns] + (c->cluster > 1 ? costs->cluster : 0) + (memory > blocks ? memory : blocks);
 }

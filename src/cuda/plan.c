@@ -139,7 +139,8 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
-        if (computes_tiles(kernel, p)) consider_ieee(&best, device, kernel, p, max_workspace);
+        if (p->n > THIN && computes_tiles(kernel, p)) /* which read the long operand of few columns slowly */
+            consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_SMALL) consider_one_launch(&best, device, whole_candidate(kernel, p), p);
     }
     return best;

@@ -53,6 +53,7 @@ constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
 constexpr int64_t ATTENTION_LENGTH = 64;
 constexpr double ATTENTION_SCORES = 1 << 17;
 constexpr int64_t ATTENTION_DIM = 128;
+constexpr int64_t ATTENTION_HIDDEN = 8; /* times as many keys as queries: gradients of keys that no query sees cost */
 
 } // namespace torch_cost
 
@@ -98,6 +99,7 @@ inline bool tessera_is_faster_on_cpu(const Sizes &s) { return std::min({s.m, s.n
 /* There are kernels for tensor cores on Hopper alone. Few scores leave most of its SMs without work. */
 inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t queries, int64_t keys, int64_t dim,
                                         bool causal) {
+    if (causal && keys > torch_cost::ATTENTION_HIDDEN * queries) return false;
     if (causal) keys = std::min(keys, queries); /* no query sees more */
     const double scores = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
     return on_hopper && dim <= torch_cost::ATTENTION_DIM && std::min(queries, keys) >= torch_cost::ATTENTION_LENGTH &&
