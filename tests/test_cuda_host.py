@@ -39,7 +39,7 @@ def pytest_passes(*arguments, **environment):
 
 # The tests that run on every engine, as far as the host code has a part in them; a sample where many shapes are there
 # for the kernels, which the driver stands in for.
-GENERAL = ["addend", "batch", "errors", "packed", "plans", "special_values", "stats", "strides"]
+GENERAL = ["addend", "attention_calls", "batch", "errors", "packed", "plans", "special_values", "stats", "strides"]
 SAMPLED = ["exact", "scaling"]
 ENGINES = "cuda and not ieee_tile and not t128 and not mma and not small_32 and not ieee_long"
 

@@ -1,4 +1,4 @@
-/* attention.c: what each kernel of attention promises (src/cuda/kernels/attention_args.h), in plain C, without dropout.
+/* attention.c: what each kernel of attention promises (src/cuda/kernels/attention_args.h), in plain C.
  * Packed tiles are filled with a pattern that the kernels which read them look for, so that a workspace laid out
  * wrongly shows; results come from the operands themselves. */
 #include <math.h>
@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda/kernels/attention_args.h"
+#include "dropout.h"
 #include "fake.h"
 
 enum { PATTERN = 0x5a };
@@ -31,6 +32,16 @@ static double score(const attention_args *g, int batch, int head, int i, int j) 
                                  row_of(&g->k, batch, kv_head_of(g, head), j), g->k.col_stride, g->dim);
 }
 
+/* What dropout multiplies a weight by. */
+static double kept(const attention_args *g, int batch, int head, int i, int j) {
+    uint32_t numbers[4];
+    if (!g->drop_below) return 1;
+    dropout_numbers(dropout_key_of(g->seed, g->offset, (uint32_t)(batch * g->heads + head)), (uint32_t)i, (uint32_t)j,
+                    numbers);
+    const uint32_t number = numbers[2 * (i / 8 % 2) + j / 8 % 2] >> 16 * (j % 2) & 0xffff;
+    return number < g->drop_below ? 0 : dropout_scale(g->drop_below);
+}
+
 static void forward(const attention_args *g, int batch, int head, int i) {
     double largest = -INFINITY, total = 0, *sums = calloc((size_t)g->dim, sizeof *sums);
     const int seen = seen_by(g, i);
@@ -39,7 +50,8 @@ static void forward(const attention_args *g, int batch, int head, int i) {
         const double weight = exp(score(g, batch, head, i, j) - (largest == -INFINITY ? 0 : largest));
         const float *v = row_of(&g->v, batch, kv_head_of(g, head), j);
         total += weight;
-        for (int c = 0; c < g->dim; c++) sums[c] += weight * v[c * g->v.col_stride];
+        const double factor = weight * kept(g, batch, head, i, j);
+        for (int c = 0; c < g->dim; c++) sums[c] += factor * v[c * g->v.col_stride];
     }
     for (int c = 0; c < g->dim; c++)
         row_to(&g->o, batch, head, i)[c * g->o.col_stride] = total == 0 ? 0 : (float)(sums[c] / total);
@@ -47,15 +59,16 @@ static void forward(const attention_args *g, int batch, int head, int i) {
     free(sums);
 }
 
-/* The weight of a key, and dS, from what the forward pass wrote. */
+/* The weight of a key after dropout, and dS, from what the forward pass wrote. */
 static double differentiate(const attention_args *g, int batch, int head, int i, int j, double *ds) {
     const float *grad_o = row_of(&g->grad_o, batch, head, i);
     const double weight = exp(score(g, batch, head, i, j) - *row_to(&g->lse, batch, head, i));
     const double delta = dot(grad_o, g->grad_o.col_stride, row_to(&g->o, batch, head, i), g->o.col_stride, g->dim);
-    *ds = weight *
-          (dot(grad_o, g->grad_o.col_stride, row_of(&g->v, batch, kv_head_of(g, head), j), g->v.col_stride, g->dim) -
-           delta);
-    return weight;
+    const double dp = dot(grad_o, g->grad_o.col_stride, row_of(&g->v, batch, kv_head_of(g, head), j), g->v.col_stride,
+                          g->dim);
+    const double factor = kept(g, batch, head, i, j);
+    *ds = weight * (factor * dp - delta);
+    return factor * weight;
 }
 
 static void grad_q(const attention_args *g, int batch, int head, int i) {
@@ -116,7 +129,6 @@ bool fake_attention_run(const fake_launch *l, const void *args, char *why, size_
     const bool ieee = strstr(name, "_ieee_"), backward = strstr(name, "_grad_"), of_keys = strstr(name, "_kv_");
     const unsigned threads = strstr(name, "_short") ? 512 : strstr(name, "_forward_") || backward ? 384 : 256;
     if (l->threads != (ieee ? 256 : threads)) return snprintf(why, size, "%u threads", l->threads), false;
-    if (g->drop_below) return snprintf(why, size, "dropout is not computed here"), false;
     const int heads = of_keys ? g->kv_heads : g->heads, rows = of_keys ? g->keys : g->queries;
     int32_t *recompute = of_keys ? g->recompute_k : g->recompute_q;
     const int tiles = of_keys ? g->tiles_k : g->tiles_q;
