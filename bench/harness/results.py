@@ -233,7 +233,7 @@ class Run:
         run = Run(FILE or None, about, asked)
         records = run.measure(jobs, weight, measure)
 
-    weight(job) is about how many seconds a job takes, all of which are said beforehand. measure(job) returns its
+    weight(job) is how many seconds a job takes at least; their sum is said beforehand. measure(job) returns its
     records, to which `about` is added, and the line to show for it."""
     def __init__(self, path, about, asked=""):
         self.path, self.about = pathlib.Path(path) if path else None, about
@@ -267,7 +267,7 @@ class Run:
     def measure(self, jobs, weight, measure):
         progress = Progress([weight(job) for job in jobs])
         left = sum(weight(job) for job in jobs if json.dumps(job) not in self.done)
-        print(f"{len(jobs)} measurements, about {Progress.words(left)}", flush=True)
+        print(f"{len(jobs)} measurements: {Progress.words(left)} at least, longer if the machine is busy", flush=True)
         self.note(self.identity, begin=True)
         for job, records in self.done.items():
             self.note({"job": job, "records": records})

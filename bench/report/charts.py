@@ -57,8 +57,7 @@ def short(value):
         return "0"
     exponent = math.floor(math.log10(abs(value)) + 1e-9)
     if exponent < -2 or exponent > 5:
-        mantissa = value / 10**exponent
-        return (f"{mantissa:.0f}" if abs(mantissa - round(mantissa)) < 1e-6 else f"{mantissa:.1f}") + f"e{exponent}"
+        return f"{value / 10**exponent:.3g}e{exponent}"
     return f"{value:g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 

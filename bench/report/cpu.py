@@ -106,7 +106,7 @@ def layout_figure(records):
 
     return Figure(
         "layouts", "Transposes and odd sizes",
-        f"{span(ratios)} the speed of the best other library, over all layouts.", [("", draw)],
+        f"{span(ratios)} the speed of the best other library, over all layouts of these shapes.", [("", draw)],
         (["M x N x K, layout", "threads", "GFLOP/s", "beside the best other"],
          [[shape(r), str(r["threads"]), f"{r['gflops_best']:.1f}", ratio(r["ratio_to_best_peer"])] for r in found]),
         "nn: A and B as they are; t: transposed.", ("nn", "tn", "nt", "tt"))

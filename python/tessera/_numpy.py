@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 import os
 import warnings
 from typing import Any, Optional, Sequence
@@ -59,9 +60,10 @@ def _context(precision: str) -> ctypes.c_void_p:
 
 def set_num_threads(threads: int) -> None:
     global _threads
-    if not 1 <= threads <= MOST_THREADS:
+    count = operator.index(threads)
+    if not 1 <= count <= MOST_THREADS:
         raise ValueError(f"threads must be from 1 to {MOST_THREADS}, not {threads}")
-    _threads = int(threads)
+    _threads = count
 
 
 def get_num_threads() -> int:
@@ -314,10 +316,10 @@ def _contract(a: np.ndarray, b: np.ndarray, axes_a: Sequence[int], axes_b: Seque
 
 def tensordot(a, b, axes: Any = 2, *, precision: str = "fp32", casting: str = "equiv") -> np.ndarray:
     a, b = as_array("a", a, casting), as_array("b", b, casting)
-    if isinstance(axes, int):
+    if isinstance(axes, (int, np.integer)):
         axes = range(a.ndim - axes, a.ndim), range(axes)
-    pair = [[axis] if isinstance(axis, int) else list(axis) for axis in axes]
-    summed = [[axis + array.ndim if axis < 0 else axis for axis in chosen] for array, chosen in zip((a, b), pair)]
+    pair = [[axis] if isinstance(axis, (int, np.integer)) else list(axis) for axis in axes]
+    summed = [[int(axis) + array.ndim * (axis < 0) for axis in chosen] for array, chosen in zip((a, b), pair)]
     for name, array, chosen in zip("ab", (a, b), summed):
         if any(not 0 <= axis < array.ndim for axis in chosen) or len(set(chosen)) < len(chosen):
             raise ValueError(f"axes {chosen} are not {len(chosen)} different axes of {name}, which has {array.ndim}")
@@ -359,8 +361,8 @@ def _subscripts(text: str, arrays: Sequence[np.ndarray]) -> tuple[list[str], str
 def _pair(x: np.ndarray, xs: str, y: np.ndarray, ys: str, kept: set[str], precision: str) -> tuple[np.ndarray, str]:
     """Two operands into one, with the axes of both that are in `kept`."""
     def alone(array, letters, others):
-        """Each letter once, and only those that somebody else has."""
-        left = "".join(dict.fromkeys(letter for letter in letters if letter in kept or letter in others))
+        """Summed over what nobody else has."""
+        left = "".join(letter for letter in letters if letter in kept or letter in others)
         return (array, letters) if left == letters else (np.einsum(f"{letters}->{left}", array), left)
 
     x, xs = alone(x, xs, ys)
@@ -386,6 +388,9 @@ def _pair(x: np.ndarray, xs: str, y: np.ndarray, ys: str, kept: set[str], precis
 def einsum(subscripts: str, *operands, precision: str = "fp32", casting: str = "equiv") -> np.ndarray:
     arrays = [as_array(f"operand {i}", operand, casting) for i, operand in enumerate(operands)]
     terms, output = _subscripts(subscripts, arrays)
+    each_once = ["".join(dict.fromkeys(term)) for term in terms]
+    arrays = [np.einsum(f"{term}->{once}", array) for term, once, array in zip(terms, each_once, arrays)]  # diagonals
+    terms = each_once
     sizes: dict[str, int] = {}
     for term, array in zip(terms, arrays):
         for letter, size in zip(term, array.shape):

@@ -155,6 +155,8 @@ def test_errors():
             tessera.tensordot(a, b, axes)
     with pytest.raises(ValueError, match="for 3 operands, but there are 2"):
         tessera.einsum("ij,jk,kl", a, b)
+    with pytest.raises(ValueError, match="4 != 5"):  # what NumPy says
+        tessera.einsum("ii,ij", a, b)
     with pytest.raises(ValueError, match="do not fit an operand of 2 dimensions"):
         tessera.einsum("ijk,kl", a, b)
 
@@ -245,7 +247,9 @@ def test_threads():
     for threads in (0, 1025):
         with pytest.raises(ValueError, match="from 1 to 1024"):
             tessera.set_num_threads(threads)
-    program = ("import numpy as np, tessera, threading, os; a = np.ones((800, 800), 'f4'); tessera.matmul(a, a)\n"
+    with pytest.raises(TypeError):
+        tessera.set_num_threads(2.5)
+    program = ("import numpy as np, tessera, os; a = np.ones((800, 800), 'f4'); tessera.matmul(a, a)\n"
                "print(tessera.get_num_threads(), len(os.listdir('/proc/self/task')))")
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     for variables, threads, warned in (({"OMP_NUM_THREADS": "3,2"}, 3, False),
