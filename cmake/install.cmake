@@ -2,15 +2,17 @@
 # Both refer to files relative to their own place, so an installed tree may be moved.
 include(CMakePackageConfigHelpers)
 
+set(interface ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}) # before 1.0 a minor version may change the interface
+set_target_properties(tessera tessera_blas PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${interface})
+
 # What the Python package (pyproject.toml) takes along. A wheel has no symbolic links, so its libraries have one name.
 if(SKBUILD)
+  set_target_properties(tessera tessera_blas PROPERTIES VERSION ${interface})
   install(TARGETS tessera tessera_blas tessera_cli COMPONENT python
-          LIBRARY DESTINATION tessera/lib PUBLIC_HEADER DESTINATION tessera/include RUNTIME DESTINATION tessera/bin)
+          LIBRARY DESTINATION tessera/lib NAMELINK_SKIP PUBLIC_HEADER DESTINATION tessera/include
+          RUNTIME DESTINATION tessera/bin)
   return()
 endif()
-
-set_target_properties(tessera tessera_blas PROPERTIES VERSION ${PROJECT_VERSION}
-                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}) # a minor version may change the ABI before 1.0
 install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS tessera tessera_blas EXPORT tessera-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}

@@ -48,7 +48,7 @@ def command(tessera, name, summary):
     matches = filter(None, map(OPTION.fullmatch, said.splitlines()))
     options = [Option(*(part or "" for part in match.groups())) for match in matches]
     usage, _, rest = said.partition("\n\n")
-    return Command(name, summary, usage.removeprefix("usage: "), rest.partition("\n\n  -")[0], options)
+    return Command(name, summary, usage[len("usage: "):], rest.partition("\n\n  -")[0], options)
 
 
 def commands(tessera):

@@ -92,8 +92,9 @@ def _loaded_libstdcxx() -> str:
 def _flags(torch: Torch) -> tuple[list[str], list[str]]:
     """For compiling and for linking."""
     include = torch.folder / "include"
-    compiling = ["-O2", "-fPIC", "-fvisibility=hidden", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2",
-                 f"-ffile-prefix-map={FOLDER}=csrc", f"-std=c++{20 if torch.release >= (2, 9) else 17}",
+    compiling = ["-O2", "-fPIC", "-fvisibility=hidden", "-fstack-protector-strong", "-U_FORTIFY_SOURCE",
+                 "-D_FORTIFY_SOURCE=2", f"-ffile-prefix-map={FOLDER}/=", f"-ffile-prefix-map={include}/=",
+                 f"-std=c++{20 if torch.release >= (2, 9) else 17}",
                  f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}", f"-I{_header_folder()}", "-isystem", str(include),
                  "-isystem", str(include / "torch/csrc/api/include")]
     # libtessera is already loaded when the operator is, and is found by its soname. What torch has only with CUDA are

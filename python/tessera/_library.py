@@ -45,13 +45,13 @@ def library_path() -> Path:
     """TESSERA_LIBRARY where it is set, else the library in the package, else the one built in the source tree."""
     chosen = os.environ.get("TESSERA_LIBRARY")
     folders = sys.modules[__package__].__path__  # more than PACKAGE in an editable installation
-    places = [*(Path(folder, "lib", "libtessera.so") for folder in folders),
+    places = [*(Path(folder, "lib", "libtessera.so*") for folder in folders),
               PACKAGE.parents[1] / "build" / "libtessera.so"]
     if chosen:
         places = [Path(chosen)]
     for place in places:
-        if place.exists():
-            return place
+        for found in [place] if place.exists() else sorted(place.parent.glob(place.name)):
+            return found
     raise ImportError(f"tessera cannot find its library: looked for {' and '.join(map(str, places))}. Install the "
                       "package with pip, run `make` in the source tree, or set TESSERA_LIBRARY to a libtessera.so")
 
