@@ -128,7 +128,6 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
 __device__ inline void cp_async_commit() {
     if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.commit_group;" ::: "memory");
 }
-
 template <int N> __device__ inline void cp_async_wait() {
     if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
@@ -147,7 +146,6 @@ __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(
 struct tile {
     int batch, m0, n0; /* m0, n0: its first row and column */
 };
-
 template <int TILE> __device__ int tile_count(const product &g) {
     return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
 }
@@ -167,7 +165,6 @@ struct panel_rows {
     uint8_t *from;
     uint32_t component_stride, bytes;
 };
-
 template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
     const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
     const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));
@@ -413,17 +410,14 @@ HOPPER = r"""
 __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-
 __device__ inline void barrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
-
 /* Arrives, and makes the phase last until `bytes` have been copied as well. */
 __device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
     asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra wait;}"
                  :: "r"(shared_address(barrier)), "r"(phase) : "memory");
@@ -453,7 +447,6 @@ __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" 
 
 /* Closes a group of products; wgmma_wait<N> returns when at most the N youngest groups are unfinished. */
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
 template <int N> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }

@@ -44,7 +44,6 @@ template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void 
 __device__ inline void cp_async_commit() {
     if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.commit_group;" ::: "memory");
 }
-
 template <int N> __device__ inline void cp_async_wait() {
     if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
@@ -60,19 +59,16 @@ __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t
 __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-
 // region: arrive
 __device__ inline void barrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
-
 // endregion: arrive
 /* Arrives, and makes the phase last until `bytes` have been copied as well. */
 __device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
     asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra wait;}"
                  :: "r"(shared_address(barrier)), "r"(phase) : "memory");
@@ -102,7 +98,6 @@ __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" 
 
 /* Closes a group of products; wgmma_wait<N> returns when at most the N youngest groups are unfinished. */
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
 template <int N> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }

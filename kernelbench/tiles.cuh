@@ -6,7 +6,6 @@
 struct tile {
     int batch, m0, n0; /* m0, n0: its first row and column */
 };
-
 template <int TILE> __device__ int tile_count(const product &g) {
     return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
 }
@@ -26,7 +25,6 @@ struct panel_rows {
     uint8_t *from;
     uint32_t component_stride, bytes;
 };
-
 template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int batch, int row) {
     const int panel = row / PANEL_ROWS, skip = row % PANEL_ROWS, k_blocks = ceil_div(o.k, SPLIT_K);
     const int stored = max(0, min(PANEL_ROWS, ceil_div(o.rows - panel * PANEL_ROWS, 8) * 8));

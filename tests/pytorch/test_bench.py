@@ -4,12 +4,13 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-import torch
+from tensors import since
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 from harness import results  # noqa: E402
+
+pytestmark = since(2, 0)  # older ones have no fp16 products on the CPU
 
 
 def run(*words):
@@ -54,7 +55,6 @@ def test_from_host_memory(tmp_path):
     assert [r["n"] for r in records] == [40, 64] and all(r["gpu_ms_best"] > 0 for r in records)
 
 
-@pytest.mark.skipif(torch.__version__.startswith("1."), reason="this torch has no fp16 products on the CPU")
 def test_each_library_alone(tmp_path):
     said = run("sustained", "--seconds", "0.001", "--save", tmp_path / "r.json")
     records = results.load(tmp_path / "r.json")
