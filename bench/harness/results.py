@@ -137,8 +137,8 @@ KINDS = {
     # an nn.Linear with and without the drop-in
     "linear": "batch in out taken torch_us drop_in_us always_us speedup always_speedup gpu torch commit date",
     # random products beside torch (bench/gpu/sweep.py)
-    "sweep": "kind batch m n k layout padding torch_us tessera_us speedup limit_share kernel worst_units seed gpu torch "
-             "commit date",
+    "sweep": "kind batch m n k layout padding torch_us tessera_us speedup limit_share kernel worst_units seed gpu "
+             "torch commit date",
     # float32 attention beside torch's efficient attention (bench/gpu/attention.py)
     "attention": "problem batch heads kv_heads q_length k_length dim causal mask direction taken torch_us tessera_us "
                  "speedup error torch_error gpu torch commit date",

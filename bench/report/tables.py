@@ -310,11 +310,11 @@ def documents(root):
     made = {}
     for name, tables in PLACES.items():
         text = (root / name).read_text()
-        for marker, of in tables.items():
+        for marker, table in tables.items():
             place = re.compile(rf"(<!-- results: {marker} -->\n).*?(<!-- end -->)", re.S)
             if not place.search(text):
                 raise results.BadResults(
                     f"{name} has no place for its table: <!-- results: {marker} --> and <!-- end -->")
-            text = place.sub(lambda found: found[1] + made_anew(*of) + "\n" + found[2], text)
+            text = place.sub(lambda found: found[1] + made_anew(*table) + "\n" + found[2], text)
         made[root / name] = text
     return made
