@@ -47,6 +47,7 @@ typedef struct device_costs {
     small_costs small_16, small_32, long_16, long_32;
     vector_costs vector_k, vector_m;
     double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
+    double thin_m_memory;              /* of bytes_per_cycle */
 } device_costs;
 
 #define H200_CLOCK 1.755e9
@@ -108,6 +109,7 @@ static const device_costs measured[] = {{
                  .block_bytes = 25e9,
                  .bytes = 3.3e12,
                  .narrow = 0.95},
+    .thin_m_memory = 0.72,
     .thin_k_bytes = 1.75,
     .thin_m_bytes = 5,
 }};
@@ -212,9 +214,10 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, co
                             (double)p->batch * (double)p->m * (double)p->n;
     const int64_t wave = (int64_t)device->multiprocessors * c->kernel->blocks;
     const double resident = (double)min64(wave, (c->full_tiles + c->tail_blocks) * p->batch);
-    const double of_blocks = resident *
-                             (c->kernel == &cuda_kernels[IEEE_THIN_K] ? costs->thin_k_bytes : costs->thin_m_bytes);
-    const double of_memory = costs->bytes_per_cycle * device->multiprocessors;
+    const double of_thin_k = p->n > 2 ? costs->thin_k_bytes / 2 : costs->thin_k_bytes; /* many loads of B */
+    const double of_blocks = resident * (c->kernel == &cuda_kernels[IEEE_THIN_K] ? of_thin_k : costs->thin_m_bytes);
+    const double of_memory = costs->bytes_per_cycle * device->multiprocessors *
+                             (c->kernel == &cuda_kernels[IEEE_THIN_K] ? 1 : costs->thin_m_memory);
     const double bytes_per_cycle = of_blocks < of_memory ? of_blocks : of_memory;
     return costs->launch + elements * sizeof(float) / (bytes_per_cycle * costs->clock) +
            (c->tail_blocks ? costs->other.reduce : 0);

@@ -96,7 +96,9 @@ static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kerne
 
 /* ---- Candidates of one launch ------------------------------------------------------------------------------------ */
 
-enum { MAX_CLUSTER = 16 }; /* of Hopper, once a kernel has said that it does not mind */
+/* Thread blocks of a cluster. Sixteen is what Hopper allows a kernel that asks for it; a GPU of which only a part can be
+ * used may not have so many SMs side by side. */
+static int64_t max_cluster(const cuda_device *device) { return device->multiprocessors >= 100 ? 16 : 8; }
 
 /* k shared by as many thread blocks as cluster says, or fewer, where rounding leaves none. */
 static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64_t cluster) {
@@ -107,7 +109,8 @@ static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64
 
 static void consider_one_launch(cuda_candidate *best, const cuda_device *device, cuda_candidate c,
                                 const tsr_problem *p) {
-    for (int64_t cluster = 1; cluster <= MAX_CLUSTER && (cluster == 1 || cluster * IEEE_RUN <= p->k); cluster *= 2) {
+    for (int64_t cluster = 1; cluster <= max_cluster(device) && (cluster == 1 || cluster * IEEE_RUN <= p->k);
+         cluster *= 2) {
         c = with_cluster(c, p, cluster);
         c.seconds = cost_one_launch(device, &c, p);
         if (!best->kernel || c.seconds < best->seconds) *best = c;
@@ -133,7 +136,6 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
     if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) {
         best = thin_candidate(device, thin, p, max_workspace);
         if (!cuda_kernel_runs_on(vector, device)) return best;
-        if (best.tail_blocks || p->n > 2) best = (cuda_candidate){0}; /* two launches, or many loads of B */
         vector_candidates(&best, device, vector, p);
     }
     for (int i = 0; i < CUDA_KERNELS; i++) {
@@ -396,11 +398,12 @@ int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, i
 
 static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     const cuda_kernel *kernel = plan->multiply;
-    const int64_t tiles_m = ceil_div(plan->chunk_m, kernel->tile_m), tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
+    const int64_t tile_m = kernel->family == FAMILY_VECTOR ? cuda_vector_rows(kernel, plan->share) : kernel->tile_m;
+    const int64_t tiles_m = ceil_div(plan->chunk_m, tile_m), tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
     const int64_t blocks = plan->split ? cuda_split_blocks(kernel, plan->device, tiles_m * tiles_n, plan->slices,
                                                            plan->chunk_batch)
                                        : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
-    tsr_text_add(text, "tile: %d x %d x %d (m, n, k)\n", kernel->tile_m, kernel->tile_n, kernel->tile_k);
+    tsr_text_add(text, "tile: %lld x %d x %d (m, n, k)\n", (long long)tile_m, kernel->tile_n, kernel->tile_k);
     tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
                  plan->transposed ? ", of c transposed" : "");
     tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),

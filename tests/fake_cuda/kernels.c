@@ -145,7 +145,8 @@ static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, 
         return snprintf(why, size, "clusters of %u, not %d", l->cluster, g->cluster), false;
     if (l->grid[0] != tiles * g->cluster || l->grid[2] != (unsigned)g->batch)
         return snprintf(why, size, "wrong grid"), false;
-    if (g->k_each % 4 || (int64_t)g->k_each * g->cluster < g->k) return snprintf(why, size, "wrong k_each"), false;
+    if (g->k_each % IEEE_RUN || (int64_t)g->k_each * g->cluster < g->k)
+        return snprintf(why, size, "wrong k_each"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
         for (int row = 0; row < g->m; row++)
             for (int col = 0; col < g->n; col++) {
