@@ -96,8 +96,8 @@ static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kerne
 
 /* ---- Candidates of one launch ------------------------------------------------------------------------------------ */
 
-/* Thread blocks of a cluster. Sixteen is what Hopper allows a kernel that asks for it; a GPU of which only a part can be
- * used may not have so many SMs side by side. */
+/* Thread blocks of a cluster. Sixteen is what Hopper allows a kernel that asks for it; a part of a GPU may not have so
+ * many SMs side by side. */
 static int64_t max_cluster(const cuda_device *device) { return device->multiprocessors >= 100 ? 16 : 8; }
 
 /* k shared by as many thread blocks as cluster says, or fewer, where rounding leaves none. */
