@@ -29,7 +29,7 @@ from tessera import _build  # noqa: E402
 
 from each import begin, faults  # noqa: E402
 
-_build.FOLDER, _build.SOURCES = folder / "csrc", ("one.cpp", "two.cpp")
+_build.FOLDER, _build.UNITS = folder / "csrc", (("one.cpp",), ("two.cpp",))
 CACHE, OPERATOR = folder / "cache", _build.operator_path()
 BUILT = {OPERATOR.name, OPERATOR.name + ".sha256", "lock"}
 

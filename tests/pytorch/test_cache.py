@@ -41,7 +41,7 @@ def compilations(cache):
     log = cache.parent / "log"
     runs = log.read_text().count("run") if log.exists() else 0
     log.unlink(missing_ok=True)
-    return runs // (len(_build.SOURCES) + 1)
+    return runs // (len(_build.UNITS) + 1)
 
 
 def mode(path):

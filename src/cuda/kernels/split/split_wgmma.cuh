@@ -20,7 +20,8 @@
  *
  * runs the additions of part i under corr(i), and hi*hi(i+1) is queued before corr(i) has drained.
  *
- * The one-file modules take the region `fp32_products`.
+ * queue_split (src/cuda/split.c) launches the kernels; docs/internals/design.md draws the way of a call to them. The
+ * one-file modules take the region `fp32_products`.
  */
 #ifndef TESSERA_CUDA_SPLIT_WGMMA_CUH
 #define TESSERA_CUDA_SPLIT_WGMMA_CUH
