@@ -69,6 +69,16 @@ def test_dims(attending, rng, dim):
     check_all(attending, Attention(q, k, v, mask=normal(rng, 1, 2, 65, 130)), grad_o)
 
 
+@pytest.mark.parametrize("dim", [132, 192, 256])
+def test_wide_heads(attending, rng, dim):
+    q, k, v, grad_o = data(rng, 1, 2, 1, 150, 300, dim)
+    for causal in (False, True):
+        check_all(attending, Attention(q, k, v, causal=causal), grad_o)
+    k *= powers_of_two(rng, -40, 0, 1, 1, 300, 1)  # rows of some tiles are too small to be split
+    k[:, :, :128] = v[:, :, :128]
+    check_all(attending, Attention(q, k, v), grad_o)
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (6, 1), (6, 2), (6, 3), (6, 6)])
 def test_grouped_heads(attending, rng, heads, kv_heads):
     q, k, v, grad_o = data(rng, 2, heads, kv_heads, 20, 33, 16)

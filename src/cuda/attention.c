@@ -69,12 +69,13 @@ static tsr_attention_problem seen_part(const tsr_attention_problem *problem, boo
 static attention_plan make_plan(const tsr_context *context, const tsr_attention_problem *p, bool backward) {
     const size_t most = context->options.max_workspace ? context->options.max_workspace : SIZE_MAX;
     attention_plan plan = {
-        .column_blocks = p->dim <= ATTENTION_COLS ? 1 : 2,
+        .column_blocks = (int)ceil_div(p->dim, ATTENTION_COLS),
         .tiles_q = ceil_div(p->queries, ATTENTION_ROWS),
         .tiles_k = ceil_div(p->keys, ATTENTION_ROWS),
     };
-    const bool can_split = context->options.precision != TSR_IEEE && p->dim <= 2 * ATTENTION_COLS && p->queries &&
-                           p->keys && cuda_kernel_runs_on(&cuda_kernels[ATTENTION_FORWARD_64], &context->cuda->device);
+    const bool can_split = context->options.precision != TSR_IEEE && p->dim <= (backward ? 2 : 4) * ATTENTION_COLS &&
+                           p->queries && p->keys &&
+                           cuda_kernel_runs_on(&cuda_kernels[ATTENTION_FORWARD_64], &context->cuda->device);
     const bool can_split_in_place = can_split && !backward && plan.column_blocks == 1 && in_fours(&p->q, p->dim) &&
                                     in_fours(&p->k, p->dim) && in_fours(&p->v, p->dim);
     plan.split = can_split;
@@ -140,14 +141,13 @@ static attention_args args_of(const tsr_attention_problem *p, const attention_pl
     return args;
 }
 
-/* One of two or four kernels that lie together in the list: for up to 64 columns before up to 128, the plain one of
- * each before the general one. */
+/* One of several kernels that lie together in the list, by 64 columns, the plain one of each before the general one. */
 static const cuda_kernel *pick(cuda_kernel_id first, const attention_plan *plan, const attention_args *args) {
     return &cuda_kernels[(int)first + 2 * (plan->column_blocks - 1) + (args->general ? 1 : 0)];
 }
 
 static tsr_status queue_packing(launch_queue *q, const attention_plan *plan, attention_args *args, int operands) {
-    const cuda_kernel *kernel = &cuda_kernels[plan->column_blocks == 1 ? ATTENTION_PACK_64 : ATTENTION_PACK_128];
+    const cuda_kernel *kernel = &cuda_kernels[ATTENTION_PACK_64 + plan->column_blocks - 1];
     const int64_t of_queries = (int64_t)args->batch * args->heads * plan->tiles_q;
     const int64_t of_keys = (int64_t)args->batch * args->kv_heads * plan->tiles_k;
     return launch_kernel(q, kernel, (launch_grid){max64(of_queries, of_keys), operands, 1}, args);

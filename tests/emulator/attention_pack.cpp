@@ -10,9 +10,9 @@ extern "C" void emulate(int blocks, unsigned tiles, unsigned operands, const att
     launched = args;
     for (unsigned n = 0; n < tiles * operands; n++) {
         blockIdx = {n % tiles, n / tiles};
-        if (blocks == 1)
-            run_block([] { attention_pack_64(*launched); });
-        else
-            run_block([] { attention_pack_128(*launched); });
+        static void (*const kernels[])() = {[] { attention_pack_64(*launched); }, [] { attention_pack_128(*launched); },
+                                            [] { attention_pack_192(*launched); },
+                                            [] { attention_pack_256(*launched); }};
+        run_block(kernels[blocks - 1]);
     }
 }

@@ -86,6 +86,10 @@
       ATTENTION_PACK, SUPPORT, 128, 0, 64, 256, 0, 1, 0, NONE, 0)                                                     \
   ROW(ATTENTION_PACK_128, attention_pack_128,                                                                         \
       ATTENTION_PACK, SUPPORT, 128, 0, 128, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_PACK_192, attention_pack_192,                                                                         \
+      ATTENTION_PACK, SUPPORT, 128, 0, 192, 256, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_PACK_256, attention_pack_256,                                                                         \
+      ATTENTION_PACK, SUPPORT, 128, 0, 256, 256, 0, 1, 0, NONE, 0)                                                    \
   ROW(ATTENTION_FORWARD_SHORT, attention_forward_short,                                                               \
       ATTENTION_FORWARD, SUPPORT, 128, 128, 64, 512, 1, 1, 2, FORWARD, 3)                                             \
   ROW(ATTENTION_FORWARD_SHORT_GENERAL, attention_forward_short_general,                                               \
@@ -98,6 +102,14 @@
       ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)                                            \
   ROW(ATTENTION_FORWARD_128_GENERAL, attention_forward_128_general,                                                   \
       ATTENTION_FORWARD, SUPPORT, 128, 128, 128, 384, 1, 1, 2, FORWARD, 1)                                            \
+  ROW(ATTENTION_FORWARD_192, attention_forward_192,                                                                   \
+      ATTENTION_FORWARD, SUPPORT, 128, 64, 192, 384, 1, 1, 2, FORWARD, 1)                                             \
+  ROW(ATTENTION_FORWARD_192_GENERAL, attention_forward_192_general,                                                   \
+      ATTENTION_FORWARD, SUPPORT, 128, 64, 192, 384, 1, 1, 2, FORWARD, 1)                                             \
+  ROW(ATTENTION_FORWARD_256, attention_forward_256,                                                                   \
+      ATTENTION_FORWARD, SUPPORT, 128, 32, 256, 384, 1, 1, 2, FORWARD, 1)                                             \
+  ROW(ATTENTION_FORWARD_256_GENERAL, attention_forward_256_general,                                                   \
+      ATTENTION_FORWARD, SUPPORT, 128, 32, 256, 384, 1, 1, 2, FORWARD, 1)                                             \
   ROW(ATTENTION_GRAD_KV_64, attention_grad_kv_64,                                                                     \
       ATTENTION_BACKWARD, SUPPORT, 128, 64, 64, 384, 1, 1, 2, BACKWARD, 3)                                            \
   ROW(ATTENTION_GRAD_KV_64_GENERAL, attention_grad_kv_64_general,                                                     \

@@ -268,6 +268,16 @@ __device__ inline void wgmma_64x16x16(float (&d)[8], uint32_t a, uint32_t b, boo
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
+/* d (64 x 32) = a (64 x 16) * b (32 x 16)^T + (accumulate ? d : 0). */
+__device__ inline void wgmma_64x32x16(float (&d)[16], uint32_t a, uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0)
+                 : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+
 /* d (64 x 64) = a (64 x 16) * b (16 x 64) + (accumulate ? d : 0), with A in registers, as accumulators lie, and B by
  * rows: 16 rows of 128 bytes. */
 __device__ inline void wgmma_64x64x16_rows(float (&d)[32], const uint32_t (&a)[4], uint32_t b, bool accumulate) {

@@ -1,8 +1,9 @@
 /* attention_forward_sm90.cu: O = softmax(scale Q K^T + mask) V on Hopper, from split operands.
  *
- * A task is a tile of 128 queries of one head. A thread block goes through its keys, 128 at a time, and then takes the
- * gridDim-th task on, whose operands it brings while the last sums of the one before are finished. Two warpgroups
- * multiply, 64 queries each, and keep O, the largest score and the sum of exponentials of their rows in registers:
+ * A task is a tile of 128 queries of one head. A thread block goes through its keys, 128 at a time (64 or 32 with more
+ * than 128 or 192 columns: shared memory has no room for more), and then takes the gridDim-th task on, whose operands
+ * it brings while the last sums of the one before are finished. Two warpgroups multiply, 64 queries each, and keep O,
+ * the largest score and the sum of exponentials of their rows in registers:
  *
  *     S = Q K^T       from shared memory, into a fresh accumulator
  *     P = 2^14 exp(score - largest so far), split into hi and lo in registers
@@ -19,6 +20,7 @@
 #include "cuda/kernels/kernel_list.h"
 
 constexpr int TILE_Q = ATTENTION_ROWS, TILE_K = ATTENTION_ROWS;
+template <int BLOCKS> constexpr int KEYS = BLOCKS <= 2 ? TILE_K : BLOCKS == 3 ? 64 : 32; /* in a stage */
 constexpr int TAIL = ATTENTION_TAIL;      /* the last tile counts as so many keys, or queries, if it has no more */
 constexpr int SPLITTERS = 2 * WARPGROUP;  /* threads */
 constexpr int ROW_STEP = SPLITTERS / 16;  /* rows between a thread's quads */
@@ -27,6 +29,7 @@ template <bool SPLITS> constexpr int BRINGERS = SPLITS ? SPLITTERS : WARPGROUP; 
 template <bool SPLITS> constexpr int THREADS = BRINGERS<SPLITS> + 2 * WARPGROUP;
 
 template <int BLOCKS> constexpr int TILE_BYTES = 2 * BLOCKS *ATTENTION_BLOCK_BYTES;
+template <int BLOCKS> constexpr int STAGE_BYTES = 2 * BLOCKS *KEYS<BLOCKS> * 128; /* of K or V */
 
 /* Of a tile in shared memory. Apart, because racecheck sees sixteen bytes as one place. */
 struct tile_state {
@@ -36,16 +39,16 @@ struct tile_state {
 };
 
 template <int BLOCKS, int STAGES, bool SPLITS> struct __align__(1024) forward_shared {
-    uint8_t q[TILE_BYTES<BLOCKS>], k[STAGES][TILE_BYTES<BLOCKS>], v[STAGES][TILE_BYTES<BLOCKS>];
+    uint8_t q[TILE_BYTES<BLOCKS>], k[STAGES][STAGE_BYTES<BLOCKS>], v[STAGES][STAGE_BYTES<BLOCKS>];
     float4 staging[SPLITS ? 2 : 0][PASSES][SPLITTERS];
     tile_state of_q, of_k[STAGES], of_v[STAGES];
     alignas(16) float warp_largest[2][SPLITTERS / 32];
     int warp_misfits[2][8]; /* of the warps that multiply, which may be a task apart */
 };
 
-/* A task: a tile of queries of one head, and how many tiles of keys it sees. */
-struct forward_task {
-    int tile_q, item, batch, head, kv_item, tiles;
+/* A task: a tile of queries of one head, and how many stages of keys it sees. */
+template <int BLOCKS> struct forward_task {
+    int tile_q, item, batch, head, kv_item, stages;
     int kv_after; /* the first task with other keys */
     __device__ forward_task(const attention_args &g, int index) {
         const int group = g.heads / g.kv_heads;
@@ -55,8 +58,7 @@ struct forward_task {
         head = item - batch * g.heads;
         kv_item = item / group;
         kv_after = (kv_item + 1) * group * g.tiles_q;
-        tiles = g.causal ? min(g.tiles_k, tile_q + 1) : g.tiles_k;
-        static_assert(TILE_Q == TILE_K, "the diagonal goes from corner to corner of a tile");
+        stages = ((g.causal ? min(g.keys, (tile_q + 1) * TILE_Q) : g.keys) + KEYS<BLOCKS> - 1) / KEYS<BLOCKS>;
     }
 };
 
@@ -73,7 +75,7 @@ template <int STAGES, bool SPLITS> struct forward_tasks {
         step = near ? 1 : (int)gridDim.x;
     }
     /* Whether K and V of the present task stay for the next. */
-    __device__ bool keeps(const forward_task &task) const { return near && index + 1 < min(after, task.kv_after); }
+    __device__ bool keeps(int kv_after) const { return near && index + 1 < min(after, kv_after); }
 };
 
 /* ---- Bringing K and V -------------------------------------------------------------------------------------------- */
@@ -81,25 +83,29 @@ template <int STAGES, bool SPLITS> struct forward_tasks {
 /* Fills q, then k and v of every tile of keys, task after task, from packed operands. One thread. */
 template <int BLOCKS, int STAGES>
 __device__ static void copy_packed(const attention_args &g, forward_shared<BLOCKS, STAGES, false> &s) {
-    constexpr int64_t BYTES = TILE_BYTES<BLOCKS>;
     int count = 0, step = 0;
-    auto bring = [&](const packed_heads &from, int64_t tile, uint8_t *to, tile_state *state, uint32_t free) {
+    auto bring = [&](const packed_heads &from, int64_t row, int rows, uint8_t *to, tile_state *state, uint32_t free) {
+        const int64_t tile = row / ATTENTION_ROWS;
+        const uint8_t *source = from.tiles + tile * TILE_BYTES<BLOCKS> + row % ATTENTION_ROWS * 128;
         barrier_wait(&state->empty, free);
         const float factor = from.downs[tile];
         state->down = factor;
         state->misfit = isnan(factor);
-        barrier_arrive_and_expect(&state->full, (uint32_t)BYTES);
-        bulk_copy(to, from.tiles + tile * BYTES, (uint32_t)BYTES, &state->full);
+        barrier_arrive_and_expect(&state->full, (uint32_t)(2 * BLOCKS * rows * 128));
+        const int copies = rows == ATTENTION_ROWS ? 1 : 2 * BLOCKS, bytes = 2 * BLOCKS * rows * 128 / copies;
+        for (int part = 0; part < copies; part++)
+            bulk_copy(to + part * bytes, source + part * ATTENTION_BLOCK_BYTES, (uint32_t)bytes, &state->full);
     };
     for (forward_tasks<STAGES, false> tasks(g); tasks.index < tasks.after; tasks.index += tasks.step, count++) {
-        const forward_task task(g, tasks.index);
-        bring(g.packed_q, (int64_t)task.item * g.tiles_q + task.tile_q, s.q, &s.of_q, (count & 1) ^ 1);
-        for (int n = 0; n < task.tiles; n++, step++) {
+        const forward_task<BLOCKS> task(g, tasks.index);
+        bring(g.packed_q, ((int64_t)task.item * g.tiles_q + task.tile_q) * TILE_Q, TILE_Q, s.q, &s.of_q,
+              (count & 1) ^ 1);
+        for (int n = 0; n < task.stages; n++, step++) {
             const int stage = step % STAGES;
             const uint32_t free = (step / STAGES & 1) ^ 1;
-            const int64_t tile = (int64_t)task.kv_item * g.tiles_k + n;
-            bring(g.packed_k, tile, s.k[stage], &s.of_k[stage], free);
-            bring(g.packed_v, tile, s.v[stage], &s.of_v[stage], free);
+            const int64_t row = (int64_t)task.kv_item * g.tiles_k * TILE_K + n * KEYS<BLOCKS>;
+            bring(g.packed_k, row, KEYS<BLOCKS>, s.k[stage], &s.of_k[stage], free);
+            bring(g.packed_v, row, KEYS<BLOCKS>, s.v[stage], &s.of_v[stage], free);
         }
     }
 }
@@ -170,7 +176,7 @@ template <int STAGES> struct splitter {
 
     /* Where run() is: tiles of a task are the first of K, Q, the first of V, the second of K, ... */
     forward_tasks<STAGES, true> tasks = {g};
-    forward_task task = {g, tasks.index};
+    forward_task<1> task = {g, tasks.index};
     int part = 0, begun = 0; /* tasks begun before */
     int step = 0;            /* tiles of K and V before those of the task */
     bool kept = false;       /* the task has K and V of the one before */
@@ -189,13 +195,13 @@ template <int STAGES> struct splitter {
         tile.to = of_q ? s.q : of_v ? s.v[stage] : s.k[stage];
         tile.state = of_q ? &s.of_q : of_v ? &s.of_v[stage] : &s.of_k[stage];
         tile.free = ((of_q ? begun : (step + n) / STAGES) & 1) ^ 1;
-        if (++part > (kept ? 1 : 2 * task.tiles)) {
-            kept = tasks.keeps(task);
-            if (!kept) step += task.tiles;
+        if (++part > (kept ? 1 : 2 * task.stages)) {
+            kept = tasks.keeps(task.kv_after);
+            if (!kept) step += task.stages;
             part = kept ? 1 : 0;
             begun++;
             tasks.index += tasks.step;
-            task = forward_task(g, tasks.index);
+            task = forward_task<1>(g, tasks.index);
         }
         return true;
     }
@@ -303,12 +309,13 @@ __device__ static void drop(const attention_args &g, float (&x)[N], dropout_key 
  * `keeps`: the next has the same keys. */
 template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL>
 __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, STAGES, SPLITS> &s,
-                              const forward_task &task, int begun, int step, bool keeps) {
+                              const forward_task<BLOCKS> &task, int begun, int step, bool keeps) {
     const int warp = warp_number() - BRINGERS<SPLITS> / 32, warpgroup = warp / 4, lane = (int)threadIdx.x % 32;
     const int first_row = task.tile_q * TILE_Q + warpgroup * WG_ROWS;
     const int row = first_row + warp % 4 * 16 + lane / 4; /* and row + 8 */
     const float *mask = GENERAL && g.mask.data ? head_of(g.mask, task.batch, task.head) : nullptr;
     const dropout_key key = dropout_key_of(g.seed, g.offset, (uint32_t)task.item);
+    constexpr uint32_t STAGE_BLOCK = KEYS<BLOCKS> * 128 / 16; /* between column blocks of a stage, as COLUMN_BLOCK */
     float o[BLOCKS][32] = {};
     softmax soft;
     barrier_wait(&s.of_q.full, begun & 1);
@@ -316,59 +323,67 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
     int misfits = s.of_q.misfit;
     const split_tile<BLOCKS> q = {tile_address(s.q) + warpgroup * WG_ROWS / 16 * STEP_DOWN, COLUMN_BLOCK};
 
-    /* A tile of which the first WIDTH keys count, from n*TILE_K on. */
-    auto add_tile = [&](auto width, int n) {
+    /* A stage of which the first WIDTH keys count. */
+    auto add_keys = [&](auto width, int n) {
         constexpr int WIDTH = decltype(width)::value;
         constexpr int PARTS = BLOCKS == 1 && WIDTH == TILE_K ? 2 : 1; /* of the keys, with sums of their own */
-        constexpr int ACCUMULATORS = BLOCKS * PARTS, STEPS = WIDTH / 16 / PARTS;
-        const int stage = (step + n) % STAGES;
+        constexpr int SUMS = BLOCKS * PARTS, AT_ONCE = BLOCKS <= 2 ? SUMS : 1, STEPS = WIDTH / 16 / PARTS;
+        const int stage = (step + n) % STAGES, key0 = n * KEYS<BLOCKS>;
         const uint32_t phase = (step + n) / STAGES & 1;
         float x[WIDTH / 2];
         barrier_wait(&s.of_k[stage].full, phase);
         const float down = q_down * s.of_k[stage].down;
         misfits |= s.of_k[stage].misfit;
         wgmma_fence();
-        multiply_rows<BLOCKS>(x, q, {tile_address(s.k[stage]), COLUMN_BLOCK});
+        multiply_rows<BLOCKS>(x, q, {tile_address(s.k[stage]), STAGE_BLOCK});
         wgmma_commit();
         wgmma_wait<0>();
         hold(x);
         if (!keeps) warp_arrives(&s.of_k[stage].empty);
-        if (n + 1 == task.tiles) warp_arrives(&s.of_q.empty);
+        if (n + 1 == task.stages) warp_arrives(&s.of_q.empty);
 
-        const bool diagonal = g.causal && (n + 1) * TILE_K > first_row;
-        soft.weigh<GENERAL>(g, x, down, mask, row, n * TILE_K, diagonal || n * TILE_K + WIDTH > g.keys);
-        if (GENERAL && g.drop_below) drop(g, x, key, row, n * TILE_K);
+        const bool diagonal = g.causal && key0 + WIDTH > first_row;
+        soft.weigh<GENERAL>(g, x, down, mask, row, key0, diagonal || key0 + WIDTH > g.keys);
+        if (GENERAL && g.drop_below) drop(g, x, key, row, key0);
 
-        float added[ACCUMULATORS][32];
         split_registers<WIDTH / 16> p;
         p.split(x, 1, 1);
         barrier_wait(&s.of_v[stage].full, phase);
         const float v_down = s.of_v[stage].down;
         misfits |= s.of_v[stage].misfit;
-        wgmma_fence();
 #pragma unroll
-        for (int a = 0; a < ACCUMULATORS; a++) /* column blocks, or the halves of the keys */
-            multiply_columns<STEPS>(added[a], p, a / BLOCKS * STEPS,
-                                    split_tile<BLOCKS>{tile_address(s.v[stage]), COLUMN_BLOCK}, a % BLOCKS);
-        wgmma_commit();
+        for (int first = 0; first < SUMS; first += AT_ONCE) {
+            float added[AT_ONCE][32];
+            wgmma_fence();
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++)
+            for (int a = 0; a < AT_ONCE; a++) /* column blocks, or the halves of the keys */
+                multiply_columns<STEPS>(added[a], p, (first + a) / BLOCKS * STEPS,
+                                        split_tile<BLOCKS>{tile_address(s.v[stage]), STAGE_BLOCK},
+                                        (first + a) % BLOCKS);
+            wgmma_commit();
+            if (first == 0) {
 #pragma unroll
-            for (int c = 0; c < 32; c++) o[b][c] *= soft.shrink[row_half(c)];
-        wgmma_wait<0>();
+                for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-        for (int a = 0; a < ACCUMULATORS; a++) hold(added[a]);
-        if (!keeps) warp_arrives(&s.of_v[stage].empty);
+                    for (int c = 0; c < 32; c++) o[b][c] *= soft.shrink[row_half(c)];
+            }
+            wgmma_wait<0>();
 #pragma unroll
-        for (int a = 0; a < ACCUMULATORS; a++)
+            for (int a = 0; a < AT_ONCE; a++) hold(added[a]);
+            if (!keeps && first + AT_ONCE == SUMS) warp_arrives(&s.of_v[stage].empty);
 #pragma unroll
-            for (int c = 0; c < 32; c++) o[a % BLOCKS][c] = fmaf(added[a][c], v_down, o[a % BLOCKS][c]);
+            for (int a = 0; a < AT_ONCE; a++)
+#pragma unroll
+                for (int c = 0; c < 32; c++)
+                    o[(first + a) % BLOCKS][c] = fmaf(added[a][c], v_down, o[(first + a) % BLOCKS][c]);
+        }
     };
-    const bool short_tail = g.keys - (task.tiles - 1) * TILE_K <= TAIL;
-    const int whole = task.tiles - (short_tail ? 1 : 0);
+    const bool short_tail = KEYS<BLOCKS> == TILE_K && g.keys - (task.stages - 1) * TILE_K <= TAIL;
+    const int whole = task.stages - (short_tail ? 1 : 0);
 #pragma unroll 1
-    for (int n = 0; n < whole; n++) add_tile(integral<TILE_K>(), n);
-    if (short_tail) add_tile(integral<TAIL>(), whole);
+    for (int n = 0; n < whole; n++) add_keys(integral<KEYS<BLOCKS>>(), n);
+    if constexpr (KEYS<BLOCKS> == TILE_K)
+        if (short_tail) add_keys(integral<TAIL>(), whole);
 
     soft.finish();
     float factor[2], check = 0;
@@ -437,10 +452,10 @@ template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static v
         registers_take<SPLITS ? 200 : 240>();
         int begun = 0, step = 0;
         for (forward_tasks<STAGES, SPLITS> tasks(g); tasks.index < tasks.after; tasks.index += tasks.step) {
-            const forward_task task(g, tasks.index);
-            const bool keeps = tasks.keeps(task);
+            const forward_task<BLOCKS> task(g, tasks.index);
+            const bool keeps = tasks.keeps(task.kv_after);
             attend<BLOCKS, STAGES, SPLITS, GENERAL>(g, s, task, begun++, step, keeps);
-            if (!keeps) step += task.tiles;
+            if (!keeps) step += task.stages;
         }
     }
 }
@@ -449,10 +464,14 @@ template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static v
     extern "C" __global__ void __launch_bounds__(THREADS<splits>, 1) name(const __grid_constant__ attention_args g) { \
         forward<blocks, stages, splits, general>(g);                                                                  \
     }                                                                                                                 \
-    ASSERT_LISTED_AS(id, TILE_Q, TILE_K, THREADS<splits>, sizeof(forward_shared<blocks, stages, splits>))
+    ASSERT_LISTED_AS(id, TILE_Q, KEYS<blocks>, THREADS<splits>, sizeof(forward_shared<blocks, stages, splits>))
 FORWARD(attention_forward_short, ATTENTION_FORWARD_SHORT, 1, 2, true, false);
 FORWARD(attention_forward_short_general, ATTENTION_FORWARD_SHORT_GENERAL, 1, 2, true, true);
 FORWARD(attention_forward_64, ATTENTION_FORWARD_64, 1, 2, false, false);
 FORWARD(attention_forward_64_general, ATTENTION_FORWARD_64_GENERAL, 1, 2, false, true);
 FORWARD(attention_forward_128, ATTENTION_FORWARD_128, 2, 1, false, false);
 FORWARD(attention_forward_128_general, ATTENTION_FORWARD_128_GENERAL, 2, 1, false, true);
+FORWARD(attention_forward_192, ATTENTION_FORWARD_192, 3, 1, false, false);
+FORWARD(attention_forward_192_general, ATTENTION_FORWARD_192_GENERAL, 3, 1, false, true);
+FORWARD(attention_forward_256, ATTENTION_FORWARD_256, 4, 1, false, false);
+FORWARD(attention_forward_256_general, ATTENTION_FORWARD_256_GENERAL, 4, 1, false, true);

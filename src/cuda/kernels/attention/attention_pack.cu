@@ -1,7 +1,8 @@
 /* attention_pack.cu: splits the operands of attention into tiles of fp16 components (attention_args.h).
  *
  * A thread block packs one tile: its rows stay in registers while the largest elements of the tile and of each row are
- * found. blockIdx.y says which operand: Q, K, V or dO. With dO come the rows' delta, padded lse and shift.
+ * found. blockIdx.y says which operand: Q, K, V or dO. With dO come the rows' delta, padded lse and shift; there is no
+ * backward pass from packed operands with more than 128 columns.
  */
 #include "cuda/kernels/attention/attention.cuh"
 #include "cuda/kernels/kernel_list.h"
@@ -19,9 +20,10 @@ __device__ static float4 load_quad(const heads_in &x, const float *row, int quad
 
 /* BLOCKS: of 64 columns. */
 template <int BLOCKS> __device__ static void pack(const attention_args &g) {
-    constexpr int LANES = 16 * BLOCKS;               /* threads that share a row */
-    constexpr int ROW_STEP = THREADS / LANES;        /* rows between a thread's quads */
-    constexpr int QUADS = ATTENTION_ROWS / ROW_STEP; /* of a thread */
+    constexpr int LANES = BLOCKS == 1 ? 16 : 32;              /* threads that share a row */
+    constexpr int ACROSS = BLOCKS <= 2 ? 1 : 2;               /* quads of a thread in a row: LANES between them */
+    constexpr int ROW_STEP = THREADS / LANES;                 /* rows between a thread's rows */
+    constexpr int QUADS = ATTENTION_ROWS / ROW_STEP * ACROSS; /* of a thread */
     __shared__ float warp_largest[THREADS / 32];
     wait_for_previous_kernel();
 
@@ -51,10 +53,11 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
     bool has_nan = false;
 #pragma unroll
     for (int n = 0; n < QUADS; n++) {
-        const int i = row0 + first + n * ROW_STEP;
-        x[n] = i < rows ? load_quad(from, head + i * from.row_stride, quad, g.dim, fours) : make_float4(0, 0, 0, 0);
+        const int i = row0 + first + n / ACROSS * ROW_STEP;
+        x[n] = i < rows ? load_quad(from, head + i * from.row_stride, quad + n % ACROSS * LANES, g.dim, fours)
+                        : make_float4(0, 0, 0, 0);
     }
-    if (is_grad) {
+    if (BLOCKS <= 2 && is_grad) {
         const heads_in o = {g.o.data, g.o.batch_stride, g.o.head_stride, g.o.row_stride, g.o.col_stride};
 #pragma unroll
         for (int n = 0; n < QUADS; n++) {
@@ -87,33 +90,37 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
 #pragma unroll
     for (int w = 0; w < THREADS / 32; w++) largest = fmaxf(largest, warp_largest[w]);
 
-    bool carried = carries_rows<LANES, QUADS>(largest, smallest, [&](int n) {
+    bool carried = carries_rows<LANES, QUADS / ACROSS>(largest, smallest, [&](int n) {
         float most = 0; /* x stays in registers: no index that is not known to the compiler */
 #pragma unroll
-        for (int i = 0; i < QUADS; i++) most = i == n ? largest_magnitude(x[i]) : most;
+        for (int i = 0; i < QUADS; i++) most = i / ACROSS == n ? fmaxf(most, largest_magnitude(x[i])) : most;
         return most;
     });
     carried &= carries_tile(largest) && !has_nan;
     const bool misfits = __syncthreads_or(!carried);
     const int e = exponent_for(largest);
     if (threadIdx.x == 0) to.downs[blockIdx.x] = misfits ? NAN : power_of_two(-e);
-    uint8_t *hi = to.tiles + (int64_t)blockIdx.x * 2 * BLOCKS * ATTENTION_BLOCK_BYTES +
-                  quad / 16 * ATTENTION_BLOCK_BYTES;
-    uint8_t *lo = hi + BLOCKS * ATTENTION_BLOCK_BYTES;
+    uint8_t *tile = to.tiles + (int64_t)blockIdx.x * 2 * BLOCKS * ATTENTION_BLOCK_BYTES;
     const int stored = BLOCKS == 1 && rows - row0 <= ATTENTION_TAIL ? ATTENTION_TAIL : ATTENTION_ROWS;
 #pragma unroll
-    for (int n = 0; n < QUADS; n++)
-        if (first + n * ROW_STEP < stored) store_split(hi, lo, first + n * ROW_STEP, quad % 16, x[n], power_of_two(e));
-    if (is_grad && g.mask.data) /* last, when x needs no registers */
+    for (int n = 0; n < QUADS; n++) {
+        const int r = first + n / ACROSS * ROW_STEP, column_block = (quad + n % ACROSS * LANES) / 16;
+        uint8_t *hi = tile + column_block * ATTENTION_BLOCK_BYTES;
+        if (r < stored && column_block < BLOCKS)
+            store_split(hi, hi + BLOCKS * ATTENTION_BLOCK_BYTES, r, quad % 16, x[n], power_of_two(e));
+    }
+    if (BLOCKS <= 2 && is_grad && g.mask.data) /* last, when x needs no registers */
         for (int i = row0 + first; i < min(rows, row0 + ATTENTION_ROWS); i += ROW_STEP) {
             const float shift = lse_shift<LANES>(g, item / heads, item % heads, i);
             if (quad == 0) g.shift[(int64_t)item * tiles * ATTENTION_ROWS + i] = shift;
         }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_pack_64(const __grid_constant__ attention_args g) {
-    pack<1>(g);
-}
-extern "C" __global__ void __launch_bounds__(THREADS) attention_pack_128(const __grid_constant__ attention_args g) {
-    pack<2>(g);
-}
+#define PACK(name, blocks)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ attention_args g) { \
+        pack<blocks>(g);                                                                                   \
+    }
+PACK(attention_pack_64, 1)
+PACK(attention_pack_128, 2)
+PACK(attention_pack_192, 3)
+PACK(attention_pack_256, 4)

@@ -46,6 +46,8 @@ __device__ inline void multiply_rows(float (&d)[N], split_tile<BLOCKS> x, split_
                 wgmma_64x128x16(d, a, b, part || i);
             else if constexpr (N == 40)
                 wgmma_64x80x16(d, a, b, part || i);
+            else if constexpr (N == 16)
+                wgmma_64x32x16(d, a, b, part || i);
             else if constexpr (N == 8)
                 wgmma_64x16x16(d, a, b, part || i);
             else
