@@ -374,7 +374,7 @@ static double slowdown(const cuda_device *device, const cuda_kernel *kernel, con
         const cuda_candidate c = sliced_candidate(kernel, &standard, slices);
         double seconds = cost_multiply(device, &c, &standard);
         if (kernel->family == FAMILY_SPLIT)
-            seconds += cost_split(device, elements_of_a(&standard) + elements_of_b(&standard));
+            seconds += cost_split(device, elements_of_a(&standard) + elements_of_b(&standard), 1);
         if (seconds > most * fastest[i]) most = seconds / fastest[i];
     }
     return most;
