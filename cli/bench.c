@@ -173,7 +173,7 @@ const command bench_command = {
                    "one given) and prints the best and the median. The matrices lie on the device and are used again\n"
                    "and again, so that small ones come from its caches. Without shapes it takes a list of its own.\n"
                    "`--device auto` takes the GPU where there is one.\n",
-    .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_KERNEL | OPTION_SECONDS |
-               OPTION_SEED | OPTION_JSON,
+    .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_INVARIANT | OPTION_DEVICE | OPTION_KERNEL |
+               OPTION_SECONDS | OPTION_SEED | OPTION_JSON,
     .run = run_bench,
 };

@@ -234,7 +234,7 @@ const command check_command = {
         "              detail. Otherwise `--device auto` takes the GPU where there is one\n"
         "--library     grades the sgemm_ or cblas_sgemm of another library, held to fp32's contract or that of\n"
         "              the --precision given; --threads reaches OpenBLAS, BLIS, MKL and what uses OpenMP\n",
-    .options = OPTION_DEVICE | OPTION_PRECISION | OPTION_THREADS | OPTION_KERNEL | OPTION_SEED | OPTION_QUICK |
-               OPTION_JSON | OPTION_REPORT | OPTION_LIBRARY,
+    .options = OPTION_DEVICE | OPTION_PRECISION | OPTION_THREADS | OPTION_INVARIANT | OPTION_KERNEL | OPTION_SEED |
+               OPTION_QUICK | OPTION_JSON | OPTION_REPORT | OPTION_LIBRARY,
     .run = run_check,
 };

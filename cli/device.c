@@ -155,6 +155,7 @@ double device_cpu_seconds(const options *chosen, const product_shape *p, int64_t
     tsr_options cpu = TSR_OPTIONS_DEFAULT;
     cpu.precision = chosen->precision;
     cpu.threads = chosen->threads;
+    cpu.batch_invariant = chosen->batch_invariant;
     tsr_operand a, b;
     tsr_result c;
     tsr_context *context = NULL;
@@ -179,6 +180,7 @@ int device_open(device *d, const options *chosen, double cpu_seconds, double byt
     d->made_from.precision = chosen->precision;
     d->made_from.threads = chosen->threads;
     d->made_from.kernel = chosen->kernel;
+    d->made_from.batch_invariant = chosen->batch_invariant;
     bool automatic = chosen->device == CHOOSE_AUTO;
     if (chosen->device == CHOOSE_CUDA || (automatic && cpu_seconds > gpu_start_seconds)) {
         d->made_from.device = TSR_DEVICE_CUDA;

@@ -80,6 +80,6 @@ const command mul_command = {
                    "              ieee           every operation in IEEE float32 or wider\n"
                    "              tf32           operands rounded to 11 significant bits\n"
                    "--device      auto takes the GPU if there is one and the CPU would take longer than its start\n",
-    .options = OPTION_OUTPUT | OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE,
+    .options = OPTION_OUTPUT | OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_INVARIANT | OPTION_DEVICE,
     .run = run_mul,
 };

@@ -24,6 +24,7 @@ static const option option_table[] = {
     {OPTION_THREADS, "--threads", NULL, "N", "CPU threads, 1 to 1024 (default: all cores)"},
     {OPTION_DEVICE, "--device", NULL, "D", "auto (default), cpu, cuda or cuda:N"},
     {OPTION_BATCH, "--batch", NULL, "N", "how many products of this shape (default: 1)"},
+    {OPTION_INVARIANT, "--batch-invariant", NULL, NULL, "rows of C have the same bits in any batch"},
     {OPTION_KERNEL, "--kernel", NULL, "NAME", "force a kernel that `tessera info` lists"},
     {OPTION_SEED, "--seed", NULL, "N", "seed of the random matrices (default: 1)"},
     {OPTION_QUICK, "--quick", NULL, NULL, "small matrices only"},
@@ -107,6 +108,7 @@ static int set_option(options *chosen, const option *which, const char *value) {
         break;
     case OPTION_DEVICE: return parse_device(chosen, which->name, value);
     case OPTION_BATCH: return parse_count(&chosen->batch, which->name, value, 0, INT64_MAX);
+    case OPTION_INVARIANT: chosen->batch_invariant = true; break;
     case OPTION_KERNEL: chosen->kernel = value; break;
     case OPTION_SEED:
         status = parse_count(&count, which->name, value, 0, INT64_MAX);

@@ -22,7 +22,8 @@ enum {
     OPTION_JSON = 1 << 11,
     OPTION_REPORT = 1 << 12,
     OPTION_LIBRARY = 1 << 13,
-    OPTION_PROGRAM = 1 << 14 /* not an option: words from the first non-option on belong to another program */,
+    OPTION_INVARIANT = 1 << 14,
+    OPTION_PROGRAM = 1 << 15 /* not an option: words from the first non-option on belong to another program */,
     OPTION_TRANSPOSE = OPTION_TRANSPOSE_A | OPTION_TRANSPOSE_B
 };
 
@@ -40,6 +41,7 @@ typedef struct options {
     int device_index;
     int64_t batch;
     const char *kernel;
+    bool batch_invariant;
     uint64_t seed;
     bool quick;
     double seconds;

@@ -46,6 +46,7 @@ const command plan_command = {
     .summary = "how a product of this shape would be computed",
     .description = "Prints how A (M x K) times B (K x N) would be computed: device, kernel, blocking, threads,\n"
                    "workspace, estimated time. Nothing is multiplied. `--device auto` chooses as `tessera mul` does.\n",
-    .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_DEVICE | OPTION_BATCH | OPTION_KERNEL,
+    .options = OPTION_TRANSPOSE | OPTION_PRECISION | OPTION_THREADS | OPTION_INVARIANT | OPTION_DEVICE | OPTION_BATCH |
+               OPTION_KERNEL,
     .run = run_plan,
 };

@@ -18,6 +18,9 @@
  * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|).
  * With beta = 0 C (or S) is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision,
  * same number of threads: the same bits, every time. docs/internals/numerics.md derives the bounds.
+ *
+ * With options.batch_invariant a row of C depends on its row of A, on B, alpha, beta and its row of the addend alone:
+ * not on m, the row's place, its neighbours, the batch, strides or threads. The bits of a NaN are not promised.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -83,10 +86,12 @@ typedef struct tsr_options {
     int threads;          /* CPU: 1..1024; 0: as many as the process has cores to run on */
     size_t max_workspace; /* most bytes a call may take beyond its operands; 0: no limit */
     const char *kernel;   /* force one kernel by its name in tsr_info_print; NULL: the plan chooses */
+    int batch_invariant;  /* 1: a row of C has the same bits whatever other rows and products come with it; 0: only if
+                           * TESSERA_BATCH_INVARIANT in the environment is 1 */
 } tsr_options;
 
 #define TSR_OPTIONS_DEFAULT \
-    { TSR_DEVICE_CPU, -1, TSR_FP32, 0, 0, NULL }
+    { TSR_DEVICE_CPU, -1, TSR_FP32, 0, 0, NULL, 0 }
 
 typedef struct tsr_context tsr_context;
 
@@ -137,6 +142,15 @@ tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, con
 /* The same for `batch` products, the i-th at data + i*batch_stride of each matrix. */
 tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                           float beta, const tsr_result *c, const tsr_launch *launch);
+
+/* The same for `batch` products whose matrices lie anywhere: a, b and c have the shapes and strides of each, and the
+ * i-th has its data at a_data[i], b_data[i] and c_data[i]. These arrays are in host memory, on CUDA, too, and are not
+ * needed after the call. data, batch_stride and packed of a, b and c are not looked at. That C overlaps neither operand is
+ * checked for each product; no result may overlap another product's matrices. On CUDA evenly spaced matrices are one
+ * batch, others are products one after the other. */
+tsr_status tsr_gemm_pointers(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a,
+                             const float *const *a_data, const tsr_operand *b, const float *const *b_data, float beta,
+                             const tsr_result *c, float *const *c_data, const tsr_launch *launch);
 
 /* C = alpha*A*B + beta*S for `batch` products: S, the addend, is read with strides of its own, and C is only written.
  * Strides of 0 broadcast: a bias for each column has row_stride 0. S may be C itself (the same data and strides), but

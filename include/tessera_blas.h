@@ -52,6 +52,27 @@ void cblas_sgemm_batch_strided_64(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, C
                                   const float *b, int64_t ldb, int64_t strideb, float beta, float *c, int64_t ldc,
                                   int64_t stridec, int64_t batch_size);
 
+/* Groups of products, whose matrices lie anywhere: group i is group_size[i] products of the same shape, and pointers of
+ * one group follow those of the group before. */
+void cblas_sgemm_batch(CBLAS_LAYOUT layout, const CBLAS_TRANSPOSE *transa_array, const CBLAS_TRANSPOSE *transb_array,
+                       const int *m_array, const int *n_array, const int *k_array, const float *alpha_array,
+                       const float **a_array, const int *lda_array, const float **b_array, const int *ldb_array,
+                       const float *beta_array, float **c_array, const int *ldc_array, int group_count,
+                       const int *group_size);
+void cblas_sgemm_batch_64(CBLAS_LAYOUT layout, const CBLAS_TRANSPOSE *transa_array, const CBLAS_TRANSPOSE *transb_array,
+                          const int64_t *m_array, const int64_t *n_array, const int64_t *k_array,
+                          const float *alpha_array, const float **a_array, const int64_t *lda_array,
+                          const float **b_array, const int64_t *ldb_array, const float *beta_array, float **c_array,
+                          const int64_t *ldc_array, int64_t group_count, const int64_t *group_size);
+void sgemm_batch_(const char *transa_array, const char *transb_array, const int *m_array, const int *n_array,
+                  const int *k_array, const float *alpha_array, const float **a_array, const int *lda_array,
+                  const float **b_array, const int *ldb_array, const float *beta_array, float **c_array,
+                  const int *ldc_array, const int *group_count, const int *group_size);
+void sgemm_batch_64_(const char *transa_array, const char *transb_array, const int64_t *m_array, const int64_t *n_array,
+                     const int64_t *k_array, const float *alpha_array, const float **a_array, const int64_t *lda_array,
+                     const float **b_array, const int64_t *ldb_array, const float *beta_array, float **c_array,
+                     const int64_t *ldc_array, const int64_t *group_count, const int64_t *group_size);
+
 /* ---- Packed products: an operand packed once serves many --------------------------------------------------------- */
 
 /* Bytes that cblas_sgemm_pack writes for op(A), m x k, or op(B), k x n; 0 where there is no memory for that many. */

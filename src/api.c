@@ -33,6 +33,94 @@ tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, cons
     return tsr_gemm_add(context, batch, alpha, a, b, beta, &addend, c, launch);
 }
 
+/* ---- Products anywhere ------------------------------------------------------------------------------------------- */
+
+/* Item i of a product whose pointers are apart, and its spans. */
+static tsr_problem bind_item(const tsr_problem *p, matrix_span spans[SPANS], int64_t i) {
+    tsr_problem one = problem_item(p, i);
+    one.batch = 1;
+    spans[SPAN_A].data = one.a.data;
+    spans[SPAN_B].data = one.b.data;
+    spans[SPAN_C].data = spans[SPAN_ADDEND].data = one.c.data;
+    return one;
+}
+
+/* Floats from each pointer to the next; false where that differs. */
+static bool is_even(const void *const *pointers, int64_t count, int64_t *stride) {
+    const int64_t bytes = count > 1 ? (int64_t)((uintptr_t)pointers[1] - (uintptr_t)pointers[0]) : 0;
+    for (int64_t i = 2; i < count; i++)
+        if ((int64_t)((uintptr_t)pointers[i] - (uintptr_t)pointers[i - 1]) != bytes) return false;
+    *stride = bytes / (int64_t)sizeof(float);
+    return bytes % (int64_t)sizeof(float) == 0;
+}
+
+/* As one strided batch, if the matrices are evenly spaced and those of C plainly apart. */
+static bool as_strided(tsr_problem *p, matrix_span spans[SPANS]) {
+    const tsr_operand c = result_as_addend(&p->c);
+    tsr_operand moved = c;
+    if (!is_even((const void *const *)p->a_items, p->batch, &p->a.batch_stride) ||
+        !is_even((const void *const *)p->b_items, p->batch, &p->b.batch_stride) ||
+        !is_even((const void *const *)p->c_items, p->batch, &moved.batch_stride) ||
+        span_make(&spans[SPAN_A], "a", &p->a, p->batch) || span_make(&spans[SPAN_B], "b", &p->b, p->batch) ||
+        span_make(&spans[SPAN_C], "c", &moved, p->batch) || !span_is_injective(&spans[SPAN_C]))
+        return false;
+    p->c.batch_stride = p->addend.batch_stride = moved.batch_stride;
+    p->a_items = p->b_items = NULL, p->c_items = NULL;
+    spans[SPAN_ADDEND] = spans[SPAN_C];
+    return true;
+}
+
+/* Of products that are checked. On CUDA one plan serves them one after the other. */
+static tsr_status execute_items(tsr_plan *plan, matrix_span spans[SPANS], const tsr_launch *launch) {
+    tsr_status status;
+    const tsr_problem all = plan->problem;
+    const bool each = plan->context->cuda && all.c_items;
+    if (each) plan->problem.batch = 1;
+    if ((status = plan_make(plan)) || (status = check_workspace(launch, "product", plan_workspace(plan))))
+        return status;
+    if (!each) return plan_execute(plan, &all, launch);
+    for (int64_t i = 0; i < all.batch && !status; i++) {
+        const tsr_problem one = bind_item(&all, spans, i);
+        status = plan_execute(plan, &one, launch);
+    }
+    return status;
+}
+
+tsr_status tsr_gemm_pointers(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a,
+                             const float *const *a_data, const tsr_operand *b, const float *const *b_data, float beta,
+                             const tsr_result *c, float *const *c_data, const tsr_launch *launch) {
+    if (!a || !b || !c) return tsr_fail(TSR_INVALID_ARGUMENT, "%s is NULL", !a ? "a" : !b ? "b" : "c");
+    if (batch < 0) return tsr_fail(TSR_INVALID_ARGUMENT, "batch is %lld: it must not be negative", (long long)batch);
+    tsr_operand one_a = *a, one_b = *b;
+    tsr_result one_c = *c;
+    one_a.packed = one_b.packed = NULL;
+    one_a.data = one_b.data = NULL, one_c.data = NULL;
+    one_a.batch_stride = one_b.batch_stride = one_c.batch_stride = 1; /* each item has its own */
+    tsr_plan plan = {.context = context};
+    tsr_problem *const p = &plan.problem;
+    matrix_span spans[SPANS];
+    const tsr_operand addend = result_as_addend(&one_c);
+    tsr_status status;
+    if ((status = check_shapes(p, spans, context, 1, &one_a, &one_b, &one_c)) ||
+        (status = check_sum(p, spans, alpha, beta, &addend)))
+        return status;
+    if (!batch || !p->m || !p->n) return TSR_OK;
+    if (!a_data || !b_data || !c_data)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "%s is NULL", !a_data ? "a_data" : !b_data ? "b_data" : "c_data");
+    p->batch = batch;
+    p->a_items = a_data, p->b_items = b_data, p->c_items = c_data;
+    for (int64_t i = 0; i < batch; i++) {
+        const tsr_problem one = bind_item(p, spans, i);
+        if ((status = check_pointers(&one, spans, NULL, 0))) return status;
+    }
+    p->a.data = a_data[0], p->b.data = b_data[0], p->c.data = c_data[0];
+    if (!is_zero(beta)) p->addend.data = p->c.data;
+    if (context->cuda) as_strided(p, spans);
+    return execute_items(&plan, spans, launch);
+}
+
+/* ---- Products in host memory ------------------------------------------------------------------------------------- */
+
 tsr_status tsr_gemm_host(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                          float beta, const tsr_result *c, double *share) {
     double unwanted;

@@ -61,7 +61,8 @@ tsr_status check_shapes(tsr_problem *p, matrix_span spans[SPAN_ADDEND], const ts
         return status;
     cover_panels(&spans[SPAN_A], a);
     cover_panels(&spans[SPAN_B], b);
-    *p = (tsr_problem){a->rows, b->cols, a->cols, batch, 1, 0, *a, *b, *c, {0}};
+    *p = (tsr_problem){
+        .m = a->rows, .n = b->cols, .k = a->cols, .batch = batch, .alpha = 1, .beta = 0, .a = *a, .b = *b, .c = *c};
     return TSR_OK;
 }
 

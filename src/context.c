@@ -17,6 +17,8 @@ static tsr_status check_options(const tsr_options *o) {
     if (o->device_index < -1)
         return tsr_fail(TSR_INVALID_ARGUMENT,
                         "options.device_index is %d; it must be 0 or more, or -1 for the current one", o->device_index);
+    if (o->batch_invariant != 0 && o->batch_invariant != 1)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.batch_invariant is %d; it must be 0 or 1", o->batch_invariant);
     if (o->kernel && strlen(o->kernel) >= sizeof((tsr_context *)0)->kernel_name)
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel is no kernel's name: tsr_info_print lists them");
     return TSR_OK;
@@ -32,6 +34,8 @@ tsr_status tsr_context_create(tsr_context **context, const tsr_options *options)
 
     tsr_context *made = calloc(1, sizeof *made);
     if (!made) return tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a context");
+    const char *invariant = getenv("TESSERA_BATCH_INVARIANT");
+    if (invariant && strcmp(invariant, "1") == 0) chosen.batch_invariant = 1;
     if (!chosen.threads) chosen.threads = cpu_default_threads();
     if (chosen.kernel) {
         strcpy(made->kernel_name, chosen.kernel);

@@ -32,6 +32,7 @@ void plan_print(const tsr_plan *plan, tsr_text *text) {
     tsr_text_add(text, "problem: %lld x %lld x %lld (m, n, k)", (long long)p->m, (long long)p->n, (long long)p->k);
     if (p->batch != 1) tsr_text_add(text, ", batch of %lld", (long long)p->batch);
     tsr_text_add(text, "\nprecision: %s\n", tsr_precision_name(plan->context->options.precision));
+    if (plan->context->options.batch_invariant) tsr_text_add(text, "batch invariant: yes\n");
     if (on_cuda(plan))
         cuda_plan_print(&plan->cuda, p, text);
     else

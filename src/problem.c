@@ -16,6 +16,7 @@ tsr_problem problem_transpose(const tsr_problem *p) {
     tsr_problem t = *p;
     t.m = p->n, t.n = p->m;
     t.a = operand_transpose(&p->b), t.b = operand_transpose(&p->a);
+    t.a_items = p->b_items, t.b_items = p->a_items;
     t.c = (tsr_result){p->c.data, p->c.cols, p->c.rows, p->c.col_stride, p->c.row_stride, p->c.batch_stride};
     t.addend = operand_transpose(&p->addend);
     return t;
@@ -55,6 +56,12 @@ tsr_problem problem_part(const tsr_problem *p, const problem_range *r) {
 
 tsr_problem problem_item(const tsr_problem *p, int64_t item) {
     tsr_problem one = *p;
+    if (p->c_items) {
+        one.a.data = p->a_items[item], one.b.data = p->b_items[item];
+        one.c.data = p->c_items[item], one.addend.data = is_zero(p->beta) ? NULL : one.c.data;
+        one.a_items = one.b_items = NULL, one.c_items = NULL;
+        return one;
+    }
     if (p->k) { /* otherwise they may be NULL */
         one.a.data += item * p->a.batch_stride;
         one.b.data += item * p->b.batch_stride;

@@ -37,6 +37,9 @@ typedef struct tsr_problem {
     tsr_operand a, b; /* m x k, k x n */
     tsr_result c;     /* m x n */
     tsr_operand addend;
+    /* Where each item's matrices are, or NULL: a batch stride apart. With these the addend is C. */
+    const float *const *a_items, *const *b_items;
+    float *const *c_items;
 } tsr_problem;
 
 tsr_operand operand_transpose(const tsr_operand *operand);

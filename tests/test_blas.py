@@ -692,3 +692,70 @@ def test_exported_symbols():
 def test_header_alone(compiler, flags):
     run(need(compiler), *flags, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only",
         ROOT / "include" / "tessera_blas.h")
+
+
+# ---- Groups of products that lie anywhere ---------------------------------------------------------------------------
+
+
+def call_groups(name, layout, groups, count=None, integer=c_int):
+    """groups: (ta, tb, m, n, k, alpha, beta, lda, ldb, ldc, [(a, b, c) addresses])."""
+    def array(kind, values):
+        return (kind * max(1, len(values)))(*values)
+
+    column = list(zip(*groups)) or [()] * 11
+    pointers = [array(c_void_p, [item[i] for products in column[10] for item in products]) for i in range(3)]
+    transposes = [array(c_int, column[i]) if name.startswith("cblas") else
+                  b"".join({NO: b"n", YES: b"T", CONJUGATE: b"c"}.get(t, b"x") for t in column[i]) for i in range(2)]
+    m, n, k, lda, ldb, ldc = [array(integer, column[i]) for i in (2, 3, 4, 7, 8, 9)]
+    sizes = array(integer, [len(products) for products in column[10]])
+    count = integer(len(groups) if count is None else count)
+    arguments = [*transposes, m, n, k, array(c_float, column[5]), pointers[0], lda, pointers[1], ldb,
+                 array(c_float, column[6]), pointers[2], ldc]
+    function = getattr(blas, name)
+    function.restype = None
+    if name.startswith("cblas"):
+        function(layout, *arguments, count, sizes)
+    else:
+        function(*arguments, byref(count), sizes)
+
+
+@pytest.mark.parametrize("name, integer", [("cblas_sgemm_batch", c_int), ("cblas_sgemm_batch_64", c_int64),
+                                           ("sgemm_batch_", c_int), ("sgemm_batch_64_", c_int64)])
+@pytest.mark.parametrize("layout", [ROW, COLUMN])
+def test_groups(rng, name, integer, layout):
+    layout = layout if name.startswith("cblas") else COLUMN
+    groups, expected = [], []
+    for size, m, n, k, ta, tb in (3, 7, 5, 9, NO, NO), (0, 4, 4, 4, NO, NO), (1, 70, 60, 500, YES, CONJUGATE), \
+            (20, 6, 8, 3, NO, YES), (2, 5, 0, 3, YES, NO), (2, 5, 6, 0, NO, NO):
+        products, alpha, beta = [], *rng.choice(SCALARS, 2)
+        for _ in range(size):
+            a, b, before = (reference.integers(rng, *shape, largest=3) for shape in ((m, k), (k, n), (m, n)))
+            stored = Matrix(a, layout, ta != NO), Matrix(b, layout, tb != NO), Matrix(before, layout)
+            products.append(stored)
+            expected.append((stored[2], a, b, alpha, beta, before))
+        lines = [x.ld for x in products[0]] if products else [4] * 3
+        groups.append((ta, tb, m, n, k, alpha, beta, *lines, [[x.address for x in one] for one in products]))
+    call_groups(name, layout, groups, integer=integer)
+    for c, a, b, alpha, beta, before in expected:
+        reference.assert_componentwise(c.values(), a, b, alpha, beta, before)
+
+
+@pytest.mark.parametrize("name, number, changed", [
+    ("cblas_sgemm_batch", 1, {}), ("cblas_sgemm_batch", 2, {0: 0}), ("cblas_sgemm_batch", 3, {1: 5}),
+    ("cblas_sgemm_batch", 4, {2: -1}), ("cblas_sgemm_batch", 5, {3: -1}), ("cblas_sgemm_batch", 6, {4: -1}),
+    ("cblas_sgemm_batch", 9, {7: 2}), ("cblas_sgemm_batch", 11, {8: 3}), ("cblas_sgemm_batch", 14, {9: 3}),
+    ("cblas_sgemm_batch", 15, {}), ("sgemm_batch_", 1, {0: 0}), ("sgemm_batch_", 8, {7: 1}),
+    ("sgemm_batch_", 14, {})])
+def test_errors_of_groups(capfd, name, number, changed):
+    """Found before anything is computed, in whichever group they are."""
+    c = layouts.poisoned(2, 4)
+    right = [NO, NO, 2, 4, 3, 1.0, 0.0, 3, 4, 4, [[c.ctypes.data + 4096, c.ctypes.data + 8192, c.ctypes.data]]]
+    wrong = [changed.get(i, value) for i, value in enumerate(right)]
+    count = -1 if not changed and number > 1 else 2
+    call_groups(name, 100 if number == 1 and name.startswith("cblas") else ROW, [right, wrong], count)
+    told = capfd.readouterr().err
+    if name.startswith("cblas"):
+        assert f"Parameter {number} to routine cblas_sgemm_batch was incorrect" in told
+    else:
+        assert f"On entry to SGEMM_BATCH parameter number {number:2} had an illegal value" in told
+    assert np.array_equal(engines.bits(c), engines.bits(layouts.poisoned(2, 4)))

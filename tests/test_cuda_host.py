@@ -57,6 +57,13 @@ def test_pointers_streams_and_contexts():
 
 
 @pytest.mark.slow
+def test_batch_invariance():
+    """Which plan, and which rows fall back; how rows are summed is the kernels'."""
+    pytest_passes(HERE / "test_batch_invariant.py", "-k",
+                  f"{ENGINES} and (neighbours and 40-130 or same_plan or batches) or thin_kernels or partial_sums")
+
+
+@pytest.mark.slow
 def test_a_sample_of_the_general_tests():
     pytest_passes(*(HERE / f"test_{name}.py" for name in SAMPLED), "--quick", "-k", ENGINES)
 

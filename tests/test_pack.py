@@ -14,11 +14,14 @@ from split import (PACK_ROWS, PANEL_ROWS, ROW_BYTES, SAMPLE_ROWS, SPLIT_K, bits,
                    components, depths, exponent_for, fitting, tiny_counts)
 
 
+NOT_CARRIED = 1 << 30
+
+
 class PackArgs(ctypes.Structure):
     _fields_ = [
         ("data", c_void_p),
         *((name, c_int64) for name in ("row_stride", "k_stride", "batch_stride")),
-        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components")),
+        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row")),
         *((name, c_void_p) for name in ("panels", "exponents", "row_overflows")),
         *((name, c_void_p) for name in ("tiny_counts", "overflowed_panels", "marks")),
         *((name, c_int64) for name in ("panels_batch_stride", "exponents_batch_stride", "marks_batch_stride")),
@@ -40,12 +43,13 @@ def emulate():
 class Model:
     """What packing one matrix comes to, and which of its panels were split twice."""
 
-    def __init__(self, x, count):
+    def __init__(self, x, count, by_row):
+        self.components, self.counts = count, count == 2 or by_row
         with np.errstate(all="ignore"):
-            self.pack(x, count)
+            self.pack(x)
 
-    def pack(self, x, count):
-        rows, self.components = len(x), count
+    def pack(self, x):
+        rows = len(x)
         panels = -(-rows // PANEL_ROWS)
         panel_of = np.arange(rows) // PANEL_ROWS
         e = by_sample(x)
@@ -54,15 +58,15 @@ class Model:
         wrong = np.where(fitting(x, e), 0, np.abs(x)).astype(np.float32)
         self.row_overflows = bits(wrong).max(axis=1).view(np.float32)  # the bits' order, in which NaN is the largest
         again = self.overflowed_panels[panel_of]
-        counted = tiny_counts(x, e)
-        e = np.where(again & (self.row_overflows > 0), exponent_for(self.row_overflows, 14), e)  # NaN is not
-        counted = counted + again * tiny_counts(x, e)
-        self.tiny_counts, self.exponents = counted * (self.components == 2), e
+        counted, rescaled = tiny_counts(x, e), again & (self.row_overflows > 0)  # NaN is not
+        e = np.where(rescaled, exponent_for(self.row_overflows, 14), e)
+        counted += rescaled * tiny_counts(x, e) + NOT_CARRIED * (again & np.isinf(depths(x, e).max(axis=1)))
+        self.tiny_counts, self.exponents = counted * self.counts, e
         self.marks = np.where(self.overflowed_panels, self.marks_of(x, e, panels), first).astype(np.float32)
         self.hi, self.lo = components(x, e)
 
     def marks_of(self, x, e, panels):
-        if self.components == 2:
+        if self.counts:
             of_rows = depths(x, e).max(axis=1)
         else:
             of_rows = np.repeat(np.where(carried_columns(x, e).all(axis=1), 1, np.inf), PACK_ROWS)[:len(x)]
@@ -167,7 +171,7 @@ DATA = [normal, graded, with_huge, with_tiny, tiny_columns, at_the_limit, sparse
 SHAPES = [(1, 200, 300), (1, 64, 64), (2, 70, 129), (1, 7, 1), (1, 129, 31), (3, 9, 500), (1, 300, 65)]
 
 
-def operand(x, memory, strides, components, keep):
+def operand(x, memory, strides, components, by_row, keep):
     """PackArgs of a batch of matrices, which it puts into memory, and the arrays that the kernels write, poisoned.
     keep: holds the arrays."""
     batch, rows, k = x.shape
@@ -181,17 +185,17 @@ def operand(x, memory, strides, components, keep):
             "tiny_counts": shared((batch, rows), np.uint32, 77)}
     keep += [memory, *made.values()]
     args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, components,
-                    *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows", "tiny_counts",
+                    by_row, *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows", "tiny_counts",
                                                           "overflowed_panels", "marks")),
                     made["panels"].shape[1], rows, panels)
     return args, made
 
 
-def check(x, made, components):
+def check(x, made, components, by_row):
     """What was made of a batch of matrices is what the model says; returns how many panels are marked."""
     marked = 0
     for one in range(len(x)):
-        model = Model(x[one], components)
+        model = Model(x[one], components, by_row)
         for name in ("exponents", "tiny_counts", "overflowed_panels"):
             assert np.array_equal(made[name][one], getattr(model, name)), name
         for name in ("row_overflows", "marks"):
@@ -209,9 +213,9 @@ def check(x, made, components):
 
 @pytest.mark.parametrize("data", DATA, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("components", [2, 1], ids=["fp32", "tf32"])
-def test_packed_as_the_model_says(emulate, rng, components, layout, data):
-    turn = LAYOUTS.index(layout) + DATA.index(data) + components
+@pytest.mark.parametrize("components, by_row", [(2, 0), (1, 0), (1, 1)], ids=["fp32", "tf32", "tf32 by row"])
+def test_packed_as_the_model_says(emulate, rng, components, by_row, layout, data):
+    turn = LAYOUTS.index(layout) + DATA.index(data) + components + by_row
     for first in [(turn + 2 * i) % len(SHAPES) for i in range(2)]:  # each layout and kind of data meets every shape
         keep, made, matrices = [], [], []
         pair = PackPairArgs()
@@ -220,12 +224,12 @@ def test_packed_as_the_model_says(emulate, rng, components, layout, data):
             batch, rows, _ = SHAPES[(first + i) % len(SHAPES)]
             shape = batch, rows, SHAPES[first][2]
             matrices.append(data(rng, shape).astype(np.float32))
-            pair.operand[i], arrays = operand(matrices[-1], *layout(*shape, rng), components, keep)
+            pair.operand[i], arrays = operand(matrices[-1], *layout(*shape, rng), components, by_row, keep)
             made.append(arrays)
         pair.progress, pair.marked_panels = progress.ctypes.data, marked.ctypes.data
         tiles = sum(-(-x.shape[1] // PACK_ROWS) * x.shape[0] for x in matrices) * -(-SHAPES[first][2] // SPLIT_K)
         samples = sum(-(-x.shape[1] // SAMPLE_ROWS) * x.shape[0] for x in matrices)
         emulate(0, samples, pair, int(rng.integers(2**31)))
         emulate(1, min(tiles, int(rng.integers(1, 4))), pair, int(rng.integers(2**31)))
-        assert sum(check(x, arrays, components) for x, arrays in zip(matrices, made)) == marked[0]
+        assert sum(check(x, arrays, components, by_row) for x, arrays in zip(matrices, made)) == marked[0]
         assert progress[3] == 0xa5a5a5a5

@@ -16,7 +16,7 @@ LEFT, RIGHT = range(2)
 
 class Options(ctypes.Structure):
     _fields_ = [("device", c_int), ("device_index", c_int), ("precision", c_int), ("threads", c_int),
-                ("max_workspace", c_size_t), ("kernel", c_char_p)]
+                ("max_workspace", c_size_t), ("kernel", c_char_p), ("batch_invariant", c_int)]
 
 
 class Operand(ctypes.Structure):
@@ -74,6 +74,8 @@ def load(path):
     declare("tsr_precision_name", c_char_p, c_int)
     declare("tsr_gemm", c_int, c_void_p, c_float, POINTER(Operand), POINTER(Operand), c_float, POINTER(Result),
             POINTER(Launch))
+    declare("tsr_gemm_pointers", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(c_void_p),
+            POINTER(Operand), POINTER(c_void_p), c_float, POINTER(Result), POINTER(c_void_p), POINTER(Launch))
     declare("tsr_gemm_batch", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
             POINTER(Result), POINTER(Launch))
     declare("tsr_gemm_add", c_int, c_void_p, c_int64, c_float, POINTER(Operand), POINTER(Operand), c_float,
@@ -138,10 +140,11 @@ def info():
 class Context:
     """A tsr_context, destroyed with this object."""
 
-    def __init__(self, device=CPU, precision=FP32, kernel=None, threads=0, max_workspace=0, device_index=-1):
+    def __init__(self, device=CPU, precision=FP32, kernel=None, threads=0, max_workspace=0, device_index=-1,
+                 batch_invariant=0):
         self.handle = c_void_p()
         options = Options(device, device_index, precision, threads, max_workspace,
-                          None if kernel is None else kernel.encode())
+                          None if kernel is None else kernel.encode(), batch_invariant)
         check(lib.tsr_context_create(byref(self.handle), byref(options)))
 
     def __del__(self):
@@ -195,6 +198,13 @@ def gemm(context, a, b, c, alpha=1.0, beta=0.0, batch=None, launch=None):
         check(lib.tsr_gemm(context.handle, alpha, byref(a), byref(b), beta, byref(c), launch))
     else:
         check(lib.tsr_gemm_batch(context.handle, batch, alpha, byref(a), byref(b), beta, byref(c), launch))
+
+
+def gemm_pointers(context, batch, a, a_data, b, b_data, c, c_data, alpha=1.0, beta=0.0, launch=None):
+    """Products whose data are at these addresses, each a list or None."""
+    arrays = [None if data is None else (c_void_p * len(data))(*data) for data in (a_data, b_data, c_data)]
+    check(lib.tsr_gemm_pointers(context.handle, batch, alpha, byref(a), arrays[0], byref(b), arrays[1], beta, byref(c),
+                                arrays[2], launch and byref(launch)))
 
 
 def gemm_add(context, a, b, addend, c, alpha=1.0, beta=1.0, batch=1, launch=None):

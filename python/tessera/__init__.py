@@ -76,8 +76,16 @@ def _torch_module(needs: str = "torch tensors need"):
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
+def _arithmetic(precision: str, batch_invariant: bool) -> str:
+    """Both in one word, which goes all the way down to the library's contexts."""
+    if batch_invariant or os.environ.get("TESSERA_BATCH_INVARIANT") == "1":
+        return f"{precision}{_library.BATCH_INVARIANT}"
+    return precision
+
+
 def matmul(a: Union[Array, Packed], b: Union[Array, Packed], *, precision: Precision = "fp32",
-           out: Optional[Array] = None, casting: Casting = "equiv") -> Array:
+           out: Optional[Array] = None, casting: Casting = "equiv",
+           batch_invariant: bool = False) -> Array:
     """The matrix product of two float32 arrays, with the semantics of torch.matmul.
 
     1-D arguments are vectors, leading dimensions broadcast, and any strides are taken as they are: transposes, slices
@@ -87,9 +95,11 @@ def matmul(a: Union[Array, Packed], b: Union[Array, Packed], *, precision: Preci
     precision: "fp32" is float32-accurate, on tensor cores where there are any, "ieee" is IEEE float32 arithmetic.
     out: where to write the result; it must have the result's shape and may not overlap an argument.
     casting: which NumPy arrays of other types are converted to float32, by numpy.can_cast's rules.
+    batch_invariant: a row of the result has the same bits however many other rows and products are computed with it;
+    always so if TESSERA_BATCH_INVARIANT is 1 in the environment.
     """
     module = _module_for(("a", "b"), a, b)
-    return module.matmul(a, b, precision=precision, out=out, **_casting(module, casting))
+    return module.matmul(a, b, precision=_arithmetic(precision, batch_invariant), out=out, **_casting(module, casting))
 
 
 def _casting(module, casting: str) -> dict:
@@ -101,35 +111,36 @@ def _casting(module, casting: str) -> dict:
 
 
 def bmm(a: Array, b: Array, *, precision: Precision = "fp32", out: Optional[Array] = None,
-        casting: Casting = "equiv") -> Array:
+        casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """Products of two batches: a (batch, m, k), b (batch, k, n), as torch.bmm."""
     module = _module_for(("a", "b"), a, b)
-    return module.bmm(a, b, precision=precision, out=out, **_casting(module, casting))
+    return module.bmm(a, b, precision=_arithmetic(precision, batch_invariant), out=out, **_casting(module, casting))
 
 
 def addmm(input: Array, a: Array, b: Array, *, beta: float = 1, alpha: float = 1, precision: Precision = "fp32",
-          out: Optional[Array] = None, casting: Casting = "equiv") -> Array:
+          out: Optional[Array] = None, casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """beta * input + alpha * a @ b for matrices, as torch.addmm; input broadcasts and is added in the same kernel. With
     beta = 0 it is not read. out may be input itself."""
     module = _module_for(("input", "a", "b"), input, a, b)
-    return module.addmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out,
+    return module.addmm(input, a, b, beta=beta, alpha=alpha, precision=_arithmetic(precision, batch_invariant), out=out,
                         **_casting(module, casting))
 
 
 def baddbmm(input: Array, a: Array, b: Array, *, beta: float = 1, alpha: float = 1, precision: Precision = "fp32",
-            out: Optional[Array] = None, casting: Casting = "equiv") -> Array:
+            out: Optional[Array] = None, casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """addmm for batches of matrices, as torch.baddbmm."""
     module = _module_for(("input", "a", "b"), input, a, b)
-    return module.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out,
-                          **_casting(module, casting))
+    return module.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=_arithmetic(precision, batch_invariant),
+                          out=out, **_casting(module, casting))
 
 
 def linear(input: Array, weight: Union[Array, Packed], bias: Optional[Array] = None, *,
-           precision: Precision = "fp32", casting: Casting = "equiv") -> Array:
+           precision: Precision = "fp32", casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """input @ weight.T + bias, as torch.nn.functional.linear. weight, (out_features, in_features), may be packed."""
     names, arguments = ("input", "weight", "bias"), (input, weight) if bias is None else (input, weight, bias)
     module = _module_for(names, *arguments)
-    return module.linear(input, weight, bias, precision=precision, **_casting(module, casting))
+    return module.linear(input, weight, bias, precision=_arithmetic(precision, batch_invariant),
+                         **_casting(module, casting))
 
 
 def pack(matrix: Array) -> Packed:
@@ -197,15 +208,16 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 # ---- The drop-in for torch ------------------------------------------------------------------------------------------
 
 def enable(precision: Precision = "fp32", devices: Union[Device, Sequence[Device]] = ("cuda",),
-           always: bool = False) -> None:
+           always: bool = False, batch_invariant: bool = False) -> None:
     """From now on torch's float32 products (aten::mm, addmm, bmm, baddbmm, and so nn.Linear, einsum and their backward
     passes) on these devices ("cuda", "cpu"), and scaled_dot_product_attention on CUDA, run on Tessera, in all threads.
 
-    Products of other types are left to torch, and so are those that torch is expected to run faster, unless `always`.
-    May be called again to change the settings. It warns once if there is no GPU for it. The environment variable
-    TESSERA_ENABLE=1 calls it when tessera is imported, and from torch 2.5 on when torch is; TESSERA_PRECISION and
-    TESSERA_DEVICES set its arguments."""
-    _torch_module("tessera.enable needs").enable(precision, devices, always)
+    Products of other types are left to torch, and so are those that torch is expected to run faster, unless `always` or
+    `batch_invariant`, as in matmul: which of the two runs them must not depend on the batch then. May be called again
+    to change the settings. It warns once if there is no GPU for it. The environment variable TESSERA_ENABLE=1 calls it
+    when tessera is imported, and from torch 2.5 on when torch is; TESSERA_PRECISION and TESSERA_DEVICES set its
+    arguments."""
+    _torch_module("tessera.enable needs").enable(_arithmetic(precision, batch_invariant), devices, always)
 
 
 def disable() -> None:
@@ -215,10 +227,10 @@ def disable() -> None:
 
 
 def enabled(precision: Precision = "fp32", devices: Union[Device, Sequence[Device]] = ("cuda",),
-            always: bool = False) -> ContextManager[None]:
+            always: bool = False, batch_invariant: bool = False) -> ContextManager[None]:
     """`with tessera.enabled(): ...` enables it inside the block and restores the former setting afterwards. The setting
     belongs to the process, not to the thread, because backward passes run in threads of their own."""
-    return _torch_module("tessera.enabled needs").enabled(precision, devices, always)
+    return _torch_module("tessera.enabled needs").enabled(_arithmetic(precision, batch_invariant), devices, always)
 
 
 def stats() -> Stats:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 class Options(ctypes.Structure):
     _fields_ = [("device", c_int), ("device_index", c_int), ("precision", c_int), ("threads", c_int),
-                ("max_workspace", c_size_t), ("kernel", c_char_p)]
+                ("max_workspace", c_size_t), ("kernel", c_char_p), ("batch_invariant", c_int)]
 
 
 class Operand(ctypes.Structure):
@@ -94,11 +94,16 @@ def check(status: int) -> None:
     raise {1: ValueError, 2: MemoryError}.get(status, RuntimeError)(f"tessera: {message}")
 
 
-def precision_number(name: str) -> int:
+BATCH_INVARIANT = " batch_invariant"  # behind the name of a precision
+
+
+def options_named(arithmetic: str) -> Options:
+    """Of a context with this precision, which " batch_invariant" may follow."""
+    name, invariant, _ = arithmetic.partition(BATCH_INVARIANT)
     if name not in PRECISIONS:
         *others, last = map(repr, PRECISIONS)
         raise ValueError(f"precision must be {', '.join(others)} or {last}, not {name!r}")
-    return PRECISIONS.index(name)
+    return Options(device_index=-1, precision=PRECISIONS.index(name), batch_invariant=bool(invariant))
 
 
 def version() -> str:

@@ -18,7 +18,7 @@ except ImportError:  # before NumPy 1.25
     from numpy import TooHardError  # type: ignore[attr-defined, no-redef]
 
 from . import _library
-from ._library import LEFT, LIBRARY, RIGHT, Operand, Options, Result, check, precision_number
+from ._library import LEFT, LIBRARY, RIGHT, Operand, Result, check, options_named
 from ._locks import Lock
 
 # ---- Contexts and threads -------------------------------------------------------------------------------------------
@@ -47,12 +47,12 @@ _contexts_lock = Lock()
 def _context(precision: str) -> ctypes.c_void_p:
     """One context for each precision and number of threads, made when first asked for and kept as long as the
     process."""
-    number = precision_number(precision)
+    options = options_named(precision)
     with _contexts_lock.held:
-        key = number, _threads
+        key = precision, _threads
         if key not in _contexts:
             made = ctypes.c_void_p()
-            options = Options(device_index=-1, precision=number, threads=_threads)
+            options.threads = _threads
             check(LIBRARY.tsr_context_create(ctypes.byref(made), ctypes.byref(options)))
             _contexts[key] = made
         return _contexts[key]

@@ -221,12 +221,12 @@ def _warn_without_gpu() -> None:
 
 def _settings(precision: str, devices, always: bool) -> dict[str, _Setting]:
     chosen = _devices(devices)
-    _library.precision_number(precision)
+    _library.options_named(precision)
     if "cuda" in chosen:
         _prepare_cuda(precision)
     if chosen == ("cuda",) and not _lasting["cpu"]:
         _warn_without_gpu()
-    return dict.fromkeys(chosen, _Setting(precision, bool(always)))
+    return dict.fromkeys(chosen, _Setting(precision, bool(always) or precision.endswith(_library.BATCH_INVARIANT)))
 
 
 def enable(precision: str, devices, always: bool) -> None:

@@ -24,6 +24,9 @@ typedef struct blas_product {
 /* Computes it, on the device that settings and size choose. */
 void blas_multiply(const blas_product *product);
 
+/* The same for product->batch products that lie anywhere: the i-th at a[i], b[i] and c[i]. */
+void blas_multiply_pointers(const blas_product *product, const float *const *a, const float *const *b, float *const *c);
+
 /* No size of a small product is larger. None of them is for a GPU, or worth waking a thread for. */
 enum { BLAS_SMALL = 128 };
 

@@ -17,6 +17,7 @@
 #include "rounding.h"
 #include "runtime.h"
 #include "verbose.h"
+#include "xerbla.h"
 
 /* A GPU takes some tenths of a second to start. Programs whose products all have fewer multiply-adds and additions than
  * this never start it. */
@@ -188,4 +189,23 @@ void blas_multiply(const blas_product *p) {
     multiply(r, &x, &outcome);
     if (r->settings.verbose) blas_verbose_print(p, &outcome, r->settings.precision, now() - begun);
     cpu_rounding_end(mode);
+}
+
+/* On the CPU all at once, unless one is enough to ask for a GPU, or is to be reported by itself; where that fails,
+ * before anything is written, one by one. */
+void blas_multiply_pointers(const blas_product *p, const float *const *a, const float *const *b, float *const *c) {
+    const blas_runtime *r = blas_runtime_get();
+    if (!p->m || !p->n) return;
+    const product x = product_of(p);
+    const double all = multiply_adds(&x), each = all / (double)blas_most(1, p->batch);
+    if (r && r->settings.device != BLAS_CUDA && !r->settings.verbose && 2 * each < gpu_start_flops) {
+        tsr_context *cpu = all >= SHORT_PRODUCT && blas_is_in_parallel_region() ? r->one_thread : r->cpu;
+        if (!tsr_gemm_pointers(cpu, p->batch, p->alpha, &x.left, b, &x.right, a, p->beta, &x.c, c, NULL)) return;
+    }
+    for (int64_t i = 0; i < p->batch; i++) {
+        blas_product one = *p;
+        one.batch = 1;
+        one.a = a[i], one.b = b[i], one.c = c[i];
+        blas_multiply(&one);
+    }
 }

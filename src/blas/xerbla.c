@@ -13,6 +13,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <string.h>
 
 /* The reference's state while a CBLAS function runs, read by handlers. Set while an error is reported, and only
  * then. */
@@ -55,16 +56,15 @@ static bool tell_cblas_xerbla(blas_interface caller, int argument, const char *r
     return true;
 }
 
-static bool tell_xerbla(blas_interface caller, int argument) {
-    static const char routine[] = "SGEMM "; /* six characters, as Fortran names were */
+static bool tell_xerbla(blas_interface caller, int argument, const char *routine) {
     const bool wide = caller != FORTRAN && caller != CBLAS;
     const handler found = wide ? find((handler){.xerbla_64 = xerbla_64_}, "xerbla_64_")
                                : find((handler){.xerbla = xerbla_}, "xerbla_");
     if (!found.address) return false;
     if (wide)
-        found.xerbla_64(routine, &(int64_t){argument}, sizeof routine - 1);
+        found.xerbla_64(routine, &(int64_t){argument}, strlen(routine));
     else
-        found.xerbla(routine, &argument, sizeof routine - 1);
+        found.xerbla(routine, &argument, strlen(routine));
     return true;
 }
 
@@ -80,7 +80,7 @@ static int number_in_cblas(int argument, bool row_major) {
 void blas_report_sgemm(blas_interface caller, bool row_major, int argument) {
     CBLAS_CallFromC = is_cblas(caller);
     RowMajorStrg = row_major;
-    if (!tell_xerbla(caller, argument) &&
+    if (!tell_xerbla(caller, argument, "SGEMM ") && /* six characters, as Fortran names were */
         !(is_cblas(caller) && tell_cblas_xerbla(caller, argument + 1, "cblas_sgemm", ""))) {
         if (is_cblas(caller))
             fprintf(stderr, "Parameter %d to routine cblas_sgemm was incorrect\n",
@@ -91,9 +91,19 @@ void blas_report_sgemm(blas_interface caller, bool row_major, int argument) {
     CBLAS_CallFromC = RowMajorStrg = 0;
 }
 
+/* Of a Fortran routine, whose first argument is the second of its CBLAS form. */
+static void report_to_fortran(blas_interface caller, int argument, const char *routine) {
+    if (!tell_xerbla(caller, argument - 1, routine))
+        fprintf(stderr, " ** On entry to %s parameter number %2d had an illegal value\n", routine, argument - 1);
+}
+
 bool blas_all_legal(blas_interface caller, const char *routine, const blas_check checks[], size_t count) {
     for (size_t i = 0; i < count; i++) {
         if (!checks[i].illegal) continue;
+        if (!is_cblas(caller)) {
+            report_to_fortran(caller, checks[i].argument, routine);
+            return false;
+        }
         char text[80];
         snprintf(text, sizeof text, "Illegal %s setting, %lld\n", checks[i].name, (long long)checks[i].value);
         CBLAS_CallFromC = 1;

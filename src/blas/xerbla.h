@@ -19,7 +19,8 @@ typedef enum blas_interface {
  * cblas_sgemm, too, and then with A and B exchanged where row_major. */
 void blas_report_sgemm(blas_interface caller, bool row_major, int argument);
 
-/* An argument of a CBLAS function, by its number there (the layout is 1), its name and the value it has. */
+/* An argument of a CBLAS function, by its number there (the layout is 1; a Fortran routine has none), its name and the
+ * value it has. */
 typedef struct blas_check {
     bool illegal;
     int argument;

@@ -17,9 +17,10 @@
  * operations. (With hh in a loop of its own, after the small products of all steps, the sums would be rounded at their
  * full size once a step and not six times: half the error, for 7 % of the time.)
  *
- * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound, and
- * where they might but the panel's numbers are finite, the size of the sums does; else the ieee kernel makes this
- * tile's sums for this block of k. docs/internals/numerics.md has the bounds.
+ * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound.
+ * Where they might, each row of A is looked at by itself: where its numbers are finite, the size of its sums tells;
+ * else the ieee kernel makes this row's sums in this tile and this block of k. So no row depends on its neighbours.
+ * docs/internals/numerics.md has the bounds.
  *
  * tf32 does without l and what is made of it: three products, hm, mh and hh.
  */
@@ -317,12 +318,11 @@ static bool are_exact(const struct amx_marks *a, const struct amx_marks *b) {
     return a->least >= least_element && b->least >= least_element && a->least * b->least >= least_product;
 }
 
-/* Whether what was flushed cannot matter beside sums as large as these. */
-static bool are_large(const float *sums, const struct amx_marks *a, const struct amx_marks *b, int rows, int columns) {
+/* Whether what was flushed cannot matter beside a row of sums as large as these. */
+static bool are_large(const float *sums, const struct amx_marks *a, const struct amx_marks *b, int columns) {
     const float least = 0x1p-95f * (a->largest + b->largest + 16);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++)
-            if (!(fabsf(sums[i * NR + j]) >= least)) return false;
+    for (int j = 0; j < columns; j++)
+        if (!(fabsf(sums[j]) >= least)) return false;
     return true;
 }
 
@@ -382,6 +382,48 @@ static void sum_as_ieee(float *sums, const struct amx_block *block, int64_t row,
     }
 }
 
+/* The marks that a row of A would have as a panel of its own. */
+static struct amx_marks marks_of_row(const struct amx_block *block, int64_t row) {
+    float copy[COPIED];
+    uint32_t largest = 0, least_less_one = UINT32_MAX; /* as in amx_pack.c: zeros count as the largest of the least */
+    for (int64_t p = 0; p < block->terms; p += COPIED) {
+        const int64_t terms = block->terms - p < COPIED ? block->terms - p : COPIED;
+        int64_t strides[2];
+        const float *a = floats_of(&block->a_source, row, 1, p, terms, false, copy, 1, strides);
+        for (int64_t i = 0; i < terms; i++) {
+            uint32_t magnitude;
+            memcpy(&magnitude, &a[i * strides[1]], sizeof magnitude);
+            magnitude &= 0x7fffffffu;
+            if (magnitude > largest) largest = magnitude;
+            if (magnitude - 1 < least_less_one) least_less_one = magnitude - 1;
+        }
+    }
+    const uint32_t least = least_less_one + 1;
+    struct amx_marks marks = {0};
+    memcpy(&marks.largest, &largest, sizeof largest);
+    memcpy(&marks.least, &least, sizeof least);
+    if (!least) marks.least = INFINITY;
+    return marks;
+}
+
+/* Replaces the rows of a tile's sums that AMX cannot carry; true if there are any. */
+static __attribute__((noinline)) bool replace_rows(float *sums, const struct amx_block *block,
+                                                   const struct amx_marks *b_marks, int64_t row, int rows,
+                                                   int64_t column, int columns) {
+    _Alignas(64) float as_ieee[MR * NR];
+    bool any = false;
+    for (int i = 0; i < rows; i++) {
+        const struct amx_marks a_marks = marks_of_row(block, row + i);
+        if (are_finite(&a_marks, b_marks) &&
+            (are_exact(&a_marks, b_marks) || are_large(sums + i * NR, &a_marks, b_marks, columns)))
+            continue;
+        if (!any) sum_as_ieee(as_ieee, block, row, rows, column, columns);
+        any = true;
+        memcpy(sums + i * NR, as_ieee + i * NR, (size_t)columns * sizeof *sums);
+    }
+    return any;
+}
+
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
 
 /* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets
@@ -431,19 +473,13 @@ void amx_multiply(struct amx_block *block) {
             const int columns = (int)(block->columns - column < NR ? block->columns - column : NR);
             const float *a = block->a + row / MR * panel_floats, *b = block->b + column / NR * panel_floats;
             const struct amx_marks *a_marks = (const struct amx_marks *)a, *b_marks = (const struct amx_marks *)b;
-            bool carried = are_finite(a_marks, b_marks);
-            if (carried) {
-                const struct wanted wanted = wanted_with(block, row, column, steps);
-                if (block->components == 3)
-                    multiply_panels(sums, a, b, steps, 3, wanted, &before);
-                else
-                    multiply_panels(sums, a, b, steps, 2, wanted, &before);
-                carried = are_exact(a_marks, b_marks) || are_large(sums, a_marks, b_marks, rows, columns);
-            }
-            if (!carried) {
-                sum_as_ieee(sums, block, row, rows, column, columns);
-                block->recomputed++;
-            }
+            const struct wanted wanted = wanted_with(block, row, column, steps);
+            if (block->components == 3)
+                multiply_panels(sums, a, b, steps, 3, wanted, &before);
+            else
+                multiply_panels(sums, a, b, steps, 2, wanted, &before);
+            if (!(are_finite(a_marks, b_marks) && are_exact(a_marks, b_marks)))
+                block->recomputed += replace_rows(sums, block, b_marks, row, rows, column, columns);
             put_rows(&before, MR);
             before = put_later(block, row, rows, column, columns, sums);
             float *other = sums_before;

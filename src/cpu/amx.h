@@ -45,6 +45,9 @@ static inline int64_t amx_panel_floats(int64_t terms, int components) {
            (int64_t)sizeof(float);
 }
 
+/* The m for which a batch-invariant context decides whether AMX is faster, whatever m is. */
+enum { AMX_INVARIANT_M = 512 };
+
 /* The most threads of a team: their places are on the caller's stack. */
 enum { AMX_MOST_THREADS = 256 };
 
@@ -102,11 +105,13 @@ bool amx_is_marked(const struct amx_marks *marks);
 
 #ifdef CPU_HAS_AMX
 
-/* Whether AMX is estimated to be faster (cost.h): by shape and precision alone, so that bits depend on nothing else. */
+/* Whether AMX is estimated to be faster (cost.h): by shape and precision alone, so that bits depend on nothing else; in
+ * a batch-invariant context not on m either. */
 bool amx_is_faster(const tsr_context *context, int64_t m, int64_t n, int64_t k);
 
 static inline bool amx_takes(const tsr_context *context, int64_t m, int64_t n, int64_t k) {
     if (context->cpu_amx == CPU_AMX_NEVER || !m || !n || !k) return false;
+    if (context->options.batch_invariant) m = AMX_INVARIANT_M;
     return context->cpu_amx == CPU_AMX_ALWAYS || amx_is_faster(context, m, n, k);
 }
 

@@ -42,9 +42,9 @@ tsr_operand attention_operand(float *copy, const tsr_heads *m, int64_t item, int
 void attention_multiply(const struct attention_job *job, const tsr_operand *a, const tsr_operand *b, float beta,
                         float *c) {
     const tsr_result result = {c, a->rows, b->cols, b->cols, 1, 0};
-    const tsr_problem product = {
-        a->rows, b->cols, a->cols, 1,      1,
-        beta,    *a,      *b,      result, beta == 0 ? (tsr_operand){0} : result_as_addend(&result)};
+    tsr_problem product = {.m = a->rows, .n = b->cols, .k = a->cols, .batch = 1, .alpha = 1, .beta = beta};
+    product.a = *a, product.b = *b, product.c = result;
+    if (beta != 0) product.addend = result_as_addend(&result);
     cpu_multiply_directly(job->kernel, &product, 0, 1);
 }
 

@@ -167,4 +167,5 @@ const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .kc = KC,
                                            .multiply = multiply,
                                            .multiply_row = multiply_row,
-                                           .multiply_few = multiply_few};
+                                           .multiply_few = multiply_few,
+                                           .multiply_row_in_order = multiply_row_in_order};

@@ -592,4 +592,5 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .multiply_and_pack = multiply_and_pack,
                                              .multiply_row = multiply_row,
                                              .multiply_few = multiply_few,
+                                             .multiply_row_in_order = multiply_row_in_order,
                                              .multiply_whole = multiply_whole};

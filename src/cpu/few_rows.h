@@ -1,5 +1,5 @@
-/* few_rows.h: two to CPU_FEW_ROWS rows of C, multiply_few of kernel.h, with the vectors that row.h has been given.
- * Tiles of so few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
+/* few_rows.h: a few rows of C, multiply_few and multiply_row_in_order of kernel.h, with the vectors that row.h has been
+ * given. Tiles of so few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
  *
  * Sums have the order of tiles, one chain for each kc of k. Where B's rows are contiguous, eight of them are read side
  * by side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and
@@ -164,6 +164,13 @@ static void multiply_few(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
     case 3: multiply_so_many(t, b_col, kc, 3); break;
     default: multiply_so_many(t, b_col, kc, CPU_FEW_ROWS);
     }
+}
+
+static void multiply_row_in_order(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    if (b_col == 1)
+        multiply_row_by_rows(t, kc);
+    else
+        multiply_few_by_columns(t, b_col, kc, 1);
 }
 
 #endif

@@ -6,7 +6,7 @@
  *
  * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
  * bits of C depend on where k is cut (kc) and on nothing else: not on the tile, the packing, nor the threads. A single
- * row, multiply_row, has an order of its own.
+ * row, multiply_row, has an order of its own, unless the context is batch-invariant (kernels.c).
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing
  * is read in place. B is read along unit stride: a packed panel has b_step = nr.
@@ -74,8 +74,10 @@ struct cpu_kernel {
      * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are
      * tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
-    /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles. NULL: they are tiles. */
+    /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles; and one row, which is multiply_row in a
+     * batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
+    void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along
      * a row. Either b_col or b_step is 1, and unless b_col is, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
      * calls multiply for each tile. */

@@ -1,9 +1,9 @@
 /* kernels.c: the microkernels of this build, which of them this machine can run, and which one a context gets. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __x86_64__
 #include <cpuid.h>
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -110,7 +110,25 @@ static const struct cpu_kernel *kernel_named(const char *name, const char *from)
 
 static bool is_amx(const struct cpu_kernel *kernel) { return !kernel->multiply; }
 
-tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) {
+/* The kernels as a batch-invariant context has them: a single row is summed in the order of tiles, too. */
+static struct cpu_kernel invariant_kernels[KERNELS];
+
+static void make_invariant_kernels(void) {
+    for (int i = 0; i < KERNELS; i++) {
+        invariant_kernels[i] = *kernels[i];
+        invariant_kernels[i].multiply_row = kernels[i]->multiply_row_in_order;
+    }
+}
+
+static const struct cpu_kernel *invariant_kernel(const struct cpu_kernel *kernel) {
+    static pthread_once_t made = PTHREAD_ONCE_INIT;
+    pthread_once(&made, make_invariant_kernels);
+    int i = 0;
+    while (kernels[i] != kernel) i++;
+    return &invariant_kernels[i];
+}
+
+static tsr_status choose(tsr_context *context, const tsr_options *options) {
     static const char variable[] = "TESSERA_CPU_KERNEL";
     const bool is_option = options->kernel;
     const char *name = is_option ? options->kernel : getenv(variable);
@@ -133,6 +151,12 @@ tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) 
     context->cpu_kernel = best_here();
     if (!ieee) context->cpu_amx = CPU_AMX_ALWAYS;
     return TSR_OK;
+}
+
+tsr_status cpu_kernels_choose(tsr_context *context, const tsr_options *options) {
+    const tsr_status status = choose(context, options);
+    if (!status && options->batch_invariant) context->cpu_kernel = invariant_kernel(context->cpu_kernel);
+    return status;
 }
 
 void cpu_info_print(tsr_text *text) {

@@ -238,14 +238,15 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
 }
 
 static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
-    float *const c = p->c.data + item * p->c.batch_stride;
+    const bool anywhere = p->c_items;
+    float *const c = anywhere ? p->c_items[item] : p->c.data + item * p->c.batch_stride;
     return (struct cpu_tile){.m = (int)p->m,
                              .n = (int)p->n,
                              .k = p->k,
-                             .a = p->a.data + item * p->a.batch_stride,
+                             .a = anywhere ? p->a_items[item] : p->a.data + item * p->a.batch_stride,
                              .a_row = p->a.row_stride,
                              .a_step = p->a.col_stride,
-                             .b = p->b.data + item * p->b.batch_stride,
+                             .b = anywhere ? p->b_items[item] : p->b.data + item * p->b.batch_stride,
                              .b_step = p->b.row_stride,
                              .s = c,
                              .s_row = p->c.row_stride,

@@ -20,7 +20,7 @@ typedef struct cuda_workspace_layout {
     panels_layout a, b;        /* split: within the memory of each operand's panels, */
     size_t a_panels, b_panels; /* which begins here where it was not packed beforehand */
     size_t partial_sums;
-    size_t recompute_flags; /* split: one for each check block */
+    size_t recompute_flags; /* split: 16 bits for each check block */
     size_t bytes;           /* in all */
 } cuda_workspace_layout;
 
@@ -31,7 +31,8 @@ typedef struct cuda_plan {
     const struct cuda_kernel *multiply; /* the kernel that computes C, or partial sums of it */
     bool transposed;                    /* C^T = B^T A^T is computed */
     bool split;                         /* operands are packed into fp16 components; else read in place */
-    int64_t slices, k_per_slice;        /* split: of k; several are reduced in order by a second kernel */
+    bool invariant;                     /* options.batch_invariant: all tiles alike, and fallback row by row */
+    int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
     int64_t full_tiles;       /* ieee: tiles that a thread block each computes whole; the k ranges of all others, */
     int64_t tail_blocks;      /* the stream-K tail, are shared by so many, and reduced in order by a second kernel */
     int64_t cluster, k_each;  /* ieee in one launch: thread blocks that share a tile, with so many terms each, */

@@ -55,10 +55,11 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
                                        : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
         return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args);
     }
-    if (plan->tail_blocks && as_planned) { /* what is left of a product beyond 32-bit extents is computed whole */
+    const bool sliced = plan->invariant && plan->slices > 1; /* all tiles of all chunks */
+    if (sliced || (plan->tail_blocks && as_planned)) {       /* what is left beyond 32-bit extents is computed whole */
         args.full_tiles = (int32_t)plan->full_tiles;
-        args.tail_blocks = (int32_t)plan->tail_blocks;
-        args.segments = (int32_t)cuda_ieee_segments(p->k, tiles - plan->full_tiles, plan->tail_blocks);
+        args.tail_blocks = (int32_t)(sliced ? tiles * plan->slices : plan->tail_blocks);
+        args.segments = (int32_t)cuda_ieee_segments(p->k, tiles - plan->full_tiles, args.tail_blocks);
         args.partial = (float *)(workspace + plan->workspace.partial_sums);
     }
     const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles, args.tail_blocks);
@@ -74,6 +75,7 @@ tsr_status queue_recompute(launch_queue *q, const cuda_device *device, const tsr
     args.marks_a = split->a.marks;
     args.marks_b = split->b.marks;
     args.mark_limit = split->mark_limit;
+    args.by_row = split->by_row;
     args.marks_a_batch_stride = split->a.marks_batch_stride;
     args.marks_b_batch_stride = split->b.marks_batch_stride;
     args.recompute = split->recompute;

@@ -52,6 +52,7 @@ typedef struct split_source {
     int64_t rows, k, row_stride, k_stride, batch_stride;
     int64_t batch; /* items with a matrix of their own; 1 where all share it */
     int components;
+    bool by_row;
     char *memory; /* the panels, laid out so: */
     const panels_layout *layout;
     int64_t first_row; /* of ours among those in the panels, a multiple of PANEL_ROWS */

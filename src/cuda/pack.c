@@ -29,6 +29,7 @@ static pack_args pack_args_of(const split_source *s) {
         .batch = (int32_t)s->batch,
         .k_blocks = (int32_t)ceil_div(s->k, SPLIT_K),
         .components = s->components,
+        .by_row = s->by_row,
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l->exponents),
         .row_overflows = (float *)(s->memory + l->row_overflows),
@@ -91,6 +92,7 @@ tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream) {
         .k_stride = o.col_stride,
         .batch = 1,
         .components = components,
+        .by_row = packed->context->options.batch_invariant,
         .memory = packed->panels,
         .layout = &layout,
     };

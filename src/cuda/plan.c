@@ -221,7 +221,9 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int compo
 static cuda_workspace_layout split_workspace(const cuda_plan *plan, const tsr_problem *p, size_t partial_bytes) {
     const bool a_packed = operand_panels(&p->a, p->batch), b_packed = operand_panels(&p->b, p->batch);
     const int components = plan->multiply->components;
-    const int64_t flags = components == 2 ? plan->chunk_batch * cuda_check_blocks(plan->chunk_m, plan->chunk_n) : 0;
+    const int64_t flags = components == 2 || plan->invariant
+                              ? plan->chunk_batch * cuda_check_blocks(plan->chunk_m, plan->chunk_n)
+                              : 0;
     cuda_workspace_layout w = {
         .a = a_packed
                  ? panels_layout_of(p->a.rows, p->a.cols, 1, components)
@@ -233,7 +235,7 @@ static cuda_workspace_layout split_workspace(const cuda_plan *plan, const tsr_pr
     w.b_panels = w.a_panels + (a_packed ? 0 : w.a.bytes);
     w.partial_sums = w.b_panels + (b_packed ? 0 : w.b.bytes);
     w.recompute_flags = w.partial_sums + partial_bytes;
-    w.bytes = w.recompute_flags + (size_t)round_up(flags, ALIGNMENT);
+    w.bytes = w.recompute_flags + (size_t)round_up(flags * 2, ALIGNMENT);
     return w;
 }
 
@@ -342,6 +344,116 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
     adopt(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
 }
 
+/* ---- Batch-invariant plans --------------------------------------------------------------------------------------- */
+
+/* With options.batch_invariant the kernel and where it cuts k depend on n and k alone. Products of so many rows stand
+ * for all: that kernel is chosen whose worst time among them, relative to the fastest plan, is least. Only kernels that
+ * sum every row alike are candidates: not the thin ones, and no stream-K tail. C is never transposed. */
+static const int64_t standard_rows[] = {512, 2048, 8192};
+enum { STANDARDS = sizeof standard_rows / sizeof standard_rows[0] };
+
+enum { INVARIANT_SLICE = 512, INVARIANT_SLICES = 16 }; /* the least k of a slice, and the most slices */
+enum { INVARIANT_PARTIAL_BYTES = 256 << 20 };          /* of partial sums at a time */
+
+static tsr_problem standard_product(const tsr_problem *p, int i) {
+    tsr_problem standard = *p;
+    standard.m = standard_rows[i], standard.batch = 1;
+    return standard;
+}
+
+/* Every tile in so many slices of k. */
+static cuda_candidate sliced_candidate(const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
+    const cuda_candidate whole = whole_candidate(kernel, p);
+    if (slices == 1) return whole;
+    return kernel->family == FAMILY_SPLIT ? with_slices(whole, p, slices)
+                                          : with_tail(whole, p, 0, whole.tiles * slices);
+}
+
+static double slowdown(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p, int64_t slices,
+                       const double fastest[STANDARDS]) {
+    double most = 0;
+    for (int i = 0; i < STANDARDS; i++) {
+        const tsr_problem standard = standard_product(p, i);
+        const cuda_candidate c = sliced_candidate(kernel, &standard, slices);
+        double seconds = cost_multiply(device, &c, &standard);
+        if (kernel->family == FAMILY_SPLIT)
+            seconds += cost_split(device, elements_of_a(&standard) + elements_of_b(&standard), 1);
+        if (seconds > most * fastest[i]) most = seconds / fastest[i];
+    }
+    return most;
+}
+
+static bool is_invariant_candidate(const cuda_plan *plan, const tsr_context *context, const cuda_kernel *kernel,
+                                   const tsr_problem *p) {
+    const cuda_kernel *forced = context->cuda->forced;
+    if (forced) return kernel == forced;
+    if (!cuda_kernel_runs_on(kernel, plan->device)) return false;
+    if (kernel != cuda_split_kernel(context)) return computes_tiles(kernel, p);
+    if (p->k < MIN_SPLIT_K || p->n <= THIN) return false;
+    cuda_plan trial = *plan; /* by a product of few rows: whether max_workspace has room must not depend on m */
+    const tsr_problem standard = standard_product(p, 0);
+    chunks_of_everything(&trial, &standard);
+    trial.multiply = kernel;
+    return fit_workspace(&trial, &standard, 0, context->options.max_workspace);
+}
+
+/* Sets the plan's kernel and slices. */
+static void choose_invariant_kernel(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
+    const size_t max_workspace = context->options.max_workspace; /* partial sums grow with m: none beside it */
+    const int64_t most_slices = max_workspace ? 1 : min64(max64(1, p->k / INVARIANT_SLICE), INVARIANT_SLICES);
+    const cuda_kernel *split = cuda_split_kernel(context);
+    double fastest[STANDARDS], least = 0;
+    for (int i = 0; i < STANDARDS; i++) {
+        const tsr_problem standard = standard_product(p, i);
+        fastest[i] = ieee_candidate(plan->device, &standard, 0).seconds;
+        const double packed = split ? split_candidate(plan->device, split, &standard).seconds : fastest[i];
+        if (packed < fastest[i]) fastest[i] = packed;
+    }
+    plan->multiply = NULL;
+    for (int i = 0; i < CUDA_KERNELS; i++) {
+        const cuda_kernel *kernel = &cuda_kernels[i];
+        if (!is_invariant_candidate(plan, context, kernel, p)) continue;
+        const int reduce = kernel->family == FAMILY_SPLIT ? SPLIT_REDUCE : IEEE_REDUCE;
+        const bool can_cut = kernel->family != FAMILY_SHORT && cuda_kernel_runs_on(&cuda_kernels[reduce], plan->device);
+        for (int64_t slices = 1; slices <= (can_cut ? most_slices : 1); slices += (slices + 1) / 2) {
+            const double worst = slowdown(plan->device, kernel, p, slices, fastest);
+            if (plan->multiply && worst >= least) continue;
+            least = worst;
+            plan->multiply = kernel;
+            plan->slices = slices;
+        }
+    }
+}
+
+static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
+    const cuda_kernel *forced = context->cuda->forced;
+    const size_t max_workspace = context->options.max_workspace;
+    const tsr_problem standard = standard_product(p, 0);
+    if (forced && forced->family != FAMILY_SPLIT && forced->family != FAMILY_TILE && forced->family != FAMILY_SHORT)
+        return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is not for options.batch_invariant", forced->name);
+    const tsr_status status = forced ? plan_forced(plan, forced, &standard, max_workspace) : TSR_OK;
+    if (status) return status;
+    choose_invariant_kernel(plan, context, p);
+    const int64_t slices = plan->slices;
+    for (;;) {
+        tsr_problem chunk = *p;
+        chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
+        cuda_candidate c = sliced_candidate(plan->multiply, &chunk, slices);
+        if (c.partial_bytes > INVARIANT_PARTIAL_BYTES && plan->chunk_batch > 1)
+            plan->chunk_batch = ceil_div(plan->chunk_batch, 2);
+        else if (c.partial_bytes > INVARIANT_PARTIAL_BYTES && plan->chunk_m > CHUNK_STEP)
+            plan->chunk_m = round_up(ceil_div(plan->chunk_m, 2), CHUNK_STEP);
+        else {
+            c.seconds = cost_multiply(plan->device, &c, &chunk);
+            adopt(plan, &c, forced ? "options.kernel asks for it" : "the same for every m: options.batch_invariant");
+            if (!plan->split) plan->slices = slices;
+            if (!plan->split || fit_workspace(plan, p, c.partial_bytes, max_workspace)) return TSR_OK;
+            return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu bytes; the kernel %s needs %zu at least",
+                            max_workspace, plan->multiply->name, plan->workspace.bytes);
+        }
+    }
+}
+
 /* The time of the plan as it came out: its chunks one after the other, without what was packed beforehand. */
 static double estimate(const cuda_plan *plan, const tsr_problem *p) {
     tsr_problem chunk = *p;
@@ -357,12 +469,13 @@ static double estimate(const cuda_plan *plan, const tsr_problem *p) {
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem) {
     const struct cuda_context *cuda = context->cuda;
-    const bool transposed = should_transpose(problem);
+    const bool invariant = context->options.batch_invariant, transposed = !invariant && should_transpose(problem);
     const tsr_problem p = transposed ? problem_transpose(problem) : *problem;
     *plan = (cuda_plan){
         .device = &cuda->device,
         .multiply = &cuda_kernels[IEEE_SCALE],
         .transposed = transposed,
+        .invariant = invariant,
         .slices = 1,
         .seconds = cost_scale(&cuda->device, &p),
         .reason = "a product without terms",
@@ -373,7 +486,9 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     tsr_problem chunk = p; /* the first of them, which stands for all */
     chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
     tsr_status status = TSR_OK;
-    if (cuda->forced)
+    if (invariant)
+        status = plan_invariant(plan, context, &p);
+    else if (cuda->forced)
         status = plan_forced(plan, cuda->forced, &chunk, context->options.max_workspace);
     else
         plan_chosen(plan, context, &chunk);
@@ -408,7 +523,7 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
                  plan->transposed ? ", of c transposed" : "");
     tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),
                  !plan->split && plan->chunk_batch > 1 ? " for each item" : "");
-    if (plan->slices > 1)
+    if (plan->split && plan->slices > 1)
         tsr_text_add(text, "slices: %lld of k, %lld long\n", (long long)plan->slices, (long long)plan->k_per_slice);
     if (plan->cluster > 1)
         tsr_text_add(text, "clusters: %lld blocks, %lld terms of k each\n", (long long)plan->cluster,

@@ -5,7 +5,8 @@
 
 /* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md).
  * fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and sums; below 1, as it is for short
- * k, every tile is recomputed. tf32: a panel is carried or it is not. */
+ * k, every tile is recomputed. tf32: a panel is carried or it is not; in a batch-invariant product, without tiny
+ * elements it is. */
 static float mark_limit(int64_t k, int components) {
     if (components == 1) return 1;
     const float terms = (float)k;
@@ -14,7 +15,8 @@ static float mark_limit(int64_t k, int components) {
 
 /* How large a sum, before it is scaled back, must be for each tiny element behind it, to be good although its tile's
  * marks exceed mark_limit (docs/internals/numerics.md); infinite where no sum is. */
-static float least_per_tiny(int64_t k) {
+static float least_per_tiny(int64_t k, int components) {
+    if (components == 1) return 1 << 13;
     const float terms = (float)k, lost = 94 + terms / 24;
     return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
@@ -34,7 +36,8 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         .alpha = p->alpha,
         .beta = p->beta,
         .mark_limit = mark_limit(p->k, kernel->components),
-        .least_per_tiny = least_per_tiny(p->k),
+        .least_per_tiny = least_per_tiny(p->k, kernel->components),
+        .by_row = plan->invariant,
         .tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m),
         .tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n),
         .slices = 1,
@@ -46,10 +49,12 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         args.slices = (int32_t)ceil_div(args.k_blocks, args.k_blocks_per_slice);
         args.partial = (float *)(workspace + plan->workspace.partial_sums);
     }
-    if (kernel->components == 2 && args.mark_limit >= 1 && args.least_per_tiny < INFINITY) { /* else no sum is good */
-        args.recompute = (uint8_t *)workspace + plan->workspace.recompute_flags;
+    const bool can_check = args.mark_limit >= 1 && args.least_per_tiny < INFINITY; /* else no sum is good */
+    if (can_check && (kernel->components == 2 || plan->invariant)) {
+        args.recompute = (uint16_t *)(workspace + plan->workspace.recompute_flags);
         args.recompute_batch_stride = cuda_check_blocks(p->m, p->n);
-    }
+    } else if (plan->invariant) /* a panel's mark, which neighbours share, must not decide: all is recomputed */
+        args.mark_limit = 0;
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, tiles, args.slices, p->batch);
     tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args);
@@ -61,7 +66,7 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
 }
 
 /* One operand of a chunk, with k along its rows, and where its panels are. */
-static split_source source_of(const tsr_operand *o, int64_t batch, int components, const panels_layout *layout,
+static split_source source_of(const cuda_plan *plan, const tsr_operand *o, int64_t batch, const panels_layout *layout,
                               char *memory, int64_t first_row) {
     return (split_source){
         .data = o->data,
@@ -71,7 +76,8 @@ static split_source source_of(const tsr_operand *o, int64_t batch, int component
         .k_stride = o->col_stride,
         .batch_stride = o->batch_stride,
         .batch = batch,
-        .components = components,
+        .components = plan->multiply->components,
+        .by_row = plan->invariant,
         .memory = memory,
         .layout = layout,
         .first_row = first_row,
@@ -82,15 +88,14 @@ static split_source source_of(const tsr_operand *o, int64_t batch, int component
 tsr_status queue_split(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, const problem_range *at,
                        char *workspace) {
     const cuda_workspace_layout *w = &plan->workspace;
-    const int components = plan->multiply->components;
     const tsr_problem chunk = problem_part(p, at);
     const tsr_operand b_rows = operand_transpose(&chunk.b);
     const void *a_packed = operand_panels(&p->a, p->batch), *b_packed = operand_panels(&p->b, p->batch);
-    const split_source a = a_packed ? source_of(&chunk.a, 1, components, &w->a, (char *)a_packed, at->m0)
-                                    : source_of(&chunk.a, operand_count(&p->a, at->batch), components, &w->a,
+    const split_source a = a_packed ? source_of(plan, &chunk.a, 1, &w->a, (char *)a_packed, at->m0)
+                                    : source_of(plan, &chunk.a, operand_count(&p->a, at->batch), &w->a,
                                                 workspace + w->a_panels, 0);
-    const split_source b = b_packed ? source_of(&b_rows, 1, components, &w->b, (char *)b_packed, at->n0)
-                                    : source_of(&b_rows, operand_count(&p->b, at->batch), components, &w->b,
+    const split_source b = b_packed ? source_of(plan, &b_rows, 1, &w->b, (char *)b_packed, at->n0)
+                                    : source_of(plan, &b_rows, operand_count(&p->b, at->batch), &w->b,
                                                 workspace + w->b_panels, 0);
 
     const bool a_is_new = !a_packed && (at->n0 == 0 || plan->chunk_m < p->m);

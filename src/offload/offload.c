@@ -159,9 +159,9 @@ static tsr_status compute_on_gpu(transfer *t) {
     return t->status;
 }
 
-/* With A the smaller operand, and without packed forms. */
-static tsr_problem oriented(const tsr_problem *p) {
-    tsr_problem q = p->m > p->n ? problem_transpose(p) : *p;
+/* With A the smaller operand, unless the rows' bits would depend on m, and without packed forms. */
+static tsr_problem oriented(const tsr_context *context, const tsr_problem *p) {
+    tsr_problem q = p->m > p->n && !context->options.batch_invariant ? problem_transpose(p) : *p;
     q.a.packed = q.b.packed = NULL;
     return q;
 }
@@ -170,8 +170,10 @@ static tsr_problem oriented(const tsr_problem *p) {
 static tsr_status multiply(tsr_context *context, const tsr_problem *problem, double *share) {
     tsr_status status = context->offload ? TSR_OK : offload_create(context, &context->offload);
     if (status) return status;
-    transfer t = {
-        .context = context, .driver = context->cuda->driver, .offload = context->offload, .p = oriented(problem)};
+    transfer t = {.context = context,
+                  .driver = context->cuda->driver,
+                  .offload = context->offload,
+                  .p = oriented(context, problem)};
     status = compute_on_gpu(&t);
     *share = 1;
     if (!status) return TSR_OK;

@@ -28,6 +28,7 @@ tsr_status offload_create(const tsr_context *context, struct offload **made) {
     options.precision = context->options.precision;
     options.threads = context->options.threads;
     options.max_workspace = RING_BYTES;
+    options.batch_invariant = context->options.batch_invariant;
     offload->cpu.options = options;
     tsr_status status = cpu_kernels_choose(&offload->cpu, &options);
     CUresult error = CUDA_SUCCESS;

@@ -65,13 +65,22 @@ static float *partial_at(const ieee_args *g, int64_t batch, int tail, int segmen
     return g->partial + ((batch * tails + tail) * g->segments + segment) * g->tile_m * g->tile_n;
 }
 
-/* Where the recompute flag of an element's check block is (args.h). */
+/* What the marks of two panels say (args.h). */
+enum fate { STORED, TESTED, RECOMPUTED };
+
+static enum fate fate_of(float mark_a, float mark_b, float limit, bool by_row, bool can_test) {
+    if (by_row && mark_a > 1) return can_test && mark_b < INFINITY ? TESTED : RECOMPUTED;
+    const float mark = mark_a * mark_b;
+    return mark <= limit ? STORED : can_test && mark < INFINITY ? TESTED : RECOMPUTED;
+}
+
+/* Where the bits of an element's check block are (args.h). */
 static int64_t flag_at(int n, int row, int col) {
     return (int64_t)(row / CHECK_ROWS) * ceil_div(n, CHECK_COLS) + col / CHECK_COLS;
 }
 
-/* Whether a check block of the tile from (row0, col0) on is to be recomputed. */
-static bool any_flag(const ieee_args *g, const uint8_t *flags, int row0, int col0) {
+/* Whether a row in the tile from (row0, col0) on is to be recomputed. */
+static bool any_flag(const ieee_args *g, const uint16_t *flags, int row0, int col0) {
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row += CHECK_ROWS)
         for (int col = col0; col < least(col0 + g->tile_n, g->n); col += CHECK_COLS)
             if (flags[flag_at(g->n, row, col)]) return true;
@@ -84,12 +93,13 @@ static void ieee_segment(const ieee_args *g, int64_t batch, int tile, int k_begi
     const int tail = tile - g->full_tiles, segment = whole ? 0 : segments_before(g, tail, k_begin / IEEE_RUN);
     int row0, col0;
     find_tile(g, tile, &row0, &col0);
-    const uint8_t *flags = NULL; /* of what to store; else the whole tile is */
+    const uint16_t *flags = NULL; /* of what to store; else the whole tile is */
     if (g->marks_a) {
-        const float mark = g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
-                           g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS];
-        if (mark <= g->mark_limit) return;
-        if (mark < INFINITY && g->recompute) {
+        const enum fate fate = fate_of(g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS],
+                                       g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS], g->mark_limit,
+                                       g->by_row, g->recompute);
+        if (fate == STORED) return;
+        if (fate == TESTED) {
             flags = g->recompute + batch * g->recompute_batch_stride;
             if (!any_flag(g, flags, row0, col0)) return;
         }
@@ -97,7 +107,7 @@ static void ieee_segment(const ieee_args *g, int64_t batch, int tile, int k_begi
     }
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
         for (int col = col0; col < least(col0 + g->tile_n, g->n); col++) {
-            if (flags && !flags[flag_at(g->n, row, col)]) continue;
+            if (flags && !(flags[flag_at(g->n, row, col)] >> row % CHECK_ROWS & 1)) continue;
             const float sum = dot(g, batch, row, col, k_begin, k_end);
             if (whole)
                 *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
@@ -215,10 +225,12 @@ static float depth_of(float x, float scaled) {
     return fabsf(scaled) < 65520 ? fmaxf(1, 0x1p-14f / fabsf(scaled)) : INFINITY;
 }
 
-/* Splits a row, counts its tiny elements where there are two components, and returns the largest depth in it. tf32's
- * rule looks at columns: here whatever fits is taken to be carried. */
+/* Splits a row, counts its tiny elements where there are two components, or rows stand alone, and returns the largest
+ * depth in it. tf32's rule looks at columns: here whatever fits is taken to be carried. */
 static float split_row(const pack_args *o, int64_t batch, int row) {
     const int e = o->exponents[batch * o->exponents_batch_stride + row];
+    uint32_t *tiny = &o->tiny_counts[batch * o->exponents_batch_stride + row];
+    const bool counts = o->components == 2 || o->by_row;
     float depth = 1;
     for (int k = 0; k < o->k_blocks * SPLIT_K; k++) {
         const float x = k < o->k ? o->data[batch * o->batch_stride + row * o->row_stride + k * o->k_stride] : 0;
@@ -230,9 +242,10 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
                      1) = half_of(ldexpf(scaled - float_of(hi), SPLIT_LO_SHIFT));
         const float of_x = depth_of(x, scaled);
         depth = fmaxf(depth, of_x);
-        o->tiny_counts[batch * o->exponents_batch_stride + row] += o->components == 2 && of_x > 1 && of_x < INFINITY;
+        *tiny += counts && of_x > 1 && of_x < INFINITY;
     }
-    return o->components == 2 || depth == INFINITY ? depth : 1;
+    if (counts && depth == INFINITY) *tiny |= NOT_CARRIED;
+    return counts || depth == INFINITY ? depth : 1;
 }
 
 /* pack_sample: every row's scale, by its largest at once; marks set to 1. pack_split: the components and the marks,
@@ -306,33 +319,40 @@ static double total_of(const split_args *g, int64_t batch, const unpacked *u, in
     return sum;
 }
 
-/* Whether a sum of the block from (row0, col0) on, as it is before it is scaled back, is too small for the tiny
- * elements behind it. */
-static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row0, int col0) {
-    for (int row = row0; row < least(g->m, row0 + CHECK_ROWS); row++)
-        for (int col = col0; col < least(g->n, col0 + CHECK_COLS); col++) {
-            const int64_t at_a = batch * g->a.exponents_batch_stride + row;
-            const int64_t at_b = batch * g->b.exponents_batch_stride + col;
-            const int e_a = g->a.exponents[at_a], e_b = g->b.exponents[at_b];
-            if (e_a == ALL_ZERO || e_b == ALL_ZERO) continue;
-            if (fabs(ldexp(total_of(g, batch, u, row, col), e_a + e_b)) <
-                (double)g->least_per_tiny * ((double)g->a.tiny_counts[at_a] + g->b.tiny_counts[at_b]))
-                return true;
-        }
+/* Whether a sum of a row, from col0 to the end of its check block, is too small, as it is before it is scaled back, for
+ * the tiny elements behind it. */
+static bool has_small_sum(const split_args *g, int64_t batch, const unpacked *u, int row, int col0, float mark_b) {
+    const int64_t at_a = batch * g->a.exponents_batch_stride + row;
+    const uint32_t tiny_a = g->a.tiny_counts[at_a];
+    if (g->by_row && !tiny_a && mark_b <= g->mark_limit) return false;
+    for (int col = col0; col < least(g->n, col0 + CHECK_COLS); col++) {
+        const int64_t at_b = batch * g->b.exponents_batch_stride + col;
+        const uint32_t tiny_b = g->b.tiny_counts[at_b];
+        const int e_a = g->a.exponents[at_a], e_b = g->b.exponents[at_b];
+        if ((tiny_a | tiny_b) & NOT_CARRIED) return true;
+        if (e_a == ALL_ZERO || e_b == ALL_ZERO) continue;
+        if (fabs(ldexp(total_of(g, batch, u, row, col), e_a + e_b)) <
+            (double)g->least_per_tiny * ((double)tiny_a + tiny_b))
+            return true;
+    }
     return false;
 }
 
-/* Whether an element is left to ieee. Elements come row by row, so a block's first is asked about before its others;
- * while there are only slices, none is recomputed. */
+/* Whether an element is left to ieee. Elements come row by row, so a row's first in a block is asked about before its
+ * others; while there are only slices, none is recomputed. */
 static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
-    const float mark = g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS] *
-                       g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
-    if (mark <= g->mark_limit) return false;
-    if (!g->recompute || mark == INFINITY) return true;
+    const float mark_b = g->b.marks[batch * g->b.marks_batch_stride + col / PANEL_ROWS];
+    const enum fate fate = fate_of(g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS], mark_b,
+                                   g->mark_limit, g->by_row, g->recompute);
+    if (fate != TESTED) return fate == RECOMPUTED;
     if (u && g->slices > 1) return false;
-    uint8_t *flag = &g->recompute[batch * g->recompute_batch_stride + flag_at(g->n, row, col)];
-    if (row % CHECK_ROWS == 0 && col % CHECK_COLS == 0) *flag = has_small_sum(g, batch, u, row, col);
-    return *flag;
+    uint16_t *flags = &g->recompute[batch * g->recompute_batch_stride + flag_at(g->n, row, col)];
+    const int bit = row % CHECK_ROWS;
+    if (col % CHECK_COLS == 0) {
+        if (bit == 0) *flags = 0;
+        *flags |= (uint16_t)(has_small_sum(g, batch, u, row, col, mark_b) << bit);
+    }
+    return *flags >> bit & 1;
 }
 
 static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int components, char *why,

@@ -33,9 +33,9 @@ namespace tessera {
 
 /* ---- The switches ------------------------------------------------------------------------------------------------ */
 
-/* One device's setting in one word: 0 is off; otherwise ON, ALWAYS to take even products that torch runs faster, and
- * the precision from bit 2 on. */
-enum : uint32_t { ON = 1, ALWAYS = 2 };
+/* One device's setting in one word: 0 is off; otherwise ON, ALWAYS to take even products that torch runs faster,
+ * INVARIANT for batch-invariant ones, and the precision from bit 3 on. */
+enum : uint32_t { ON = 1, ALWAYS = 2, INVARIANT = 4, PRECISION_SHIFT = 3 };
 
 struct Switch {
     std::atomic<uint32_t> word{0};
@@ -44,11 +44,12 @@ struct Switch {
 
 static Switch cpu_switch, cuda_switch;
 
-static uint32_t word_of(tsr_precision precision, bool always) {
-    return static_cast<uint32_t>(precision) << 2 | (always ? ON | ALWAYS : ON);
+static uint32_t word_of(Arithmetic arithmetic, bool always) {
+    return static_cast<uint32_t>(arithmetic.precision) << PRECISION_SHIFT | (always ? ON | ALWAYS : ON) |
+           (arithmetic.batch_invariant ? INVARIANT : 0);
 }
 
-static tsr_precision precision_of(uint32_t word) { return static_cast<tsr_precision>(word >> 2); }
+static tsr_precision precision_of(uint32_t word) { return static_cast<tsr_precision>(word >> PRECISION_SHIFT); }
 
 Setting cuda_setting() {
     const uint32_t word = cuda_switch.word.load(std::memory_order_relaxed);
@@ -133,7 +134,7 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
         if (!at::is_expandable_to(p.s.sizes(), result_sizes)) return pass(OTHER_SHAPE);
         if (p.beta == 0) p.s.reset();
     }
-    p.precision = precision_of(word);
+    p.arithmetic = {precision_of(word), (word & INVARIANT) != 0};
     const bool always = word & ALWAYS;
     /* Planning fails if this library or GPU cannot do it, or if a stream is captured before the first product. Memory
      * may be too short for workspace, which torch does not need. Errors of launches come later and reach the caller. */
@@ -151,7 +152,7 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
         Candidates chosen;
         chosen.split = is_split(*planned);
         chosen.ieee = !chosen.split;
-        if (!tessera_is_faster_on_cuda(p.precision, is_hopper(p.a.device()), chosen, of_plan))
+        if (!tessera_is_faster_on_cuda(p.arithmetic.precision, is_hopper(p.a.device()), chosen, of_plan))
             return pass(TORCH_IS_FASTER);
     }
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
@@ -319,14 +320,15 @@ static void register_once(Switch *device, c10::DispatchKey key, void (*registrat
 std::string switch_drop_in(c10::string_view device, bool on, c10::string_view precision, bool always) {
     const bool on_cpu = device == "cpu";
     TORCH_CHECK_VALUE(on_cpu || device == "cuda", "devices must be 'cpu' or 'cuda', not '", device, "'");
-    const tsr_precision chosen = precision_named(precision);
+    const Arithmetic chosen = arithmetic_named(precision);
     Switch &chosen_switch = on_cpu ? cpu_switch : cuda_switch;
     if (on)
         register_once(&chosen_switch, on_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA,
                       on_cpu ? register_cpu : register_cuda);
     const uint32_t before = chosen_switch.word.exchange(on ? word_of(chosen, always) : 0);
     if (!before) return "off";
-    return std::string(tsr_precision_name(precision_of(before))) + (before & ALWAYS ? " always" : "");
+    return std::string(tsr_precision_name(precision_of(before))) + (before & INVARIANT ? " batch_invariant" : "") +
+           (before & ALWAYS ? " always" : "");
 }
 
 } // namespace tessera

@@ -69,7 +69,7 @@ static Product product_of(const OptionalTensor &input, const at::Tensor &a, cons
     product.a = a;
     product.b = b;
     product.alpha = alpha.toDouble();
-    product.precision = precision_named(precision);
+    product.arithmetic = arithmetic_named(precision);
     if (!input || !input->defined()) return product;
     check_expandable(*input, sizes);
     product.beta = beta.toDouble();
@@ -164,7 +164,7 @@ static at::Tensor meta_result(at::IntArrayRef sizes, const at::Tensor &a) { retu
 at::Tensor gemm_meta(const OptionalTensor &input, const at::Tensor &a, const at::Tensor &b, const at::Scalar &,
                      const at::Scalar &, c10::string_view precision) {
     check_gemm(given(input), a, b);
-    precision_named(precision);
+    arithmetic_named(precision);
     return meta_result(meta_sizes(given(input), a, b), a);
 }
 

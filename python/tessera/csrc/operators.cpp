@@ -72,7 +72,8 @@ static at::Tensor matmul(const at::Tensor &a, const at::Tensor &b, c10::string_v
         check_matmul(a, b);
         return with_rows_of(multiply(with_rows_folded(a), b, precision), a);
     }
-    if (b.dim() > 2 && a.dim() == 2 && at::GradMode::is_enabled() && a.requires_grad()) { /* the same, mirrored */
+    if (b.dim() > 2 && a.dim() == 2 && at::GradMode::is_enabled() && a.requires_grad() &&
+        !arithmetic_named(precision).batch_invariant) { /* the same, mirrored: rows become columns */
         check_matmul(a, b);
         const at::Tensor b_transposed = b.transpose(-2, -1);
         return with_rows_of(multiply(with_rows_folded(b_transposed), a.t(), precision), b_transposed).transpose(-2, -1);

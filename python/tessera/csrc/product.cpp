@@ -23,9 +23,13 @@ extern "C" [[gnu::weak]] int32_t aoti_torch_get_current_cuda_stream(int32_t devi
 
 namespace tessera {
 
-tsr_precision precision_named(c10::string_view name) {
+Arithmetic arithmetic_named(c10::string_view name) {
+    static const std::string suffix = " batch_invariant";
+    const bool invariant = name.size() > suffix.size() &&
+                           name.substr(name.size() - suffix.size()) == c10::string_view(suffix);
+    if (invariant) name.remove_suffix(suffix.size());
     for (const tsr_precision precision : {TSR_FP32, TSR_IEEE, TSR_TF32})
-        if (name == tsr_precision_name(precision)) return precision;
+        if (name == tsr_precision_name(precision)) return {precision, invariant};
     TORCH_CHECK_VALUE(false, "precision must be 'fp32', 'ieee' or 'tf32', not '", name, "'");
 }
 
@@ -91,14 +95,17 @@ struct Place {
     c10::DeviceType type;
     int index, threads;
     tsr_precision precision;
+    bool batch_invariant;
     bool operator<(const Place &o) const {
-        return std::tie(type, index, threads, precision) < std::tie(o.type, o.index, o.threads, o.precision);
+        return std::tie(type, index, threads, precision, batch_invariant) <
+               std::tie(o.type, o.index, o.threads, o.precision, o.batch_invariant);
     }
 };
 
-static Place place_of(c10::Device device, tsr_precision precision) {
+static Place place_of(c10::Device device, Arithmetic arithmetic) {
     const bool on_cpu = device.is_cpu();
-    return {device.type(), on_cpu ? 0 : device.index(), on_cpu ? at::get_num_threads() : 0, precision};
+    return {device.type(), on_cpu ? 0 : device.index(), on_cpu ? at::get_num_threads() : 0, arithmetic.precision,
+            arithmetic.batch_invariant};
 }
 
 /* Contexts live as long as the process: plans, graphs and packed matrices refer to them. */
@@ -117,13 +124,14 @@ static tsr_context *context_of(const Place &place) {
         options.device_index = place.type == c10::kCPU ? -1 : place.index;
         options.precision = place.precision;
         options.threads = std::min(place.threads, 1024);
+        options.batch_invariant = place.batch_invariant;
         check(tsr_context_create(&context, &options));
     }
     return context;
 }
 
 tsr_context *context_for(const c10::Device &device, tsr_precision precision) {
-    return context_of(place_of(device, precision));
+    return context_of(place_of(device, {precision}));
 }
 
 Launch::Launch(const c10::Device &device, size_t workspace_size) {
@@ -274,7 +282,7 @@ void forget_products_taken() {
 
 /* All that a plan depends on, as words, so that keys can be compared and hashed as such. */
 struct PlanKey {
-    std::array<int64_t, 4> place; /* device type and index, threads, precision */
+    std::array<int64_t, 5> place; /* device type and index, threads, precision, whether batch-invariant */
     std::array<int64_t, 4> sizes; /* batch, m, n, k */
     std::array<int64_t, 4> a, b;  /* strides of rows, columns and batch, packed form */
     std::array<int64_t, 3> c;
@@ -284,7 +292,7 @@ static PlanKey key_of(const Place &place, const PlannedProduct &r) {
     const auto operand = [](const tsr_operand &o) {
         return std::array<int64_t, 4>{o.row_stride, o.col_stride, o.batch_stride, reinterpret_cast<int64_t>(o.packed)};
     };
-    return {{static_cast<int64_t>(place.type), place.index, place.threads, place.precision},
+    return {{static_cast<int64_t>(place.type), place.index, place.threads, place.precision, place.batch_invariant},
             {r.batch, r.m, r.n, r.k},
             operand(r.a),
             operand(r.b),
@@ -331,8 +339,8 @@ void count_taken(const PlannedProduct &r, const Product &product) {
     const c10::Device device = product.a.device();
     try {
         if (!counter)
-            counter = counter_of(
-                {static_cast<int64_t>(device.type()), device.index(), product.precision, r.batch, r.m, r.n, r.k});
+            counter = counter_of({static_cast<int64_t>(device.type()), device.index(), product.arithmetic.precision,
+                                  r.batch, r.m, r.n, r.k});
     } catch (const std::bad_alloc &) {
         return; /* the product is made, if not counted */
     }
@@ -432,7 +440,7 @@ PlannedProduct plan_product(const Product &p) {
     r.a.cols = r.b.rows = r.k;
     r.b.cols = r.c.cols = r.s.cols = r.n;
 
-    const Place place = place_of(p.a.device(), p.precision);
+    const Place place = place_of(p.a.device(), p.arithmetic);
     if (p.packed) {
         const bool left = p.packed_side == TSR_LEFT;
         tsr_operand &operand = left ? r.a : r.b;

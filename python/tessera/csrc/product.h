@@ -52,8 +52,13 @@ bool is_capturing(const c10::Device &device);
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* The precision that tsr_precision_name calls so; raises ValueError where there is none. */
-tsr_precision precision_named(c10::string_view name);
+/* The precision that tsr_precision_name calls so, " batch_invariant" behind it or not: what operators call `precision`.
+ * Raises ValueError where there is none. */
+struct Arithmetic {
+    tsr_precision precision = TSR_FP32;
+    bool batch_invariant = false;
+};
+Arithmetic arithmetic_named(c10::string_view name);
 
 /* A matrix in panels, and all that were made of one matrix: product.cpp. */
 struct Panels;
@@ -84,7 +89,7 @@ class Packed : public torch::CustomClassHolder {
 struct Product {
     at::Tensor a, b, s, c;
     double alpha = 1, beta = 0;
-    tsr_precision precision = TSR_FP32;
+    Arithmetic arithmetic;
     Packed *packed = nullptr; /* what the operand on packed_side is a view of, or NULL */
     tsr_side packed_side = TSR_RIGHT;
 };

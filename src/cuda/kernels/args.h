@@ -36,8 +36,9 @@ typedef struct matrix_out {
  * terms each, and the threads of a block share these as `share` says.
  *
  * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
- * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only their check
- * blocks with a nonzero flag (split_args). A marks batch stride of 0 shares the marks between products. */
+ * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only the rows of
+ * their check blocks that have a bit there (split_args); by_row as there. A marks batch stride of 0 shares the marks
+ * between products. */
 enum { IEEE_RUN = 32 };
 
 typedef struct ieee_args {
@@ -53,8 +54,9 @@ typedef struct ieee_args {
     int32_t cluster, k_each, share;
     const float *marks_a, *marks_b;
     float mark_limit;
+    int32_t by_row;
     int64_t marks_a_batch_stride, marks_b_batch_stride;
-    const uint8_t *recompute;
+    const uint16_t *recompute;
     int64_t recompute_batch_stride;
     unsigned long long *fallback_tiles; /* with marks: counts the tiles recomputed */
 } ieee_args;
@@ -75,10 +77,13 @@ typedef struct ieee_args {
  *
  * Marks. An element is tiny if, scaled, it lies below fp16's smallest normal number 2^-14; its depth is by what factor.
  * A panel's mark is the largest depth in it: 1 if nothing is tiny, infinite if an element does not fit at all (Inf,
- * NaN, overflow). With two components, tiny_counts has the number of tiny elements of each row. Where the marks of A
- * and B multiply to at most mark_limit, which depends on k (docs/internals/numerics.md), every sum of the split kernels
- * keeps the bound. Where they multiply to more, a sum keeps it if it is large compared with what the tiny elements may
- * have lost; check blocks with a sum that is not, and tiles with an infinite mark, are left to ieee. */
+ * NaN, overflow). With two components, tiny_counts has the number of tiny elements of each row, and NOT_CARRIED where
+ * one does not fit. Where the marks of A and B multiply to at most mark_limit, which depends on k
+ * (docs/internals/numerics.md), every sum of the split kernels keeps the bound. Where they multiply to more, a sum
+ * keeps it if it is large compared with what the tiny elements may have lost; rows of check blocks with a sum that is
+ * not, and tiles with an infinite mark, are left to ieee. by_row: what is left of a row depends on that row and on B
+ * alone. */
+enum { NOT_CARRIED = 1 << 30 };
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
 /* The swizzle repeats after so many rows. */
@@ -105,9 +110,12 @@ typedef struct split_operand {
 } split_operand;
 
 /* C = alpha*A*B + beta*S from split operands (split_*.cu), except for tiles whose marks multiply to more than
- * mark_limit. If those marks are finite and `recompute` is given, each check block is tested: it is stored if every sum
- * in it, before it is scaled back, is at least least_per_tiny times the number of tiny elements in its row of A and
- * column of B. recompute[batch][block row][block column] becomes 0 for stored blocks and 1 for the others.
+ * mark_limit. If those marks are finite and `recompute` is given, each check block is tested: a row of it is stored if
+ * every sum, before it is scaled back, is at least least_per_tiny times the number of tiny elements in its row of A and
+ * column of B. Of recompute[batch][block row][block column], bit i becomes 0 if row i is stored, else 1.
+ *
+ * by_row: in tiles whose panel of A has a mark above 1, rows without a tiny element are stored, if B's mark is at most
+ * mark_limit, and others are tested, also where A's mark is infinite.
  *
  * slices > 1 is split-K: slice s of each tile covers k_blocks_per_slice blocks of k and writes its sums, scaled back
  * but without alpha and beta, to partial[batch*slices + s][m][n]; split_reduce adds the slices and does the rest. */
@@ -119,7 +127,8 @@ typedef struct split_args {
     int32_t k_blocks;
     float alpha, beta;
     float mark_limit, least_per_tiny;
-    uint8_t *recompute; /* may be NULL */
+    int32_t by_row;
+    uint16_t *recompute; /* may be NULL */
     int64_t recompute_batch_stride;
     int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
     int32_t slices, k_blocks_per_slice;
@@ -136,10 +145,11 @@ typedef struct pack_args {
     int32_t rows, k, batch;
     int32_t k_blocks;
     int32_t components; /* 2: hi and lo; 1: hi */
+    int32_t by_row;     /* not 0: with one component, too, marks are depths, and tiny elements are counted */
     uint8_t *panels;
     int32_t *exponents;
     float *row_overflows;       /* [rows]: 0 where all fits; pack_sample initialises this and what follows */
-    uint32_t *tiny_counts;      /* [rows], added to each time a row is split into two components */
+    uint32_t *tiny_counts;      /* [rows], added to when a row is split, and again when it is with another exponent */
     int32_t *overflowed_panels; /* [panels]: 1 where something did not fit in the first pass, else 0 */
     float *marks;               /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;

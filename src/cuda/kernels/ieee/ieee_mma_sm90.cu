@@ -151,7 +151,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &seg, const extent &rows,
-                                                   const extent &cols, float *shared, const uint8_t *recompute) {
+                                                   const extent &cols, float *shared, const uint16_t *recompute) {
         const place my;
         queue slabs;
         slabs.begin(args, seg, rows, cols, shared);
@@ -264,7 +264,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     /* All threads of the block call it. What is not stored straight from registers passes through `shared`, so that
      * neighbouring threads store neighbouring columns. */
     static __device__ __forceinline__ void store(const ieee_args &args, const target &to, results &result,
-                                                 const place &my, float *shared, const uint8_t *recompute) {
+                                                 const place &my, float *shared, const uint16_t *recompute) {
         if (to.alpha != 1 && to.beta == 0)
 #pragma unroll
             for (int i = 0; i < ROWS_EACH * 8; ++i) result[i / 8][i / 4 % 2][i % 4] *= to.alpha;
@@ -299,7 +299,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
     /* From shared memory, [TILE_M][STAGING_PITCH]: a thread has a column, or part of one. With beta, alpha is still to
      * come. */
     static __device__ __forceinline__ void store_columns(const ieee_args &args, const target &to, const float *staging,
-                                                         const uint8_t *recompute) {
+                                                         const uint16_t *recompute) {
         constexpr int STEP_ROWS = THREADS / TILE_N, AT_ONCE = 8;
         static_assert(THREADS % TILE_N == 0 && TILE_M % (STEP_ROWS * AT_ONCE) == 0, "threads cover whole rows");
         const int col = threadIdx.x % TILE_N;

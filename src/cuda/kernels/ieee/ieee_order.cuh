@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/args.h"
+#include "cuda/kernels/marks.cuh"
 
 /* Tiles are numbered in bands of 16 tile rows, down each column of a band: blocks that run together then share few
  * panels of A and of B, which the L2 cache holds. */
@@ -105,15 +106,19 @@ static __device__ __forceinline__ bool nothing_marked(const ieee_args &args) {
     return !__syncthreads_or(seen);
 }
 
-/* Whether the check block (args.h) of an element is to be recomputed. */
-static __device__ __forceinline__ bool is_recomputed(const ieee_args &args, const uint8_t *recompute, int row,
-                                                     int col) {
+/* The rows that are recomputed, as bits, of the check block (args.h) of an element; and whether that is one of them. */
+static __device__ __forceinline__ unsigned rows_recomputed(const ieee_args &args, const uint16_t *recompute, int row,
+                                                           int col) {
     return recompute[(int64_t)(row / CHECK_ROWS) * ((args.n + CHECK_COLS - 1) / CHECK_COLS) + col / CHECK_COLS];
 }
+static __device__ __forceinline__ bool is_recomputed(const ieee_args &args, const uint16_t *recompute, int row,
+                                                     int col) {
+    return rows_recomputed(args, recompute, row, col) >> row % CHECK_ROWS & 1;
+}
 
-/* Whether any check block of the tile that begins with this element is. All threads of the block call it. */
+/* Whether any row of the tile that begins with this element is. All threads of the block call it. */
 template <int TILE_M, int TILE_N>
-static __device__ __forceinline__ bool any_recomputed(const ieee_args &args, const uint8_t *recompute, int row,
+static __device__ __forceinline__ bool any_recomputed(const ieee_args &args, const uint16_t *recompute, int row,
                                                       int col) {
     constexpr int ACROSS = TILE_N / CHECK_COLS, BLOCKS = TILE_M / CHECK_ROWS * ACROSS;
     static_assert(TILE_M % CHECK_ROWS == 0 && TILE_N % CHECK_COLS == 0 && BLOCKS <= 128,
@@ -121,7 +126,7 @@ static __device__ __forceinline__ bool any_recomputed(const ieee_args &args, con
     row += threadIdx.x / ACROSS * CHECK_ROWS;
     col += threadIdx.x % ACROSS * CHECK_COLS;
     const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
-    return __syncthreads_or(there && is_recomputed(args, recompute, row, col));
+    return __syncthreads_or(there && rows_recomputed(args, recompute, row, col));
 }
 
 /* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
@@ -140,11 +145,12 @@ static __device__ __forceinline__ void compute_segments(const ieee_args &args, f
             find_tile(args, seg.tile, &tile_row, &tile_col);
             const extent rows(tile_row * TILE_M, TILE_M, args.m);
             const extent cols(tile_col * TILE_N, TILE_N, args.n);
-            const uint8_t *recompute = nullptr; /* flags of the check blocks to store; NULL: the whole tile is stored */
+            const uint16_t *recompute = nullptr; /* bits of the rows to store; NULL: the whole tile is stored */
             if (marks_a) {
-                const float mark = marks_a[rows.own / PANEL_ROWS] * marks_b[cols.own / PANEL_ROWS];
-                if (mark <= args.mark_limit) continue;
-                if (mark < INFINITY && args.recompute) {
+                const action action = action_for(marks_a[rows.own / PANEL_ROWS], marks_b[cols.own / PANEL_ROWS],
+                                                 args.mark_limit, args.by_row, args.recompute);
+                if (action == STORE) continue;
+                if (action == CHECK_SUMS) {
                     recompute = args.recompute + blockIdx.z * args.recompute_batch_stride;
                     if (!any_recomputed<TILE_M, TILE_N>(args, recompute, rows.own, cols.own)) continue;
                 }

@@ -111,7 +111,7 @@ struct ieee_tile {
 
     /* Computes one segment's sums and stores them. */
     static __device__ __forceinline__ void compute(const ieee_args &args, const segment &seg, const extent &rows,
-                                                   const extent &cols, float *shared, const uint8_t *recompute) {
+                                                   const extent &cols, float *shared, const uint16_t *recompute) {
         const place my;
         queue slabs;
         slabs.begin(args, seg, rows, cols, shared);
@@ -142,7 +142,7 @@ struct ieee_tile {
      * follow each other, and this order gives sum[row][col] the opposite parity of b's value for that column. */
     static __device__ __forceinline__ void store(const ieee_args &args, const float (&sum)[ROWS][COLS],
                                                  const segment &seg, const extent &rows, const extent &cols,
-                                                 const place &my, float *staging, const uint8_t *recompute) {
+                                                 const place &my, float *staging, const uint16_t *recompute) {
         const int lane = threadIdx.x % 32;
         /* Of the warp's part: the rows and columns that are this tile's own, and where the matrix ends. */
         const int rows_own = rows.own - rows.first - my.warp_m, cols_own = cols.own - cols.first - my.warp_n;

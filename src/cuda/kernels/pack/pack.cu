@@ -105,11 +105,12 @@ __device__ bool split_pair(float x0, float x1, const row_scale &scale, __half2 *
     return scale.is_normal(x0) & scale.is_normal(x1);
 }
 
-struct fp32_components {
-    static constexpr int COUNT = 2;
+template <int COMPONENTS> struct counted_components {
+    static constexpr int COUNT = COMPONENTS;
 
     /* The depth of a thread's quads if one element is not normal. Counts the tiny elements of each row and notes what
-     * overflowed. */
+     * overflowed. In the second pass it counts only in rows that have another exponent now, and notes what does not
+     * fit: so a row's count does not depend on the other rows of its panel. */
     template <typename READ>
     static __device__ float depth(const pack_args &o, const pack_tile &t, const pack_stage &from, READ read) {
         float depth = 1;
@@ -119,6 +120,7 @@ struct fp32_components {
             const int64_t at = t.batch * o.exponents_batch_stride + t.row0 + row;
             float x[QUAD];
             int tiny = 0;
+            bool fits = true;
             read(row, threadIdx.x % QUADS_PER_ROW, x);
             for (int k = 0; k < QUAD; k++) {
                 if (x[k] == 0) continue;
@@ -129,8 +131,10 @@ struct fp32_components {
                     of_x = fmaxf(1, HALF_LEAST_NORMAL / fabsf(x[k] * power_of_two(e)));
                 depth = fmaxf(depth, of_x);
                 tiny += of_x > 1 && of_x < INFINITY;
+                fits &= of_x < INFINITY;
             }
-            if (tiny) atomicAdd(&o.tiny_counts[at], tiny);
+            if (tiny && (!t.again || __ldcg(&o.row_overflows[at]) > 0)) atomicAdd(&o.tiny_counts[at], tiny);
+            if (!fits && t.again) atomicOr(&o.tiny_counts[at], (uint32_t)NOT_CARRIED);
         }
         return depth;
     }
@@ -294,6 +298,7 @@ template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &
             cp_async_commit();
             cp_async_wait<0>();
             __syncthreads();
+            t.again = true;
             const float depth = split(o, t, stage);
             if (depth > 1) {
                 const float before = atomic_max_nonnegative(&o.marks[panel_of(o, t)], depth);
@@ -342,7 +347,8 @@ ASSERT_LISTED_AS(PACK_SPLIT, PACK_ROWS, 0, PACK_THREADS, sizeof(pack_stage[PACK_
  * (docs/internals/experiments.md). */
 extern "C" __global__ void __launch_bounds__(PACK_THREADS, 4) pack_split(const __grid_constant__ pack_pair_args pair) {
     pack_both(pair, [](const pack_args &o, const pack_tile &t, const pack_stage &from) {
-        if (o.components == 2) return split_tile<fp32_components>(o, t, from);
+        if (o.components == 2) return split_tile<counted_components<2>>(o, t, from);
+        if (o.by_row) return split_tile<counted_components<1>>(o, t, from);
         const float depth = split_tile<tf32_components>(o, t, from);
         return __syncthreads_or(depth > 1) ? column_depth(o, t, from) : depth;
     });

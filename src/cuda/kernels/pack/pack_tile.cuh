@@ -26,9 +26,10 @@ static_assert(SPLIT_K * 2 == SPLIT_ROW_BYTES, "a row of a component is SPLIT_K f
 /* Whether rows are neighbours in memory; then lines run across rows, else along k. */
 __device__ inline bool runs_across(const pack_args &o) { return o.row_stride == 1; }
 
-/* Which one: some rows of one product and, where the kernel counts them, a block of k. */
+/* Which one: some rows of one product and, where the kernel counts them, a block of k. again: in the second pass. */
 struct pack_tile {
     int operand, batch, row0, kb;
+    bool again;
 };
 
 __device__ inline int tiles_in(const pack_args &o, int tile_rows, bool with_k_blocks) {
@@ -49,6 +50,7 @@ __device__ inline bool tile_at(const pack_pair_args &pair, int index, int tile_r
               remainder = within - quotient * inner;
     t->row0 = (runs_across(o) ? remainder : quotient) * tile_rows;
     t->kb = runs_across(o) ? quotient : remainder;
+    t->again = false;
     return true;
 }
 

@@ -7,6 +7,7 @@
 #define TESSERA_CUDA_SPLIT_CUH
 
 #include "cuda/kernels/args.h"
+#include "cuda/kernels/marks.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 // region: powers
@@ -92,17 +93,12 @@ struct destination {
     }
 };
 
-/* What happens to the sums of a panel of A times a panel of B: ieee recomputes them, each check block is tested, or all
- * are stored. */
-enum action { RECOMPUTE, CHECK_SUMS, STORE };
-
 __device__ inline float mark_of(const split_operand &o, int batch, int row) {
     return o.marks[batch * o.marks_batch_stride + row / PANEL_ROWS];
 }
 
 __device__ inline action action_for(const split_args &g, float mark_a, float mark_b) {
-    const float mark = mark_a * mark_b;
-    return mark <= g.mark_limit ? STORE : g.recompute && mark < INFINITY ? CHECK_SUMS : RECOMPUTE;
+    return action_for(mark_a, mark_b, g.mark_limit, g.by_row, g.recompute);
 }
 
 /* The exponent of a row of an operand; 0 past its end. */
@@ -111,18 +107,25 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
 }
 
 /* A row's share of the least size that a sum, before it is scaled back, must have; the other operand's row adds its
- * own. Any sum will do in a row of zeros. */
+ * own. Any sum will do in a row of zeros, none in one that does not fit: no number is as large as NaN. */
 __device__ inline float least_sum(const split_args &g, const split_operand &o, int batch, int row) {
     const int64_t at = batch * o.exponents_batch_stride + row;
-    return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_tiny * (float)o.tiny_counts[at];
+    const uint32_t tiny = o.tiny_counts[at];
+    if (tiny & NOT_CARRIED) return NAN;
+    return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_tiny * (float)tiny;
 }
 
-/* Sets the recompute flag of a check block if any lane of the warp asks for it, and tells all lanes. */
-__device__ inline bool flag_check_block(const split_args &g, int batch, int row0, int col0, bool recompute) {
-    recompute = __any_sync(0xffffffffu, recompute);
+/* The same of a row of A, for columns from col0 on. by_row: any sum will do without tiny elements in the row, unless
+ * B's are too deep, as it would where the row's neighbours had none. */
+__device__ inline float least_sum_of_a(const split_args &g, int batch, int row, int col0) {
+    const float least = least_sum(g, g.a, batch, row);
+    return g.by_row && least == 0 && mark_of(g.b, batch, col0) <= g.mark_limit ? -INFINITY : least;
+}
+
+/* Notes which rows of a check block are left to ieee. */
+__device__ inline void note_rows(const split_args &g, int batch, int row0, int col0, unsigned left) {
     const int64_t block = (int64_t)(row0 / CHECK_ROWS) * ceil_div(g.n, CHECK_COLS) + col0 / CHECK_COLS;
-    if (threadIdx.x % 32 == 0) g.recompute[batch * g.recompute_batch_stride + block] = recompute;
-    return recompute;
+    if (threadIdx.x % 32 == 0) g.recompute[batch * g.recompute_batch_stride + block] = (uint16_t)left;
 }
 
 /* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. */
@@ -149,28 +152,32 @@ __device__ inline void put_sums(const float *v, out_buffer &sums) {
                                                                                    v[4 * j + 2 * h + 1]);
 }
 
-/* Whether a sum of the check block from (row0, col0) on is too small to keep the bound; sets the block's flag. */
-__device__ inline bool must_recompute(const split_args &g, int batch, int row0, int col0, int exponent_a,
-                                      const out_buffer &sums) {
+/* The rows, as bits, of the check block from (row0, col0) on that have a sum too small to keep the bound; notes
+ * them. */
+__device__ inline unsigned rows_left(const split_args &g, int batch, int row0, int col0, int exponent_a,
+                                     const out_buffer &sums) {
     const int lane = threadIdx.x % 32, rows = min(CHECK_ROWS, g.m - row0);
-    const float of_row = least_sum(g, g.a, batch, row0 + min(lane, rows - 1)); /* row number `lane` */
+    const float of_row = least_sum_of_a(g, batch, row0 + min(lane, rows - 1), col0); /* row number `lane` */
     const float of_col = least_sum(g, g.b, batch, min(col0 + lane, g.n - 1));
     const float up = power_of_two(exponent_a);
-    bool too_small = false;
+    unsigned left = 0;
 #pragma unroll 4
     for (int r = 0; r < CHECK_ROWS; r++) {
         const float sum = sums[r][lane] * __shfl_sync(0xffffffffu, up, r);
         const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
-        too_small |= r < rows && !(fabsf(sum) >= least);
+        const bool too_small = r < rows && col0 + lane < g.n && !(fabsf(sum) >= least);
+        left |= (unsigned)__any_sync(0xffffffffu, too_small) << r;
     }
-    return flag_check_block(g, batch, row0, col0, too_small && col0 + lane < g.n);
+    note_rows(g, batch, row0, col0, left);
+    return left;
 }
 
 /* Scales a check block back by its columns and stores it, 32 neighbours of a row at a time, or of four rows where
- * vectors of four columns are possible. exponent_b is that of column col0 + lane. */
+ * vectors of four columns are possible; rows with a bit in `left` are not. exponent_b is that of column col0 + lane. */
 __device__ inline void store_block(const split_args &g, const destination &d, int row0, int col0, int exponent_b,
-                                   const out_buffer &sums) {
-    const int lane = threadIdx.x % 32, rows = g.m - row0;
+                                   unsigned left, const out_buffer &sums) {
+    const int lane = threadIdx.x % 32, rows = min(CHECK_ROWS, g.m - row0);
+    const unsigned stored = ((1u << rows) - 1) & ~left;
     const float down = power_of_two(-exponent_b);
     if (d.vectors && col0 + CHECK_COLS <= g.n) {
         constexpr int AT_ONCE = 4; /* rows */
@@ -181,7 +188,7 @@ __device__ inline void store_block(const split_args &g, const destination &d, in
 #pragma unroll
         for (int r = 0; r < CHECK_ROWS; r += AT_ONCE, to += AT_ONCE * d.c.row_stride) {
             const float4 x = *(const float4 *)&sums[r + row][col];
-            if (r + row < rows)
+            if (stored >> (r + row) & 1)
                 *(float4 *)to = make_float4(d.alpha * (x.x * downs[0]), d.alpha * (x.y * downs[1]),
                                             d.alpha * (x.z * downs[2]), d.alpha * (x.w * downs[3]));
         }
@@ -198,7 +205,7 @@ __device__ inline void store_block(const split_args &g, const destination &d, in
     for (int r = 0; r < CHECK_ROWS; r++) x[r] = fmaf(d.alpha, sums[r][lane] * down, before[r]);
 #pragma unroll
     for (int r = 0; r < CHECK_ROWS; r++, to += d.c.row_stride)
-        if (r < rows) *to = x[r];
+        if (stored >> r & 1) *to = x[r];
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* split_reduce.cu: adds up the k slices that a split kernel left in `partial`, and applies alpha and beta.
  *
  * C = alpha * (slice 0 + slice 1 + ...) + beta*S, always in this order, so that the same problem gives the same bits.
- * Check blocks that are left to ieee, because of their tile's marks or a sum that is too small, are not stored.
+ * Rows of check blocks that are left to ieee, because of their tile's marks or a sum that is too small, are not stored.
  *
  * Tile map: a warp has a check block of C, a thread one of its columns. grid.x covers the check blocks of one product,
  * four for each thread block; grid.y is the batch.
@@ -34,19 +34,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
     }
     if (action == RECOMPUTE) return;
 
+    unsigned left = 0;
     if (action == CHECK_SUMS) {
         const int row = row0 + min(lane, rows - 1); /* number `lane` */
-        const float of_row = least_sum(g, g.a, batch, row), of_col = least_sum(g, g.b, batch, col);
+        const float of_row = least_sum_of_a(g, batch, row, col0), of_col = least_sum(g, g.b, batch, col);
         const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));
         const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
-        bool too_small = false;
 #pragma unroll
         for (int r = 0; r < CHECK_ROWS; r++) {
             const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
             const float up = __shfl_sync(0xffffffffu, up_a, r);
-            too_small |= r < rows && !(fabsf(sums[r] * up * up_b) >= least);
+            const bool too_small = r < rows && there && !(fabsf(sums[r] * up * up_b) >= least);
+            left |= (unsigned)__any_sync(0xffffffffu, too_small) << r;
         }
-        if (flag_check_block(g, batch, row0, col0, too_small && there)) return;
+        note_rows(g, batch, row0, col0, left);
     }
     if (!there) return;
     float *to = g.c.data + batch * g.c.batch_stride + row0 * g.c.row_stride + col * g.c.col_stride;
@@ -54,5 +55,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
                         col * g.addend.col_stride;
 #pragma unroll
     for (int r = 0; r < CHECK_ROWS; r++, to += g.c.row_stride, from += g.addend.row_stride)
-        if (r < rows) *to = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, *from, g.alpha * sums[r]);
+        if (r < rows && !(left >> r & 1))
+            *to = g.beta == 0 ? g.alpha * sums[r] : fmaf(g.beta, *from, g.alpha * sums[r]);
 }
