@@ -535,19 +535,6 @@ def test_drop_in_on_small_attention(gpu):
     assert counts() == (0, 0, 1) and tessera.stats().attention_passed["torch is faster"] == 1
 
 
-def test_drop_in_on_wide_heads(gpu):
-    """Forward on tensor cores; torch's backward pass follows it, unless dropout makes that impossible."""
-    if RELEASE < (2, 4) or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("for torch 2.4 on Hopper")
-    tensors, gradient = operands(4, 8, 96, 96, 160, "cuda"), normal(4, 8, 96, 160, device="cuda")
-    with tessera.enabled():
-        found = with_gradients(lambda *leaves: torch_attend(*leaves), tensors, gradient)
-        assert counts() == (1, 0, 1)
-        torch_attend(*tensors, dropout_p=0.1)
-    assert counts() == (1, 0, 2) and tessera.stats().attention_passed["torch is faster"] == 2
-    assert_attention(found, expected(*tensors, gradient=gradient))
-
-
 @pytest.mark.parametrize("before, after", [(True, False), (False, True)], ids=["off in between", "on in between"])
 def test_switched_between_forward_and_backward(gpu, before, after):
     """A backward pass that follows the other library's forward pass; with dropout it is of the same library."""

@@ -86,9 +86,8 @@ static bool is_taken(const Setting &setting, const Attention &a, ReasonCounts *c
     if (k != a.value.sizes() || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || q[3] > MOST_DIM || !a.query.numel() ||
         !a.key.numel() || !can_drop(a.dropout_p))
         return counts->count(OTHER_SHAPE);
-    const bool backward_too = a.dropout_p > 0; /* has to be ours then */
-    const bool faster = tessera_attention_is_faster(is_hopper(a.query.device()), backward_too, q[0] * q[1], q[2], k[2],
-                                                    q[3], a.is_causal);
+    const bool faster = tessera_attention_is_faster(is_hopper(a.query.device()), q[0] * q[1], q[2], k[2], q[3],
+                                                    a.is_causal);
     if (!setting.always && !faster) return counts->count(TORCH_IS_FASTER);
     /* A captured seed would drop the same weights in every replay. */
     if (a.dropout_p > 0 && is_capturing(a.query.device())) return counts->count(NOT_POSSIBLE);
@@ -147,8 +146,6 @@ static AttentionGradients efficient_attention_backward(const at::Tensor &grad_ou
         const bool torch_can = !(dropout_p > 0); /* else it would drop other weights than the forward pass did */
         if (torch_can && wanted[3] && attn_bias.defined()) {
             passed.count(NOT_POSSIBLE);
-        } else if (torch_can && !setting.always && query.size(3) > torch_cost::ATTENTION_BACKWARD_DIM) {
-            passed.count(TORCH_IS_FASTER);
         } else {
             try {
                 const AttentionGradients gradients = attention_backward(

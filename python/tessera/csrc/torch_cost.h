@@ -48,11 +48,11 @@ constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
 /* Where the ieee kernels are known to gain on other GPUs. */
 constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
 
-/* Attention (bench/gpu/attention.py): the least length, of which tiles are 128, the least batch * heads * queries *
- * keys, and the largest dimension that a backward pass on tensor cores has. */
+/* Attention, forward and backward alike (bench/gpu/attention.py): the least length, of which tiles are 128, the least
+ * batch * heads * queries * keys, and the largest dimension. */
 constexpr int64_t ATTENTION_LENGTH = 64;
 constexpr double ATTENTION_SCORES = 1 << 17;
-constexpr int64_t ATTENTION_BACKWARD_DIM = 128;
+constexpr int64_t ATTENTION_DIM = 128;
 constexpr int64_t ATTENTION_HIDDEN = 8; /* times as many keys as queries: gradients of keys that no query sees cost */
 
 } // namespace torch_cost
@@ -97,13 +97,13 @@ inline bool tessera_is_faster_on_cuda(tsr_precision precision, bool on_hopper, C
 inline bool tessera_is_faster_on_cpu(const Sizes &s) { return std::min({s.m, s.n, s.k}) >= 16; }
 
 /* There are kernels for tensor cores on Hopper alone. Few scores leave most of its SMs without work. */
-inline bool tessera_attention_is_faster(bool on_hopper, bool backward_too, int64_t heads, int64_t queries, int64_t keys,
-                                        int64_t dim, bool causal) {
+inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t queries, int64_t keys, int64_t dim,
+                                        bool causal) {
     if (causal && keys > torch_cost::ATTENTION_HIDDEN * queries) return false;
     if (causal) keys = std::min(keys, queries); /* no query sees more */
     const double scores = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
-    return on_hopper && !(backward_too && dim > torch_cost::ATTENTION_BACKWARD_DIM) &&
-           std::min(queries, keys) >= torch_cost::ATTENTION_LENGTH && scores >= torch_cost::ATTENTION_SCORES;
+    return on_hopper && dim <= torch_cost::ATTENTION_DIM && std::min(queries, keys) >= torch_cost::ATTENTION_LENGTH &&
+           scores >= torch_cost::ATTENTION_SCORES;
 }
 
 } // namespace tessera
