@@ -461,7 +461,9 @@ static double estimate(const cuda_plan *plan, const tsr_problem *p) {
     const double chunks = (double)p->m / (double)chunk.m * ((double)p->n / (double)chunk.n) *
                           ((double)p->k / (double)chunk.k) * ((double)p->batch / (double)chunk.batch);
     if (!plan->split) return chunks * plan->seconds;
-    const cuda_candidate c = {.kernel = plan->multiply, .slices = plan->slices, .k_per_slice = plan->k_per_slice};
+    cuda_candidate c = whole_candidate(plan->multiply, &chunk);
+    c.slices = plan->slices;
+    c.k_per_slice = plan->k_per_slice;
     const double elements = (operand_panels(&p->a, p->batch) ? 0 : elements_of_a(&chunk)) +
                             (operand_panels(&p->b, p->batch) ? 0 : elements_of_b(&chunk));
     return chunks * (cost_multiply(plan->device, &c, &chunk) + cost_split(plan->device, elements, chunk.batch));
