@@ -111,8 +111,9 @@ install: build ## the library, the command and the headers, below PREFIX, if `te
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 uninstall: ## removes what `make install` put there
-	xargs -d '\n' rm -fv <$(BUILD)/install_manifest.txt
-	sed -n 's,/tessera-config.cmake$$,,p' $(BUILD)/install_manifest.txt | xargs -d '\n' rmdir
+	sed 's,^,$(DESTDIR),' $(BUILD)/install_manifest.txt | xargs -d '\n' rm -fv
+	sed -n 's,^\(.*\)/tessera-config.cmake$$,$(DESTDIR)\1,p' $(BUILD)/install_manifest.txt | while read -r folder; do \
+	    [ ! -d "$$folder" ] || rmdir "$$folder"; done
 
 wheel: ## a wheel that needs no compiler, with operators for current releases of torch (TORCH="2.13.0"), in $(BUILD)/dist
 	packaging/wheel.py $(BUILD) $(TORCH)

@@ -57,7 +57,10 @@ static void draw_locked(void) {
     }
     length += snprintf(line + length, sizeof line - (size_t)length, "%s, %.0f s", label, seconds);
     const double left = seconds_left(seconds);
-    if (left >= 0) snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left", left);
+    if (left >= 0)
+        snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left", left);
+    else if (step_seconds > 0)
+        snprintf(line + length, sizeof line - (size_t)length, ", longer than estimated");
     struct winsize window;
     int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
     fprintf(stderr, "\r%.*s\033[K", width, line);

@@ -121,6 +121,12 @@ target_link_libraries(consumer PRIVATE tessera::tessera)
     if shutil.which("pkg-config"):
         compile_and_run(prefix, tmp_path, "cc", ["-xc"], "--static")
     (prefix / "bin" / "another").touch()
+    stage = {"DESTDIR": str(tmp_path / "stage")}
+    run("cmake", "--install", build, "--prefix", prefix, env={**environment, **stage})
+    run("make", "-C", ROOT, "uninstall", f"BUILD={build}", env={**environment, **stage})
+    assert (prefix / "bin" / "tessera").exists() and not any(
+        path.is_file() for path in (tmp_path / "stage").rglob("*"))
+    run("make", "-C", ROOT, "uninstall", f"BUILD={build}")
     run("make", "-C", ROOT, "uninstall", f"BUILD={build}")
     assert [path.name for path in prefix.rglob("*") if not path.is_dir()] == ["another"]
     assert not list(prefix.rglob("cmake/tessera"))

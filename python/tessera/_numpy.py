@@ -75,25 +75,28 @@ def get_num_threads() -> int:
 FLOAT32 = np.dtype(np.float32)
 
 
-def as_array(name: str, value: Any, casting: str = "equiv") -> np.ndarray:
+def as_array(name: str, value: Any, casting: Optional[str] = "equiv") -> np.ndarray:
     """The argument as a float32 array, as numpy.matmul would take it. Python's numbers are floats of any size; an array
-    of another type is converted if `casting` allows."""
+    of another type is converted if `casting` allows; None: the caller has no such option."""
     if type(value) is np.ndarray and value.dtype is FLOAT32:
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose masked elements have no product: pass {name}.filled(0), or "
-                        "use numpy.ma.dot")
+        raise TypeError(f"{name} is a masked array, whose masked elements have no product: fill them, as .filled(0) "
+                        "does, or use numpy.ma.dot")
+    if isinstance(value, _library.Packed):
+        raise TypeError(f"{name} is a packed matrix, too: only one operand of a product can be packed")
     array = np.asarray(value)
     if array.dtype == FLOAT32:
         return array
     is_of_numbers = isinstance(value, (list, tuple, int, float)) and array.dtype.kind in "biuf"
-    if is_of_numbers or np.can_cast(array.dtype, FLOAT32, casting):  # type: ignore[arg-type]
+    if is_of_numbers or np.can_cast(array.dtype, FLOAT32, casting or "equiv"):  # type: ignore[arg-type]
         return array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         instead = ": use numpy.matmul" if array.dtype.kind == "c" else ""
         raise TypeError(f"tessera multiplies float32 arrays, but {name} has dtype {array.dtype}{instead}")
+    allowed = ", allow it with casting=\"same_kind\"" if casting else ""
     raise TypeError(f"tessera multiplies float32 arrays, but {name} has dtype {array.dtype}: convert it with "
-                    ".astype(numpy.float32), allow it with casting=\"same_kind\", or use numpy.matmul")
+                    f".astype(numpy.float32){allowed}, or use NumPy's own function")
 
 
 def _strides(array: np.ndarray) -> Optional[list[int]]:
@@ -108,7 +111,7 @@ class Packed(_library.Packed):
     The array must not change while this is in use."""
 
     def __init__(self, matrix: np.ndarray):
-        matrix = as_array("the matrix to pack", matrix)
+        matrix = as_array("the matrix to pack", matrix, None)
         if matrix.ndim != 2:
             raise ValueError(f"the matrix to pack must have 2 dimensions, but it has {matrix.ndim}")
         super().__init__(matrix.copy() if _strides(matrix) is None else matrix)
@@ -386,6 +389,8 @@ def _pair(x: np.ndarray, xs: str, y: np.ndarray, ys: str, kept: set[str], precis
 
 
 def einsum(subscripts: str, *operands, precision: str = "fp32", casting: str = "equiv") -> np.ndarray:
+    if not isinstance(subscripts, str):
+        raise TypeError("subscripts must be a string, like \"ij,jk->ik\": for lists of axes use numpy.einsum")
     arrays = [as_array(f"operand {i}", operand, casting) for i, operand in enumerate(operands)]
     terms, output = _subscripts(subscripts, arrays)
     each_once = ["".join(dict.fromkeys(term)) for term in terms]

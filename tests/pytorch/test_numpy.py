@@ -137,6 +137,12 @@ def test_errors():
         tessera.matmul(np.ma.masked_array(a, a > 2), b)
     with pytest.raises(TypeError, match="out is a masked array"):
         tessera.matmul(a, b, out=np.ma.zeros((4, 6), np.float32))
+    with pytest.raises(TypeError, match="b is a packed matrix, too: only one operand"):
+        tessera.matmul(tessera.pack(a), tessera.pack(b))
+    with pytest.raises(TypeError, match="pack has dtype float64: convert it with .astype.numpy.float32., or use NumPy"):
+        tessera.pack(a.astype(np.float64))
+    with pytest.raises(TypeError, match="subscripts must be a string"):
+        tessera.einsum(a, [0, 1], b, [1, 2])
     with pytest.raises(TypeError, match="b has dtype complex64: use numpy.matmul$"):  # not to drop half of it
         tessera.matmul(a, b.astype(np.complex64))
     for tensor in (torch.ones(5, 6), tessera.pack(torch.ones(5, 6))):
