@@ -1,5 +1,6 @@
 /* mul.c: `tessera mul`, the product of two .npy files. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "command.h"
 #include "device.h"
@@ -55,6 +56,8 @@ free_product:
 static int run_mul(const options *chosen) {
     if (chosen->argument_count != 2)
         return misuse("it takes two files, A.npy B.npy, and got %d", chosen->argument_count);
+    if (strcmp(chosen->arguments[0], "-") == 0 && strcmp(chosen->arguments[1], "-") == 0)
+        return misuse("standard input can be one of the two matrices, not both");
     if (!chosen->output || !*chosen->output) return misuse("where shall the result go? Name a file with -o");
     progress_begin(0);
     npy_matrix a, b;

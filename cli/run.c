@@ -27,7 +27,8 @@ static int find_library(char *path, size_t size) {
     const int length = snprintf(path, size, "%.*s/" TESSERA_BLAS_FILE, (int)(slash - library), library);
     free(library);
     if (length < 0 || (size_t)length >= size) return fail("the path of " TESSERA_BLAS_FILE " is too long");
-    if (access(path, R_OK)) return fail("%s: %s", path, strerror(errno));
+    if (access(path, R_OK))
+        return fail("%s: %s%s", path, strerror(errno), errno == ENOENT ? "; a build of static libraries has none" : "");
     if (strpbrk(path, " :")) return fail("%s: the loader takes no path with a space or colon to preload", path);
     return EXIT_OK;
 }

@@ -578,6 +578,7 @@ def test_no_escape_codes_on_a_dumb_terminal(monkeypatch):
     (["mul"], "two files"),
     (["mul", "a.npy", "-o", "c.npy"], "two files"),
     (["mul", "a.npy", "b.npy", "d.npy", "-o", "c.npy"], "two files"),
+    (["mul", "-", "-", "-o", "c.npy"], "not both"),
     (["mul", "a.npy", "b.npy"], "-o"),
     (["mul", "a.npy", "b.npy", "-o"], "needs a value"),
     (["mul", "a.npy", "b.npy", "-o", "c.npy", "--fast"], "--fast"),
