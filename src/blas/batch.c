@@ -123,26 +123,19 @@ static void batch_c(blas_interface caller, CBLAS_LAYOUT layout, const groups *g,
         batch_groups(caller, g, (const float *const *)a, (const float *const *)b, c, count);
 }
 
+/* From the arguments that all of these have, and what else is said. */
+#define GROUPS(...)                                                                                     \
+    {                                                                                                   \
+        .m = m_array, .n = n_array, .k = k_array, .lda = lda_array, .ldb = ldb_array, .ldc = ldc_array, \
+        .size = group_size, .alpha = alpha_array, .beta = beta_array, __VA_ARGS__                       \
+    }
+
 void cblas_sgemm_batch(CBLAS_LAYOUT layout, const CBLAS_TRANSPOSE *transa_array, const CBLAS_TRANSPOSE *transb_array,
                        const int *m_array, const int *n_array, const int *k_array, const float *alpha_array,
                        const float **a_array, const int *lda_array, const float **b_array, const int *ldb_array,
                        const float *beta_array, float **c_array, const int *ldc_array, int group_count,
                        const int *group_size) {
-    const groups g = {layout == CblasRowMajor,
-                      false,
-                      transa_array,
-                      transb_array,
-                      NULL,
-                      NULL,
-                      m_array,
-                      n_array,
-                      k_array,
-                      lda_array,
-                      ldb_array,
-                      ldc_array,
-                      group_size,
-                      alpha_array,
-                      beta_array};
+    const groups g = GROUPS(.row_major = layout == CblasRowMajor, .transa = transa_array, .transb = transb_array);
     batch_c(CBLAS, layout, &g, a_array, b_array, c_array, group_count);
 }
 
@@ -151,21 +144,8 @@ void cblas_sgemm_batch_64(CBLAS_LAYOUT layout, const CBLAS_TRANSPOSE *transa_arr
                           const float *alpha_array, const float **a_array, const int64_t *lda_array,
                           const float **b_array, const int64_t *ldb_array, const float *beta_array, float **c_array,
                           const int64_t *ldc_array, int64_t group_count, const int64_t *group_size) {
-    const groups g = {layout == CblasRowMajor,
-                      true,
-                      transa_array,
-                      transb_array,
-                      NULL,
-                      NULL,
-                      m_array,
-                      n_array,
-                      k_array,
-                      lda_array,
-                      ldb_array,
-                      ldc_array,
-                      group_size,
-                      alpha_array,
-                      beta_array};
+    const groups g = GROUPS(.wide = true, .row_major = layout == CblasRowMajor, .transa = transa_array,
+                            .transb = transb_array);
     batch_c(CBLAS_64, layout, &g, a_array, b_array, c_array, group_count);
 }
 
@@ -173,8 +153,7 @@ void sgemm_batch_(const char *transa_array, const char *transb_array, const int 
                   const int *k_array, const float *alpha_array, const float **a_array, const int *lda_array,
                   const float **b_array, const int *ldb_array, const float *beta_array, float **c_array,
                   const int *ldc_array, const int *group_count, const int *group_size) {
-    const groups g = {false,   false,     NULL,      NULL,      transa_array, transb_array, m_array,   n_array,
-                      k_array, lda_array, ldb_array, ldc_array, group_size,   alpha_array,  beta_array};
+    const groups g = GROUPS(.letters_a = transa_array, .letters_b = transb_array);
     batch_groups(FORTRAN, &g, (const float *const *)a_array, (const float *const *)b_array, c_array, *group_count);
 }
 
@@ -182,7 +161,6 @@ void sgemm_batch_64_(const char *transa_array, const char *transb_array, const i
                      const int64_t *k_array, const float *alpha_array, const float **a_array, const int64_t *lda_array,
                      const float **b_array, const int64_t *ldb_array, const float *beta_array, float **c_array,
                      const int64_t *ldc_array, const int64_t *group_count, const int64_t *group_size) {
-    const groups g = {false,   true,      NULL,      NULL,      transa_array, transb_array, m_array,   n_array,
-                      k_array, lda_array, ldb_array, ldc_array, group_size,   alpha_array,  beta_array};
+    const groups g = GROUPS(.wide = true, .letters_a = transa_array, .letters_b = transb_array);
     batch_groups(FORTRAN_64, &g, (const float *const *)a_array, (const float *const *)b_array, c_array, *group_count);
 }
