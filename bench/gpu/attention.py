@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import tessera  # noqa: E402
 
 DEVICE = "cuda"
-# batch, heads, length, dim, causal: issue 24's.
+# batch, heads, length, dim, causal: of models' sizes.
 BARS = [(8, 12, 1024, 64, True), (32, 12, 256, 64, False), (64, 12, 197, 64, False), (4, 16, 4096, 64, True),
         (2, 16, 4096, 128, True), (8, 8, 2048, 128, False)]
 MOST_HEADS, MOST_LENGTH, LEAST_DIM, MOST_DIM = 64, 8192, 16, 256

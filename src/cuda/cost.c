@@ -31,7 +31,7 @@ typedef struct vector_costs {
     double block;       /* for each thread block on an SM beyond two */
     double block_bytes; /* of A that a thread block reads in a second */
     double bytes;       /* that all of them do */
-    double narrow;      /* how much slower with half as many rows side by side */
+    double narrow;      /* what is left of the rates with half as many rows side by side */
 } vector_costs;
 
 typedef struct device_costs {
