@@ -26,9 +26,9 @@ typedef struct small_costs {
 } small_costs;
 
 typedef struct vector_costs {
-    double start[4], rate[4]; /* by columns: 1, 2, up to 4, up to 8; how fast A is read */
+    double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
     double cluster;
-    double block;       /* for each thread block on an SM beyond two */
+    double block;       /* for each thread block on an SM beyond those that are resident */
     double block_bytes; /* of A that a thread block reads in a second */
     double bytes;       /* that all of them do */
     double narrow;      /* what is left of the rates with half as many rows side by side */
@@ -45,7 +45,7 @@ typedef struct device_costs {
     kernel_overheads ieee_mma, ieee_mma_32x64, ieee_mma_32x32, ieee_short_k, other;
     double rates[CUDA_KERNELS]; /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
     small_costs small_16, small_32, long_16, long_32;
-    vector_costs vector_k, vector_m;
+    vector_costs vector_k, vector_m, columns_k, columns_m;
     double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
     double thin_m_memory;              /* of bytes_per_cycle */
 } device_costs;
@@ -64,7 +64,7 @@ typedef struct device_costs {
  * and of the kernels in one launch, for 240 random products (bench/gpu/sweep.py), the mean deviation:
  *
  *   small, long  5 % to 8 %
- *   vector       14 % to 25 % */
+ *   vector       8 % to 11 %, for 230 products */
 static const device_costs measured[] = {{
     .capability = 90,
     .clock = H200_CLOCK,
@@ -95,20 +95,34 @@ static const device_costs measured[] = {{
     .small_32 = {.start = 3.8e-6, .cluster = 0.63e-6, .stage = 0.63e-6, .together = 2.05, .block = 0.28e-6},
     .long_16 = {.start = 2.3e-6, .cluster = 1.13e-6, .stage = 0.55e-6, .together = 1.1, .block = 0.75e-6},
     .long_32 = {.start = 2.7e-6, .cluster = 0.9e-6, .stage = 0.73e-6, .together = 1.1, .block = 0.98e-6},
-    .vector_k = {.start = {2.7e-6, 5.8e-6, 7e-6, 11.5e-6},
-                 .rate = {1, 1, 0.5, 0.35},
-                 .cluster = 0.9e-6,
-                 .block = 2.3e-6,
-                 .block_bytes = 40e9,
-                 .bytes = 3.9e12,
+    .vector_k = {.start = {1.97e-6},
+                 .rate = {1},
+                 .cluster = 0.31e-6,
+                 .block = 0.54e-6,
+                 .block_bytes = 41e9,
+                 .bytes = 4.3e12,
                  .narrow = 1},
-    .vector_m = {.start = {1.0e-6, 3.0e-6, 5.1e-6, 6.3e-6},
-                 .rate = {1, 0.9, 0.75, 0.5},
-                 .cluster = 1.4e-6,
-                 .block = 3.4e-6,
-                 .block_bytes = 25e9,
-                 .bytes = 3.3e12,
-                 .narrow = 0.95},
+    .vector_m = {.start = {1.7e-6},
+                 .rate = {1},
+                 .cluster = 0.79e-6,
+                 .block = 1.39e-6,
+                 .block_bytes = 44.7e9,
+                 .bytes = 3.68e12,
+                 .narrow = 0.83},
+    .columns_k = {.start = {2.3e-6, 2.6e-6, 3.06e-6},
+                  .rate = {1, 0.83, 0.65},
+                  .cluster = 0.49e-6,
+                  .block = 2.7e-6,
+                  .block_bytes = 52e9,
+                  .bytes = 3.54e12,
+                  .narrow = 1},
+    .columns_m = {.start = {2.05e-6, 2.3e-6, 2.7e-6},
+                  .rate = {1, 0.85, 0.55},
+                  .cluster = 1.14e-6,
+                  .block = 1.24e-6,
+                  .block_bytes = 36.4e9,
+                  .bytes = 3.73e12,
+                  .narrow = 0.96},
     .thin_m_memory = 0.72,
     .thin_k_bytes = 1.75,
     .thin_m_bytes = 5,
@@ -230,13 +244,13 @@ static double cost_small(const small_costs *costs, const cuda_candidate *c, int6
 }
 
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
-    const int columns = p->n <= 2 ? (int)p->n - 1 : p->n <= 4 ? 2 : 3;
-    const double rows = (double)cuda_vector_rows(c->kernel, c->share);
+    const int columns = p->n <= 2 ? 0 : p->n <= 4 ? 1 : 2;
+    const double rows = (double)cuda_vector_rows(c->kernel, c->share), resident = c->kernel->blocks;
     double rate = costs->rate[columns];
-    for (int64_t share = c->share; c->kernel == &cuda_kernels[IEEE_VECTOR_M] && share < 32; share *= 2)
-        rate *= costs->narrow;
-    const double block = rows * (double)c->k_each * sizeof(float) / (rate * costs->block_bytes);
-    const double blocks = busiest > 2 ? block * (double)busiest / 2 + (double)(busiest - 2) * costs->block : block;
+    for (int64_t share = c->share; cuda_reads_along_m(c->kernel) && share < 32; share *= 2) rate *= costs->narrow;
+    double blocks = rows * (double)c->k_each * sizeof(float) / (rate * costs->block_bytes);
+    if ((double)busiest > resident)
+        blocks = blocks * (double)busiest / resident + ((double)busiest - resident) * costs->block;
     const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes);
     return costs->start[columns] + (c->cluster > 1 ? costs->cluster : 0) + (memory > blocks ? memory : blocks);
 }
@@ -250,7 +264,9 @@ double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const
     case IEEE_LONG_16: return cost_small(&costs->long_16, c, busiest);
     case IEEE_LONG_32: return cost_small(&costs->long_32, c, busiest);
     case IEEE_VECTOR_K: return cost_vector(&costs->vector_k, c, p, busiest);
-    default: return cost_vector(&costs->vector_m, c, p, busiest);
+    case IEEE_VECTOR_M: return cost_vector(&costs->vector_m, c, p, busiest);
+    case IEEE_COLUMNS_K: return cost_vector(&costs->columns_k, c, p, busiest);
+    default: return cost_vector(&costs->columns_m, c, p, busiest);
     }
 }
 

@@ -63,9 +63,15 @@ static inline bool cuda_shares_k(const cuda_kernel *kernel) {
     return kernel->family == FAMILY_SMALL || kernel->family == FAMILY_VECTOR;
 }
 
+/* Whether a kernel for few columns reads a long operand whose rows are neighbours, not the terms of a row. */
+static inline bool cuda_reads_along_m(const cuda_kernel *kernel) {
+    return kernel == &cuda_kernels[IEEE_THIN_M] || kernel == &cuda_kernels[IEEE_VECTOR_M] ||
+           kernel == &cuda_kernels[IEEE_COLUMNS_M];
+}
+
 /* Rows of C that a thread block of a vector kernel has (ieee_vector.cu). */
 static inline int64_t cuda_vector_rows(const cuda_kernel *kernel, int64_t share) {
-    return kernel == &cuda_kernels[IEEE_VECTOR_K] ? kernel->tile_m / share : 4 * share;
+    return cuda_reads_along_m(kernel) ? 4 * share : kernel->tile_m / share;
 }
 
 static inline int cuda_kernel_index(const cuda_kernel *kernel) { return (int)(kernel - cuda_kernels); }

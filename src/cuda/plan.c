@@ -117,11 +117,17 @@ static void consider_one_launch(cuda_candidate *best, const cuda_device *device,
     }
 }
 
+/* Whether the long operand lies as a kernel for few columns reads it. */
+static bool can_read(const cuda_kernel *kernel, const tsr_problem *p) {
+    if (cuda_reads_along_m(kernel)) return p->a.row_stride == 1;
+    return kernel->family == FAMILY_THIN || p->a.col_stride == 1;
+}
+
 /* A kernel for few columns: warps or lanes of a thread block along m, as many as leave enough thread blocks. */
 static void vector_candidates(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
                               const tsr_problem *p) {
-    const bool along_k = kernel == &cuda_kernels[IEEE_VECTOR_K];
-    for (int64_t share = along_k ? 1 : 8; share <= (along_k ? 8 : 32); share *= 2) {
+    const bool along_m = cuda_reads_along_m(kernel);
+    for (int64_t share = along_m ? 4 : 1; share <= (along_m ? 32 : 4); share *= 2) {
         cuda_candidate c = {.kernel = kernel, .slices = 1, .share = share};
         c.tiles = c.full_tiles = ceil_div(p->m, cuda_vector_rows(kernel, c.share));
         consider_one_launch(best, device, c, p);
@@ -130,13 +136,14 @@ static void vector_candidates(cuda_candidate *best, const cuda_device *device, c
 
 static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace) {
     const bool along_m = p->a.row_stride == 1 && p->a.col_stride != 1;
-    const cuda_kernel *vector = &cuda_kernels[along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K];
+    const cuda_kernel *vector = &cuda_kernels[p->n == 1 ? (along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K)
+                                                        : (along_m ? IEEE_COLUMNS_M : IEEE_COLUMNS_K)];
     const cuda_kernel *thin = &cuda_kernels[along_m ? IEEE_THIN_M : IEEE_THIN_K];
     cuda_candidate best = {0};
     if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) {
         best = thin_candidate(device, thin, p, max_workspace);
         if (!cuda_kernel_runs_on(vector, device)) return best;
-        vector_candidates(&best, device, vector, p);
+        if (can_read(vector, p)) vector_candidates(&best, device, vector, p);
     }
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
@@ -297,9 +304,10 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
                         max_workspace, kernel->name, plan->workspace.bytes);
     }
     if (kernel->family == FAMILY_THIN || kernel->family == FAMILY_VECTOR) {
-        if ((kernel == &cuda_kernels[IEEE_THIN_M] || kernel == &cuda_kernels[IEEE_VECTOR_M]) && p->a.row_stride != 1)
+        if (!can_read(kernel, p))
             return tsr_fail(TSR_INVALID_ARGUMENT,
-                            "options.kernel %s reads a long operand whose rows are neighbours in memory", kernel->name);
+                            "options.kernel %s reads a long operand whose %s are neighbours in memory", kernel->name,
+                            cuda_reads_along_m(kernel) ? "rows" : "terms of k");
         if (p->n > kernel->tile_n)
             return tsr_fail(TSR_INVALID_ARGUMENT,
                             "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld", kernel->name,

@@ -169,12 +169,13 @@ static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, 
 }
 
 /* Warps along k, or lanes along m: a power of two. */
-static bool ieee_vector(const fake_launch *l, const ieee_args *g, bool along_k, char *why, size_t size) {
-    if (g->share < 1 || g->share > (along_k ? 8 : 32) || (g->share & (g->share - 1)))
+static bool ieee_vector(const fake_launch *l, const ieee_args *g, int rows, int most_cols, char *why, size_t size) {
+    const bool along_m = rows == 128;
+    if (g->share < (along_m ? 4 : 1) || g->share > (along_m ? 32 : 4) || (g->share & (g->share - 1)))
         return snprintf(why, size, "share is %d", g->share), false;
-    if (g->n > 8) return snprintf(why, size, "%d columns", g->n), false;
-    if (!along_k && g->a.row_stride != 1) return snprintf(why, size, "rows of a are not neighbours"), false;
-    return ieee_one_launch(l, g, along_k ? 32 / g->share : 4 * g->share, 8, why, size);
+    if (g->n > most_cols) return snprintf(why, size, "%d columns", g->n), false;
+    if (along_m && g->a.row_stride != 1) return snprintf(why, size, "rows of a are not neighbours"), false;
+    return ieee_one_launch(l, g, along_m ? 4 * g->share : rows / g->share, most_cols, why, size);
 }
 
 static void ieee_reduce(const fake_launch *l, const ieee_args *g) {
@@ -410,10 +411,12 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     int tile_m, tile_n;
     const char *name = l->kernel;
     if (!strncmp(name, "attention_", 10)) return fake_attention_run(l, args, why, size);
-    const unsigned threads = strstr(name, "_small_")                                                           ? 64
-                             : strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_vector_") ? 256
-                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90")            ? 384
-                                                                                                               : 128;
+    const bool of_256 = strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_columns_") ||
+                        !strcmp(name, "ieee_vector_m");
+    const unsigned threads = strstr(name, "_small_")                                                ? 64
+                             : of_256                                                               ? 256
+                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384
+                                                                                                    : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);
@@ -425,8 +428,10 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
         return ieee_one_launch(l, args, 16, 16, why, size);
     if (!strcmp(name, "ieee_small_32") || !strcmp(name, "ieee_long_32"))
         return ieee_one_launch(l, args, 32, 32, why, size);
-    if (!strcmp(name, "ieee_vector_k")) return ieee_vector(l, args, true, why, size);
-    if (!strcmp(name, "ieee_vector_m")) return ieee_vector(l, args, false, why, size);
+    if (!strcmp(name, "ieee_vector_k")) return ieee_vector(l, args, 8, 1, why, size);
+    if (!strcmp(name, "ieee_vector_m")) return ieee_vector(l, args, 128, 1, why, size);
+    if (!strcmp(name, "ieee_columns_k")) return ieee_vector(l, args, 32, 8, why, size);
+    if (!strcmp(name, "ieee_columns_m")) return ieee_vector(l, args, 128, 8, why, size);
     if (!strcmp(name, "ieee_thin_k")) return ieee_multiply(l, args, 16, 8, why, size);
     if (!strcmp(name, "ieee_thin_m")) {
         if (((const ieee_args *)args)->a.row_stride != 1)

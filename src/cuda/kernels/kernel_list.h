@@ -63,8 +63,10 @@
   ROW(IEEE_SMALL_32,        ieee_small_32,        IEEE_SMALL,           SMALL,    32,  32,  32,  64,10, 1, 0, SMALL, 2)\
   ROW(IEEE_LONG_16,         ieee_long_16,         IEEE_SMALL,           SMALL,    16,  16, 128, 256, 2, 1, 0, SMALL, 3)\
   ROW(IEEE_LONG_32,         ieee_long_32,         IEEE_SMALL,           SMALL,    32,  32,  64, 256, 2, 1, 0, SMALL, 3)\
-  ROW(IEEE_VECTOR_K,        ieee_vector_k,        IEEE_VECTOR,          VECTOR,   32,   8,1024, 256, 2, 1, 0, B,     1)\
-  ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   8,1024, 256, 2, 1, 0, B,     1)\
+  ROW(IEEE_VECTOR_K,        ieee_vector_k,        IEEE_VECTOR,          VECTOR,    8,   1,   0, 128, 6, 1, 0, NONE,  0)\
+  ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   1,   0, 256, 2, 1, 0, NONE,  0)\
+  ROW(IEEE_COLUMNS_K,       ieee_columns_k,       IEEE_VECTOR,          VECTOR,   32,   8,1024, 256, 2, 1, 0, B,     2)\
+  ROW(IEEE_COLUMNS_M,       ieee_columns_m,       IEEE_VECTOR,          VECTOR,  128,   8,1024, 256, 2, 1, 0, B,     2)\
   ROW(IEEE_THIN_K,          ieee_thin_k,          IEEE_THIN_K,          THIN,     16,   8, 128, 128, 6, 1, 0, NONE,  0)\
   ROW(IEEE_THIN_M,          ieee_thin_m,          IEEE_THIN_M,          THIN,    128,   8, 128, 128, 5, 1, 0, NONE,  0)\
   ROW(IEEE_REDUCE,          ieee_reduce,          IEEE_REDUCE,          SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
@@ -146,7 +148,7 @@
  *   NONE    none
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
  *   SMALL   a stage is k terms of the tile's lines of A and B, in either order, padded by 4
- *   B       k terms of n columns of B
+ *   B       a stage is k terms of n columns of B, padded by 4; besides, sums from the cluster's other blocks
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
  *           and two barriers; besides, each warp has a buffer for a check block of its sums
@@ -156,7 +158,7 @@
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
 #define SHARED_SMALL(m, n, k, cluster, components, stages) ((stages) * 8 * ((m) * (k) + 4 * ((m) > (k) ? (m) : (k))))
-#define SHARED_B(m, n, k, cluster, components, stages) ((n) * (k) * 4)
+#define SHARED_B(m, n, k, cluster, components, stages) (((stages) * (n) * ((k) + 4) + 256 * (n)) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
     ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \

@@ -298,6 +298,13 @@ __device__ inline void named_barrier(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+/* sum += a*b, if so: by a predicate, not by a branch. */
+__device__ inline void fma_if(bool wanted, float a, float b, float &sum) {
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p fma.rn.f32 %0, %1, %2, %0;}"
+        : "+f"(sum)
+        : "f"(a), "f"(b), "r"((int)wanted));
+}
+
 /* 2^x to 2 ulp; results below 2^-126 are 0. */
 __device__ inline float fast_exp2(float x) {
     float y;
@@ -314,6 +321,22 @@ __device__ inline int cluster_rank() {
     return rank;
 }
 
+/* The cluster's number in the grid, and how many thread blocks it has; a block alone is a cluster of one. */
+__device__ inline int cluster_number() {
+    int number;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+    return number;
+}
+__device__ inline int cluster_blocks() {
+    int blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+/* cluster_sync in two halves. That all have arrived says that all have begun, and nothing of what they wrote. */
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
 /* Waits for all threads of the cluster. No block may touch another's shared memory before the first call, when the
  * other may not have started, nor after the last, when it may have ended. */
 __device__ inline void cluster_sync() {
@@ -328,6 +351,14 @@ __device__ inline float load_from_block(uint32_t address, int rank) {
                  : "r"(address), "r"(rank)
                  : "memory");
     return value;
+}
+
+/* Stores a float at the same address in block `rank` of the cluster, which has begun. */
+__device__ inline void store_to_block(uint32_t address, int rank, float value) {
+    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(
+                     address),
+                 "r"(rank), "f"(value)
+                 : "memory");
 }
 
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit

@@ -187,9 +187,9 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
 
     static __device__ __forceinline__ void run(const ieee_args &args) {
         float *shared = (float *)dynamic_shared<16>();
-        const int rank = (int)blockIdx.x % args.cluster;
+        const int rank = cluster_rank();
         int tile_row, tile_col;
-        find_tile(args, (int)blockIdx.x / args.cluster, &tile_row, &tile_col);
+        find_tile(args, cluster_number(), &tile_row, &tile_col);
         const int row0 = tile_row * TILE, col0 = tile_col * TILE;
         const int k0 = min(rank * args.k_each, args.k), terms = min(args.k_each, args.k - k0);
         small_operand a(args.a.data + blockIdx.z * args.a.batch_stride, args.a.row_stride, args.a.col_stride, row0, k0,

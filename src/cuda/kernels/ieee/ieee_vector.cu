@@ -1,289 +1,379 @@
 /* ieee_vector.cu: C = alpha*A*B + beta*S in IEEE float32 for n <= 8 columns in one launch: a matrix times a vector, or
- * a few. A is read once and everything else is small, so memory is what it takes: many loads are under way at a time.
+ * a few. A is read once and everything else is small, so memory is what it takes: while a thread multiplies, its next
+ * loads are under way.
  *
  * A cluster of thread blocks has some rows of C. Each block has a range of k, whose terms its threads take in turn. The
  * threads' sums meet by shuffles, the warps' in shared memory, the blocks' in the cluster's, each in a fixed order.
  *
- *     ieee_vector_k   A's terms of k are neighbours: lanes along k, a warp has ROWS rows. args.share warps of a block
- *                     lie along k, the others along m.
- *     ieee_vector_m   A's rows are neighbours: args.share lanes along m with 4 rows each, the block's other threads
- *                     along k.
+ *     ieee_vector_k, ieee_columns_k   A's terms of k are neighbours: lanes along k, a warp has ROWS rows. args.share
+ *                                     warps of a block lie along k, the others along m.
+ *     ieee_vector_m, ieee_columns_m   A's rows are neighbours: a block has 4*args.share rows, lanes along m, and the
+ *                                     threads that are left along k.
  *
- * One column of B is read where it is needed. Several pass through shared memory, CHUNK terms at a time.
+ * One column of B (ieee_vector_*) is read where it is needed. Several (ieee_columns_*) pass through shared memory,
+ * CHUNK terms at a time.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/ptx.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, MAX_COLS = 8, CHUNK = 1024;
+constexpr int CHUNK = 1024, B_PITCH = CHUNK + 4;
 
-/* A block's part of the product. */
+/* A block's part of the product: some rows, and `terms` terms of k. */
 struct vector_part {
     const float *a, *b; /* at the block's first row and term */
-    int row0, k0, terms;
+    int row0, rows_left, terms;
 
-    __device__ vector_part(const ieee_args &args, int tile_rows) {
-        const int rank = (int)blockIdx.x % args.cluster;
-        row0 = (int)blockIdx.x / args.cluster * tile_rows;
-        k0 = min(rank * args.k_each, args.k);
+    __device__ vector_part(const ieee_args &args, int rows) {
+        const int k0 = min(cluster_rank() * args.k_each, args.k);
+        row0 = cluster_number() * rows;
+        rows_left = args.m - row0;
         terms = min(args.k_each, args.k - k0);
         a = args.a.data + blockIdx.z * args.a.batch_stride + row0 * args.a.row_stride + k0 * args.a.col_stride;
         b = args.b.data + blockIdx.z * args.b.batch_stride + k0 * args.b.row_stride;
     }
 };
 
-/* B's terms [begin, begin + CHUNK) to shared memory, element (term, col) at term*TERM + col*COL; columns beyond
- * the matrix are zero. */
-template <int COLS, int TERM, int COL>
-static __device__ __forceinline__ void stage_b(float *shared, const ieee_args &args, const vector_part &part,
-                                               int begin) {
-    const bool along_k = args.b.row_stride == 1; /* neighbouring threads take neighbours in memory */
-    const int terms = min(CHUNK, part.terms - begin);
-    for (int i = (int)threadIdx.x; i < terms * COLS; i += THREADS) {
-        const int term = along_k ? i % terms : i / COLS, col = along_k ? i / terms : i % COLS;
-        shared[term * TERM + col * COL] = col < args.n
-                                              ? part.b[(begin + term) * args.b.row_stride + col * args.b.col_stride]
-                                              : 0.0f;
+/* Of a power of two, which everything here is that is shared out: dividing takes long. */
+static __device__ __forceinline__ int log2_of(int power) { return 31 - __clz(power); }
+
+/* ---- Multiplying ------------------------------------------------------------------------------------------------- */
+
+/* How a thread reads A. It has ROWS rows and, at a time, UNROLL times FLOATS neighbouring terms of them. VECTORS: its
+ * loads are of 16 bytes, of four terms or, with FLOATS = 1, of its four rows. */
+template <int ROWS_, int FLOATS_, int UNROLL_, bool VECTORS_> struct reading {
+    static constexpr int ROWS = ROWS_, FLOATS = FLOATS_, UNROLL = UNROLL_;
+    static constexpr bool VECTORS = VECTORS_;
+};
+
+/* Adds to `sum` what a thread has of the block's terms: from `first` on, every stride-th group of FLOATS. B has COLS
+ * columns; several are in shared memory, element (term, col) at term*TERM + col*COL of a chunk. */
+template <class R, int COLS, bool ALONG_M, int THREADS>
+static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], const ieee_args &args,
+                                                 const vector_part &part, const float *const (&row)[R::ROWS], int first,
+                                                 int stride, float *shared) {
+    constexpr int ROWS = R::ROWS, FLOATS = R::FLOATS, UNROLL = R::UNROLL;
+    constexpr int TERM = ALONG_M ? COLS : 1, COL = ALONG_M ? 1 : B_PITCH;
+    const int end = part.terms / FLOATS * FLOATS, span = UNROLL * stride;
+    const int64_t b_stride = args.b.row_stride;
+    const bool b_vectors = FLOATS == 4 && b_stride == 1 && (uintptr_t)part.b % 16 == 0;
+    struct values {
+        float a[UNROLL][ROWS][FLOATS], b[UNROLL][FLOATS];
+    };
+
+    /* `all`: every one of these terms is there. Else those beyond the end repeat the last, and multiply leaves them
+     * out. */
+    auto load = [&](values &x, int at, bool all) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            const int term = all ? at + u * stride : min(at + u * stride, end - FLOATS);
+            const int64_t offset = ALONG_M ? term * args.a.col_stride : term;
+            if constexpr (R::VECTORS && FLOATS == 1) {
+                const float4 rows = __ldg((const float4 *)(row[0] + offset));
+                x.a[u][0][0] = rows.x, x.a[u][1][0] = rows.y, x.a[u][2][0] = rows.z, x.a[u][3][0] = rows.w;
+            } else {
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    if constexpr (FLOATS == 4)
+                        *(float4 *)x.a[u][r] = __ldg((const float4 *)(row[r] + offset));
+                    else
+                        x.a[u][r][0] = __ldg(row[r] + offset);
+            }
+            if constexpr (COLS == 1) {
+                if (b_vectors)
+                    *(float4 *)x.b[u] = __ldg((const float4 *)(part.b + term));
+                else
+#pragma unroll
+                    for (int f = 0; f < FLOATS; f++) x.b[u][f] = __ldg(part.b + (term + f) * b_stride);
+            }
+        }
+    };
+    auto multiply = [&](const values &x, int at, bool all) {
+        const float *chunk = shared + at / CHUNK % 2 * (COLS * B_PITCH);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            const float *from = chunk + (at % CHUNK + u * stride) * TERM;
+            float b[FLOATS][COLS];
+            if constexpr (COLS == 1) {
+#pragma unroll
+                for (int f = 0; f < FLOATS; f++) b[f][0] = x.b[u][f];
+            } else if constexpr (FLOATS == 4) {
+#pragma unroll
+                for (int c = 0; c < COLS; c++) {
+                    const float4 terms = *(const float4 *)(from + c * COL);
+                    b[0][c] = terms.x, b[1][c] = terms.y, b[2][c] = terms.z, b[3][c] = terms.w;
+                }
+            } else {
+#pragma unroll
+                for (int c = 0; c < COLS; c++) b[0][c] = from[c * COL];
+            }
+            const bool there = at + u * stride < end;
+#pragma unroll
+            for (int f = 0; f < FLOATS; f++)
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                    for (int c = 0; c < COLS; c++)
+                        if (all)
+                            sum[r][c] = fmaf(x.a[u][r][f], b[f][c], sum[r][c]);
+                        else
+                            fma_if(there, x.a[u][r][f], b[f][c], sum[r][c]);
+        }
+    };
+    /* B's terms from `begin` on, CHUNK of them at most. */
+    auto stage = [&](int begin) {
+        const uint32_t to = shared_address(shared) + begin / CHUNK % 2 * (COLS * B_PITCH * 4);
+        const int count = min(CHUNK, part.terms - begin);
+        const float *from = part.b + begin * b_stride;
+        auto copy = [&](int term, int col) {
+            cp_async_or_zero<4>(to + (term * TERM + col * COL) * 4, from + term * b_stride + col * args.b.col_stride,
+                                true);
+        };
+        if (b_stride == 1) { /* neighbouring threads take neighbours in memory */
+#pragma unroll 1
+            for (int col = 0; col < args.n; col++)
+#pragma unroll 1
+                for (int term = (int)threadIdx.x; term < count; term += THREADS) copy(term, col);
+        } else
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < count * COLS; i += THREADS)
+                if (i % COLS < args.n) copy(i / COLS, i % COLS);
+        cp_async_commit();
+    };
+
+    /* Fewer than four terms, which a lane each takes; one column's are loaded before the others are multiplied. */
+    float last_a[ROWS], last_b = 0;
+    const bool last = FLOATS == 4 && first < 3 * FLOATS && end + first / FLOATS < part.terms;
+    auto load_last = [&] {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) last_a[r] = last ? __ldg(row[r] + end + first / FLOATS) : 0;
+    };
+    if (COLS == 1 && FLOATS == 4) {
+        load_last();
+        if (last) last_b = __ldg(part.b + (end + first / FLOATS) * b_stride);
+    }
+
+    values x, y; /* in turn */
+    auto fetch = [&](values &x, int begin) {
+        if (begin + span <= end)
+            load(x, begin + first, true);
+        else if (begin < end)
+            load(x, begin + first, false);
+    };
+    fetch(x, 0);
+    if (COLS > 1) stage(0);
+    auto step = [&](const values &current, values &next, int begin) {
+        if (COLS > 1 && begin % CHUNK == 0) {
+            cp_async_wait<0>();
+            __syncthreads();
+            if (begin + CHUNK < end) stage(begin + CHUNK); /* where all have read the chunk before */
+        }
+        fetch(next, begin + span);
+        if (begin + span <= end)
+            multiply(current, begin + first, true);
+        else
+            multiply(current, begin + first, false);
+    };
+#pragma unroll 1
+    for (int begin = 0; begin < end; begin += 2 * span) {
+        step(x, y, begin);
+        if (begin + span >= end) break;
+        step(y, x, begin + span);
+    }
+    cp_async_wait<0>();
+    if constexpr (FLOATS == 4) {
+        if (COLS > 1 && end < part.terms) load_last();
+#pragma unroll
+        for (int c = 0; c < COLS; c++) {
+            if (COLS > 1)
+                last_b = last && c < args.n
+                             ? __ldg(part.b + (end + first / FLOATS) * b_stride + c * args.b.col_stride)
+                             : 0;
+            if (COLS == 1 || end < part.terms)
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) sum[r][c] = fmaf(last_a[r], last_b, sum[r][c]);
+        }
     }
 }
 
-/* Stores the tile. sums[parts][tile_rows*COLS] are the block's, to be added up in order. */
-template <int COLS>
-static __device__ __forceinline__ void store(const ieee_args &args, float *sums, int parts, int tile_rows, int row0) {
-    const int count = tile_rows * COLS, blocks = args.cluster;
+/* ---- Adding up --------------------------------------------------------------------------------------------------- */
+
+/* Adds up `values` over the lanes of the warp. Returns the total of value *index, one of COUNT. */
+template <int COUNT>
+static __device__ __forceinline__ float add_lanes(float (&values)[COUNT], int lane, int *index) {
+    *index = 0;
+    int left = COUNT;
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) {
+        const bool upper = lane & distance;
+        if (left > 1) { /* a lane keeps half of its values and gives the others away */
+            left /= 2;
+#pragma unroll
+            for (int i = 0; i < COUNT / 2; i++)
+                if (i < left) {
+                    const float other = __shfl_xor_sync(~0u, upper ? values[i] : values[i + left], distance);
+                    values[i] = (upper ? values[i + left] : values[i]) + other;
+                }
+            *index += upper ? left : 0;
+        } else
+            values[0] += __shfl_xor_sync(~0u, values[0], distance);
+    }
+    return values[0];
+}
+
+/* Stores the block's tile of rows x COLS. sums[parts][rows*COLS] are its own, to be added up in order. With a cluster,
+ * its first blocks store `each` elements each, whose sums all blocks bring to their `inbox`. */
+template <int COLS, int THREADS>
+static __device__ __forceinline__ void store_tile(const ieee_args &args, const float *sums, float *inbox, int parts,
+                                                  int rows, int row0) {
+    const int count = rows * COLS, blocks = cluster_blocks(), rank = cluster_rank();
+    const int each = max(count >> log2_of(blocks), 1), log = log2_of(each);
+    auto store = [&](int i, float total) {
+        if (row0 + i / COLS < args.m && i % COLS < args.n) store_element(args, row0 + i / COLS, i % COLS, total);
+    };
     __syncthreads();
+    if (blocks > 1) cluster_wait(); /* all have begun */
     for (int i = (int)threadIdx.x; i < count; i += THREADS) {
         float total = sums[i];
         for (int part = 1; part < parts; part++) total += sums[part * count + i];
         if (blocks > 1)
-            sums[i] = total;
-        else if (row0 + i / COLS < args.m && i % COLS < args.n)
-            store_element(args, row0 + i / COLS, i % COLS, total);
+            store_to_block(shared_address(inbox + rank * each + (i & (each - 1))), i >> log, total);
+        else
+            store(i, total);
     }
     if (blocks == 1) return;
     cluster_sync();
-    for (int i = (int)threadIdx.x * blocks + cluster_rank(); i < count; i += THREADS * blocks) {
-        const uint32_t at = shared_address(sums + i);
-        float total = load_from_block(at, 0);
-#pragma unroll 4
-        for (int other = 1; other < blocks; other++) total += load_from_block(at, other);
-        if (row0 + i / COLS < args.m && i % COLS < args.n) store_element(args, row0 + i / COLS, i % COLS, total);
+    for (int i = (int)threadIdx.x; i < each && rank * each < count; i += THREADS) {
+        float total = inbox[i];
+        for (int block = 1; block < blocks; block++) total += inbox[block * each + i];
+        store(rank * each + i, total);
     }
-    cluster_sync(); /* until the others have read our sums */
 }
 
 /* ---- Along k ----------------------------------------------------------------------------------------------------- */
 
-template <int COLS> struct vector_k {
-    static constexpr int ROWS = 4;
-
-    /* UNROLL steps of FLOATS terms a lane, from term `at` on, of those below `end`. */
-    template <int UNROLL, int FLOATS>
-    static __device__ __forceinline__ void add(float (&sum)[ROWS][COLS], const ieee_args &args, const vector_part &part,
-                                               const float *const (&row)[ROWS], const float *shared, int begin, int at,
-                                               int stride, int end) {
-        const bool b_vectors = args.b.row_stride == 1 && (uintptr_t)part.b % 16 == 0;
-        float a[UNROLL][ROWS][FLOATS], b[UNROLL][COLS][FLOATS];
+template <int COLS, int THREADS, int ROWS>
+static __device__ __forceinline__ void run_along_k(const ieee_args &args, float *shared, float *inbox) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, along_k = args.share, log = log2_of(along_k);
+    const int rows = THREADS / 32 * ROWS >> log, first_row = (warp >> log) * ROWS, place = warp & (along_k - 1);
+    const vector_part part(args, rows);
+    if (cluster_blocks() > 1) cluster_arrive();
+    const float *row[ROWS]; /* those beyond the matrix repeat its last one; their sums are not stored */
+    bool vectors = part.terms >= along_k * 128;
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            const int term = at + u * stride;
-            const bool there = term < end;
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                if constexpr (FLOATS == 4)
-                    *(float4 *)a[u][r] = there ? __ldg((const float4 *)(row[r] + term)) : make_float4(0, 0, 0, 0);
-                else
-                    a[u][r][0] = there ? __ldg(row[r] + term * args.a.col_stride) : 0;
-            if (COLS == 1) {
-                if (FLOATS == 4 && b_vectors)
-                    *(float4 *)b[u][0] = there ? __ldg((const float4 *)(part.b + term)) : make_float4(0, 0, 0, 0);
-                else
-#pragma unroll
-                    for (int f = 0; f < FLOATS; f++)
-                        b[u][0][f] = there ? __ldg(part.b + (term + f) * args.b.row_stride) : 0;
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            const int term = at + u * stride;
-            if (COLS > 1) {
-#pragma unroll
-                for (int c = 0; c < COLS; c++) {
-                    const float *from = shared + c * CHUNK + term - begin;
-                    if constexpr (FLOATS == 4)
-                        *(float4 *)b[u][c] = term < end ? *(const float4 *)from : make_float4(0, 0, 0, 0);
-                    else
-                        b[u][c][0] = term < end ? *from : 0;
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int c = 0; c < COLS; c++)
-#pragma unroll
-                    for (int f = 0; f < FLOATS; f++) sum[r][c] = fmaf(a[u][r][f], b[u][c][f], sum[r][c]);
-        }
+    for (int r = 0; r < ROWS; r++) {
+        row[r] = part.a + min(first_row + r, part.rows_left - 1) * args.a.row_stride;
+        vectors = vectors && (uintptr_t)row[r] % 16 == 0;
     }
-
-    static __device__ __forceinline__ void run(const ieee_args &args, float *shared) {
-        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-        const int along_k = args.share, tile_rows = WARPS / along_k * ROWS, first = warp / along_k * ROWS;
-        const vector_part part(args, tile_rows);
-        /* Rows beyond the matrix repeat its last one; their sums are not stored. */
-        const float *row[ROWS];
-        bool vectors = args.a.col_stride == 1;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            row[r] = part.a + min(first + r, args.m - 1 - part.row0) * args.a.row_stride;
-            vectors = vectors && (uintptr_t)row[r] % 16 == 0;
-        }
-        float sum[ROWS][COLS] = {};
-        const int chunk = COLS > 1 ? CHUNK : part.terms;
-        for (int begin = 0; begin < part.terms; begin += chunk) {
-            const int end = min(begin + chunk, part.terms);
-            if (COLS > 1) {
-                __syncthreads();
-                stage_b<COLS, 1, CHUNK>(shared, args, part, begin);
-                __syncthreads();
-            }
-            int at = begin;
-            if (vectors) {
-                constexpr int UNROLL = COLS <= 2 ? 4 : 2;
-                const int stride = along_k * 128, whole = begin + (end - begin) / 4 * 4;
-                for (int term = begin + warp % along_k * 128; term < whole; term += UNROLL * stride) {
-                    if (term + stride >= whole) /* the last step */
-                        add<1, 4>(sum, args, part, row, shared, begin, term + lane * 4, stride, whole);
-                    else
-                        add<UNROLL, 4>(sum, args, part, row, shared, begin, term + lane * 4, stride, whole);
-                }
-                at = whole;
-            }
-            constexpr int UNROLL = COLS <= 2 ? 8 : 4;
-            const int stride = along_k * 32;
-            for (int term = at + warp % along_k * 32; term < end; term += UNROLL * stride) {
-                if (term + stride >= end)
-                    add<1, 1>(sum, args, part, row, shared, begin, term + lane, stride, end);
-                else
-                    add<UNROLL, 1>(sum, args, part, row, shared, begin, term + lane, stride, end);
-            }
-        }
-        __syncthreads(); /* nobody reads B any more */
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int c = 0; c < COLS; c++) {
-                float total = sum[r][c];
-#pragma unroll
-                for (int distance = 16; distance; distance /= 2) total += __shfl_xor_sync(~0u, total, distance);
-                if (lane == r * COLS + c) shared[(warp % along_k * tile_rows + first + r) * COLS + c] = total;
-            }
-        store<COLS>(args, shared, along_k, tile_rows, part.row0);
+    if (COLS > 1) vectors = __syncthreads_and(vectors); /* all wait for B together */
+    float sum[ROWS][COLS] = {};
+    if (vectors)
+        add_terms<reading<ROWS, 4, (COLS > 2) ? 1 : 2, true>, COLS, false, THREADS>(
+            sum, args, part, row, (place * 32 + lane) * 4, along_k * 128, shared);
+    else
+        add_terms<reading<ROWS, 1, (COLS > 1) ? 4 : 8, false>, COLS, false, THREADS>(
+            sum, args, part, row, place * 32 + lane, along_k * 32, shared);
+    int index;
+    const float total = add_lanes<ROWS * COLS>(*(float(*)[ROWS * COLS]) & sum, lane, &index);
+    const bool first = lane % (32 / (ROWS * COLS)) == 0; /* of the lanes that have this total */
+    if (COLS == 1 && along_k == 1 && cluster_blocks() == 1) {
+        if (first && first_row + index < part.rows_left) store_element(args, part.row0 + first_row + index, 0, total);
+        return;
     }
-};
+    if (COLS > 1) __syncthreads(); /* nobody reads B any more */
+    if (first) shared[(place * rows + first_row) * COLS + index] = total;
+    store_tile<COLS, THREADS>(args, shared, inbox, along_k, rows, part.row0);
+}
 
 /* ---- Along m ----------------------------------------------------------------------------------------------------- */
 
-template <int COLS> struct vector_m {
-    static constexpr int ROWS = 4, UNROLL = 8;
-
-    template <bool VECTORS>
-    static __device__ __forceinline__ void add(float (&sum)[ROWS][COLS], const ieee_args &args, const vector_part &part,
-                                               const int (&row)[ROWS], const float *shared, int begin, int end,
-                                               int first, int stride) {
-        for (int at = begin + first; at < end; at += UNROLL * stride) {
-            float a[UNROLL][ROWS], b[UNROLL];
+template <int COLS, int THREADS, class R>
+static __device__ __forceinline__ void add_along_m(const ieee_args &args, const vector_part &part, float *shared,
+                                                   float *inbox) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, rows = args.share * 4, lanes = rows / R::ROWS;
+    const int place = lane & (lanes - 1), log = log2_of(lanes);
+    const float *row[R::ROWS]; /* those beyond the matrix repeat its last ones; their sums are not stored */
 #pragma unroll
-            for (int u = 0; u < UNROLL; u++) {
-                const int term = at + u * stride;
-                const bool there = term < end;
-                const float *column = part.a + term * args.a.col_stride;
-                if (VECTORS)
-                    *(float4 *)a[u] = there ? __ldg((const float4 *)(column + row[0])) : make_float4(0, 0, 0, 0);
-                else {
+    for (int r = 0; r < R::ROWS; r++)
+        row[r] = part.a + (R::VECTORS ? min(place * R::ROWS, part.rows_left - R::ROWS) + r
+                                      : min(place + lanes * r, part.rows_left - 1));
+    float sum[R::ROWS][COLS] = {};
+    add_terms<R, COLS, true, THREADS>(sum, args, part, row, (int)threadIdx.x >> log, THREADS >> log, shared);
+    if (COLS > 1) __syncthreads(); /* nobody reads B any more */
 #pragma unroll
-                    for (int r = 0; r < ROWS; r++) a[u][r] = there ? __ldg(column + row[r]) : 0;
-                }
-                if (COLS == 1) b[u] = there ? __ldg(part.b + term * args.b.row_stride) : 0;
-            }
+    for (int r = 0; r < R::ROWS; r++)
 #pragma unroll
-            for (int u = 0; u < UNROLL; u++) {
-                const int term = at + u * stride;
-                const float *values = shared + (term - begin) * COLS;
-#pragma unroll
-                for (int c = 0; c < COLS; c++) {
-                    const float value = COLS == 1 ? b[u] : term < end ? values[c] : 0;
-#pragma unroll
-                    for (int r = 0; r < ROWS; r++) sum[r][c] = fmaf(a[u][r], value, sum[r][c]);
-                }
-            }
+        for (int c = 0; c < COLS; c++) {
+            for (int distance = 16; distance >= lanes; distance /= 2)
+                sum[r][c] += __shfl_xor_sync(~0u, sum[r][c], distance);
+            const int my_row = R::VECTORS ? place * R::ROWS + r : place + lanes * r;
+            if (lane < lanes) shared[(warp * rows + my_row) * COLS + c] = sum[r][c];
         }
-    }
+    store_tile<COLS, THREADS>(args, shared, inbox, THREADS / 32, rows, part.row0);
+}
 
-    static __device__ __forceinline__ void run(const ieee_args &args, float *shared) {
-        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, lanes = args.share;
-        const int place = lane % lanes, tile_rows = lanes * ROWS, stride = THREADS / lanes;
-        const vector_part part(args, tile_rows);
-        const int rows_left = args.m - part.row0;
-        const bool vectors = (uintptr_t)part.a % 16 == 0 && args.a.col_stride % 4 == 0 && args.m % 4 == 0;
-        /* Rows beyond the matrix repeat its last ones; their sums are not stored. */
-        int row[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            row[r] = vectors ? min(place * ROWS, rows_left - ROWS) + r : min(place + lanes * r, rows_left - 1);
-        float sum[ROWS][COLS] = {};
-        const int chunk = COLS > 1 ? CHUNK : part.terms;
-        for (int begin = 0; begin < part.terms; begin += chunk) {
-            const int end = min(begin + chunk, part.terms);
-            if (COLS > 1) {
-                __syncthreads();
-                stage_b<COLS, COLS, 1>(shared, args, part, begin);
-                __syncthreads();
-            }
-            if (vectors)
-                add<true>(sum, args, part, row, shared, begin, end, (int)threadIdx.x / lanes, stride);
-            else
-                add<false>(sum, args, part, row, shared, begin, end, (int)threadIdx.x / lanes, stride);
-        }
-        __syncthreads(); /* nobody reads B any more */
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int c = 0; c < COLS; c++) {
-                float total = sum[r][c];
-                for (int distance = 16; distance >= lanes; distance /= 2)
-                    total += __shfl_xor_sync(~0u, total, distance);
-                const int my_row = vectors ? place * ROWS + r : place + lanes * r;
-                if (lane < lanes) shared[(warp * tile_rows + my_row) * COLS + c] = total;
-            }
-        store<COLS>(args, shared, WARPS, tile_rows, part.row0);
-    }
-};
+template <int COLS, int THREADS>
+static __device__ __forceinline__ void run_along_m(const ieee_args &args, float *shared, float *inbox) {
+    constexpr int LOADS = COLS == 1 ? 16 : 8;
+    const vector_part part(args, args.share * 4);
+    if (cluster_blocks() > 1) cluster_arrive();
+    if ((uintptr_t)part.a % 16 == 0 && args.a.col_stride % 4 == 0 && args.m % 4 == 0)
+        add_along_m<COLS, THREADS, reading<4, 1, COLS == 1 ? 4 : 2, true>>(args, part, shared, inbox);
+    else if (args.share == 32) /* a warp's loads are of neighbouring rows */
+        add_along_m<COLS, THREADS, reading<4, 1, LOADS / 4, false>>(args, part, shared, inbox);
+    else if (args.share == 16)
+        add_along_m<COLS, THREADS, reading<2, 1, LOADS / 2, false>>(args, part, shared, inbox);
+    else
+        add_along_m<COLS, THREADS, reading<1, 1, LOADS, false>>(args, part, shared, inbox);
+}
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Sums of the warps: 128 rows of MAX_COLS columns at most. */
-static_assert(WARPS * 128 <= CHUNK, "sums take the place of B");
-ASSERT_LISTED_AS(IEEE_VECTOR_K, 32, MAX_COLS, THREADS, MAX_COLS *CHUNK * 4);
-ASSERT_LISTED_AS(IEEE_VECTOR_M, 128, MAX_COLS, THREADS, MAX_COLS *CHUNK * 4);
+constexpr int K_THREADS = 128, K_ROWS = 2, M_THREADS = 256, COLUMN_THREADS = 256, COLUMN_ROWS = 4, MOST_COLS = 8,
+              MOST_ROWS = 128, MOST_BLOCKS = 16; /* of a cluster */
+constexpr int COLUMNS_SHARED = (2 * MOST_COLS * B_PITCH + 2 * MOST_ROWS * MOST_COLS) * 4;
+static_assert(M_THREADS / 32 * MOST_ROWS <= 2 * B_PITCH, "sums take the place of B");
+ASSERT_LISTED_AS(IEEE_VECTOR_K, K_THREADS / 32 * K_ROWS, 1, K_THREADS, 0);
+ASSERT_LISTED_AS(IEEE_VECTOR_M, MOST_ROWS, 1, M_THREADS, 0);
+ASSERT_LISTED_AS(IEEE_COLUMNS_K, COLUMN_THREADS / 32 * COLUMN_ROWS, MOST_COLS, COLUMN_THREADS, COLUMNS_SHARED);
+ASSERT_LISTED_AS(IEEE_COLUMNS_M, MOST_ROWS, MOST_COLS, COLUMN_THREADS, COLUMNS_SHARED);
 
-template <template <int> class KERNEL> static __device__ __forceinline__ void run(const ieee_args &args) {
-    float *shared = (float *)dynamic_shared<16>();
+extern "C" __global__ void __launch_bounds__(K_THREADS, 6) ieee_vector_k(const __grid_constant__ ieee_args args) {
+    __shared__ float sums[K_THREADS / 32 * K_ROWS], inbox[MOST_BLOCKS];
     wait_for_previous_kernel();
     allow_next_kernel();
-    if (args.n == 1)
-        KERNEL<1>::run(args, shared);
-    else if (args.n == 2)
-        KERNEL<2>::run(args, shared);
+    run_along_k<1, K_THREADS, K_ROWS>(args, sums, inbox);
+}
+
+extern "C" __global__ void __launch_bounds__(M_THREADS, 2) ieee_vector_m(const __grid_constant__ ieee_args args) {
+    __shared__ float sums[M_THREADS / 32 * MOST_ROWS], inbox[2 * MOST_ROWS];
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    run_along_m<1, M_THREADS>(args, sums, inbox);
+}
+
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2)
+    ieee_columns_k(const __grid_constant__ ieee_args args) {
+    float *shared = (float *)dynamic_shared<16>(), *inbox = shared + 2 * MOST_COLS * B_PITCH;
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (args.n <= 2)
+        run_along_k<2, COLUMN_THREADS, COLUMN_ROWS>(args, shared, inbox);
     else if (args.n <= 4)
-        KERNEL<4>::run(args, shared);
+        run_along_k<4, COLUMN_THREADS, COLUMN_ROWS>(args, shared, inbox);
     else
-        KERNEL<8>::run(args, shared);
+        run_along_k<8, COLUMN_THREADS, COLUMN_ROWS>(args, shared, inbox);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) ieee_vector_k(const __grid_constant__ ieee_args args) {
-    run<vector_k>(args);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) ieee_vector_m(const __grid_constant__ ieee_args args) {
-    run<vector_m>(args);
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2)
+    ieee_columns_m(const __grid_constant__ ieee_args args) {
+    float *shared = (float *)dynamic_shared<16>(), *inbox = shared + 2 * MOST_COLS * B_PITCH;
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (args.n <= 2)
+        run_along_m<2, COLUMN_THREADS>(args, shared, inbox);
+    else if (args.n <= 4)
+        run_along_m<4, COLUMN_THREADS>(args, shared, inbox);
+    else
+        run_along_m<8, COLUMN_THREADS>(args, shared, inbox);
 }
