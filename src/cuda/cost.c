@@ -6,6 +6,7 @@
  */
 #include "cuda/cost.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* ---- Measured constants ------------------------------------------------------------------------------------------ */
@@ -27,10 +28,12 @@ typedef struct small_costs {
 
 typedef struct vector_costs {
     double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
-    double cluster;
+    double share;       /* more, where warps along k add up their sums */
+    double cluster;     /* more, where thread blocks do */
     double block;       /* for each thread block on an SM beyond those that are resident */
     double block_bytes; /* of A that a thread block reads in a second */
     double bytes;       /* that all of them do */
+    double unaligned;   /* what is left of block_bytes where A is read by single floats */
     double narrow;      /* what is left of the rates with half as many rows side by side */
 } vector_costs;
 
@@ -64,7 +67,7 @@ typedef struct device_costs {
  * and of the kernels in one launch, for 240 random products (bench/gpu/sweep.py), the mean deviation:
  *
  *   small, long  5 % to 8 %
- *   vector       8 % to 11 %, for 230 products */
+ *   vector       6 % to 13 %, for 230 products */
 static const device_costs measured[] = {{
     .capability = 90,
     .clock = H200_CLOCK,
@@ -95,34 +98,42 @@ static const device_costs measured[] = {{
     .small_32 = {.start = 3.8e-6, .cluster = 0.63e-6, .stage = 0.63e-6, .together = 2.05, .block = 0.28e-6},
     .long_16 = {.start = 2.3e-6, .cluster = 1.13e-6, .stage = 0.55e-6, .together = 1.1, .block = 0.75e-6},
     .long_32 = {.start = 2.7e-6, .cluster = 0.9e-6, .stage = 0.73e-6, .together = 1.1, .block = 0.98e-6},
-    .vector_k = {.start = {1.97e-6},
+    .vector_k = {.start = {1.67e-6},
                  .rate = {1},
-                 .cluster = 0.31e-6,
-                 .block = 0.54e-6,
-                 .block_bytes = 41e9,
+                 .share = 0.26e-6,
+                 .cluster = 0.63e-6,
+                 .block = 0.11e-6,
+                 .block_bytes = 57e9,
                  .bytes = 4.3e12,
+                 .unaligned = 0.81,
                  .narrow = 1},
-    .vector_m = {.start = {1.7e-6},
+    .vector_m = {.start = {1.82e-6},
                  .rate = {1},
-                 .cluster = 0.79e-6,
-                 .block = 1.39e-6,
-                 .block_bytes = 44.7e9,
-                 .bytes = 3.68e12,
-                 .narrow = 0.83},
-    .columns_k = {.start = {2.3e-6, 2.6e-6, 3.06e-6},
-                  .rate = {1, 0.83, 0.65},
-                  .cluster = 0.49e-6,
-                  .block = 2.7e-6,
-                  .block_bytes = 52e9,
-                  .bytes = 3.54e12,
+                 .share = 0,
+                 .cluster = 0.69e-6,
+                 .block = 0.84e-6,
+                 .block_bytes = 104e9,
+                 .bytes = 3.98e12,
+                 .unaligned = 0.7,
+                 .narrow = 0.81},
+    .columns_k = {.start = {2.29e-6, 2.26e-6, 3.12e-6},
+                  .rate = {1, 0.74, 0.66},
+                  .share = 0.73e-6,
+                  .cluster = 0.6e-6,
+                  .block = 2.4e-6,
+                  .block_bytes = 110e9,
+                  .bytes = 4.3e12,
+                  .unaligned = 0.54,
                   .narrow = 1},
-    .columns_m = {.start = {2.05e-6, 2.3e-6, 2.7e-6},
-                  .rate = {1, 0.85, 0.55},
-                  .cluster = 1.14e-6,
-                  .block = 1.24e-6,
-                  .block_bytes = 36.4e9,
-                  .bytes = 3.73e12,
-                  .narrow = 0.96},
+    .columns_m = {.start = {2.53e-6, 2.89e-6, 3.7e-6},
+                  .rate = {1, 0.9, 0.65},
+                  .share = 0,
+                  .cluster = 0.33e-6,
+                  .block = 6.1e-6,
+                  .block_bytes = 63.5e9,
+                  .bytes = 3.75e12,
+                  .unaligned = 1.5,
+                  .narrow = 0.94},
     .thin_m_memory = 0.72,
     .thin_k_bytes = 1.75,
     .thin_m_bytes = 5,
@@ -243,16 +254,22 @@ static double cost_small(const small_costs *costs, const cuda_candidate *c, int6
            (double)(busiest - 1) * costs->block;
 }
 
+/* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can: where the two are near each other,
+ * neither is all of it. */
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
     const int columns = p->n <= 2 ? 0 : p->n <= 4 ? 1 : 2;
+    const bool along_m = cuda_reads_along_m(c->kernel);
+    const bool aligned = along_m ? p->a.col_stride % 4 == 0 && p->m % 4 == 0 : p->a.row_stride % 4 == 0;
     const double rows = (double)cuda_vector_rows(c->kernel, c->share), resident = c->kernel->blocks;
     double rate = costs->rate[columns];
-    for (int64_t share = c->share; cuda_reads_along_m(c->kernel) && share < 32; share *= 2) rate *= costs->narrow;
-    double blocks = rows * (double)c->k_each * sizeof(float) / (rate * costs->block_bytes);
+    for (int64_t share = c->share; along_m && share < 32; share *= 2) rate *= costs->narrow;
+    double blocks = rows * (double)c->k_each * sizeof(float) /
+                    (rate * costs->block_bytes * (aligned ? 1 : costs->unaligned));
     if ((double)busiest > resident)
         blocks = blocks * (double)busiest / resident + ((double)busiest - resident) * costs->block;
     const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes);
-    return costs->start[columns] + (c->cluster > 1 ? costs->cluster : 0) + (memory > blocks ? memory : blocks);
+    return costs->start[columns] + (c->share > 1 && !along_m ? costs->share : 0) +
+           (c->cluster > 1 ? costs->cluster : 0) + sqrt(blocks * blocks + memory * memory);
 }
 
 double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
