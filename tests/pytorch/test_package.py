@@ -58,15 +58,17 @@ def test_missing_library():
 
 
 def test_missing_compiler(tmp_path):
-    """Without a compiler NumPy works, and torch tensors get an error that says what to install."""
+    """Without a compiler NumPy works, and torch tensors get an error that says what to install; wrong arguments come
+    first."""
     program = (
         "import numpy as np, tessera, torch\n"
         "print(tessera.matmul(np.ones((2, 3), 'f4'), np.ones((3, 4), 'f4')).sum())\n"
+        "try: tessera.matmul(torch.ones(2, 2), [[1.0]])\nexcept TypeError: print('refused')\n"
         "tessera.matmul(torch.ones(2, 2), torch.ones(2, 2))")
     environment = {**os.environ, "PATH": str(tmp_path), "TESSERA_CACHE": str(tmp_path / "cache")}
     environment.pop("CXX", None)
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert ran.stdout.split() == ["24.0"] and "found no C++ compiler: install one" in ran.stderr
+    assert ran.stdout.split() == ["24.0", "refused"] and "found no C++ compiler: install one" in ran.stderr
     ran = subprocess.run([sys.executable, "-c", program], env={**environment, "CXX": "/bin/false"}, capture_output=True,
                          text=True)
     assert "could not compile its operator for torch" in ran.stderr
