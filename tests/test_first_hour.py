@@ -12,7 +12,7 @@ import pytest
 
 import binding
 from debian import is_installed, need_packages
-from toolchain import BUILD, ROOT, need, run
+from toolchain import BUILD, PATIENCE, ROOT, need, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.together]
 MADE = BUILD / "first_hour"  # kept for the next run
@@ -73,7 +73,8 @@ class Installation:
 @pytest.fixture(scope="module")
 def torch_python():
     """The one that tests/pytorch uses."""
-    said = run(ROOT / "tests/pytorch/run", BUILD, "--python").splitlines()[-1]
+    said = subprocess.run([ROOT / "tests/pytorch/run", BUILD, "--python"], stdout=subprocess.PIPE, text=True,
+                          timeout=PATIENCE, check=True).stdout.strip()
     if not os.access(said, os.X_OK):
         pytest.skip(said)
     return said
