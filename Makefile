@@ -121,8 +121,8 @@ wheel: ## a wheel that needs no compiler, with operators for current releases of
 deb: ## Debian packages, in $(BUILD)/deb; needs debhelper and dh-python
 	packaging/deb $(BUILD)
 
-first-hour: ## what a new user does, on a clean prefix: every package and way to use it, then removal; ten minutes, root for deb
-	tests/first_hour $(BUILD)
+first-hour: build ## part of `make test`: every package and way to install it, used and removed; Debian packages if root
+	tests/run $(BUILD) tests/test_first_hour.py tests/test_install.py
 
 clean: ## removes $(BUILD)
 	rm -rf $(BUILD)

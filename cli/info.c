@@ -13,7 +13,7 @@ static size_t name_length(const char *line) { return strcspn(line, ":"); }
 static const char *next_line(const char *line) { return line + strcspn(line, "\n") + 1; }
 
 /* Lines "name: value" as members of an object. A name of two words, as "cpu kernel", may have several lines: it becomes
- * a list, "cpu_kernels". */
+ * a list, "cpu_kernels". Those of CUDA are there even if they are empty. */
 static void print_json(const char *lines) {
     const char *former = NULL;
     for (const char *line = lines; *line; former = line, line = next_line(line)) {
@@ -31,6 +31,8 @@ static void print_json(const char *lines) {
         const char *after = next_line(line);
         if (is_list && !(name_length(after) == length && memcmp(after, line, length) == 0)) printf("\n  ]");
     }
+    if (!strstr(lines, "\ncuda gpu: ")) printf(",\n  \"cuda_gpus\": []");
+    if (!strstr(lines, "\ncuda kernel: ")) printf(",\n  \"cuda_kernels\": []");
     printf("\n}\n");
 }
 

@@ -18,7 +18,8 @@ enum { BAR_WIDTH = 20, REDRAW_NANOSECONDS = 200 * 1000 * 1000 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below but the thread */
 static pthread_cond_t stopped;                           /* on the monotonic clock */
 static bool active;
-static volatile sig_atomic_t drawn, interrupted; /* the signal handler's, too */
+static bool drawn;
+static volatile sig_atomic_t interrupted; /* the signal handler's */
 static int step, step_total;
 static char label[120];
 static struct timespec begun, step_begun;
@@ -85,10 +86,10 @@ static void *paint(void *unused) {
     return NULL;
 }
 
-/* The shell's prompt shall not begin behind the line. */
+/* The shell's prompt shall not begin behind the line, nor behind the ^C that the terminal writes. */
 static void erase_and_die(int number) {
     interrupted = true;
-    const ssize_t written = drawn ? write(STDERR_FILENO, ERASE, sizeof ERASE - 1) : 0;
+    const ssize_t written = write(STDERR_FILENO, ERASE, sizeof ERASE - 1);
     (void)written; /* nothing is left to be done about it */
     signal(number, SIG_DFL);
     raise(number);

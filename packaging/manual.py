@@ -85,8 +85,9 @@ def bash(all_commands):
     lines = ["# bash completion for tessera; made by packaging/manual.py", "_tessera() {",
              "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options=", "    COMPREPLY=()",
              "    if [ \"$COMP_CWORD\" = 1 ]; then",
-             f"        COMPREPLY=($(compgen -W '{names} --help --version' -- \"$word\"))",
-             "        return", "    fi", "    case $before in"]
+             f"        COMPREPLY=($(compgen -W '{names} help --help --version' -- \"$word\"))",
+             "        return", "    fi", "    case $before in",
+             f"        help) COMPREPLY=($(compgen -W '{names}' -- \"$word\")); return ;;"]
     with_words = {option for each in all_commands for option in each.options if option.words}
     for option in sorted(with_words):
         lines += [f"        {'|'.join(option.spellings)})",
@@ -114,7 +115,9 @@ def zsh_text(text):
 def zsh(all_commands):
     lines = ["#compdef tessera", "# made by packaging/manual.py", "local -a commands", "commands=("]
     lines += [f"    '{each.name}:{zsh_text(each.summary)}'" for each in all_commands]
-    lines += [")", "if (( CURRENT == 2 )); then", "    _describe command commands", "    return", "fi",
+    lines += [")", "if [[ CURRENT -eq 3 && $words[2] == help ]]; then", "    _describe command commands", "    return",
+              "fi", "commands+=('help:explains a command')",
+              "if (( CURRENT == 2 )); then", "    _describe command commands", "    return", "fi",
               "local name=$words[2]", "shift words; (( CURRENT-- ))", "case $name in"]
     for each in all_commands:
         lines.append(f"{each.name}) _arguments \\")

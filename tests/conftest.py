@@ -117,10 +117,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def claimed(items, folder):
-    """The items that no other process has claimed, in runs of one test with several parameters, slow ones one by one:
-    whoever creates the run's file has it."""
+    """The items that no other process has claimed, in runs of one test with several parameters, slow ones one by one,
+    files marked `together` whole: whoever creates the run's file has it."""
 
     def run_key(item):
+        if item.get_closest_marker("together"):
+            return item.path
         return item.nodeid if item.get_closest_marker("slow") else function_of(item)
 
     for number, (_, run_of_items) in enumerate(itertools.groupby(items, key=run_key)):

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 import binding
-from layouts import LAYOUTS, assert_guards, filled, poisoned, row_major
+from layouts import LAYOUTS, assert_guards, filled, multiply_exactly, poisoned, row_major
 from properties import given, settings, st
 from reference import assert_componentwise, assert_exact, integers
-
-
-def assert_each_exact(c, a, b, alpha=1, beta=0, before=None):
-    for i in range(c.shape[0]):
-        assert_exact(c[i], a[i], b[i], alpha, beta, None if before is None else before[i])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -21,9 +16,7 @@ def assert_each_exact(c, a, b, alpha=1, beta=0, before=None):
 def test_strided(engine, rng, batch, layout):
     a, b, before = integers(rng, batch, 21, 34), integers(rng, batch, 34, 19), integers(rng, batch, 21, 19)
     c = filled(LAYOUTS[layout], before)
-    engine.multiply(filled(LAYOUTS[layout], a), filled(LAYOUTS[layout], b), c, 2.0, -1.0)
-    assert_each_exact(c, a, b, 2, -1, before)
-    assert_guards(c)
+    multiply_exactly(engine, filled(LAYOUTS[layout], a), filled(LAYOUTS[layout], b), c, 2.0, -1.0)
 
 
 @pytest.mark.parametrize("shared", ["a", "b", "both"])
@@ -35,9 +28,7 @@ def test_shared_operand(engine, rng, shared):
     if shared in ("b", "both"):
         b = np.broadcast_to(b[0], b.shape)
     c = row_major(5, 40, 50)
-    engine.multiply(a, b, c)
-    assert_each_exact(c, a, b)
-    assert_guards(c)
+    multiply_exactly(engine, a, b, c)
 
 
 def test_interleaved(engine, rng):
@@ -45,9 +36,7 @@ def test_interleaved(engine, rng):
     batch, m, n, k = 6, 17, 23, 31
     a, b = integers(rng, m, k, batch).transpose(2, 0, 1), integers(rng, k, n, batch).transpose(2, 0, 1)
     c = poisoned(m, n, batch + 1)[..., :batch].transpose(2, 0, 1)
-    engine.multiply(a, b, c)
-    assert_each_exact(c, a, b)
-    assert_guards(c)
+    multiply_exactly(engine, a, b, c)
 
 
 def test_interleaved_rows(engine, rng):
@@ -56,16 +45,14 @@ def test_interleaved_rows(engine, rng):
     b = integers(rng, 29, 4, 16).transpose(1, 2, 0)
     c = poisoned(33, 4, 29).transpose(1, 0, 2)
     engine.multiply(a, b, c)
-    assert_each_exact(c, a, b)
+    assert_exact(c, a, b)
 
 
 def test_backwards(engine, rng):
     """A negative batch stride runs through the batch from its end, in every matrix."""
     a, b = integers(rng, 4, 9, 8)[::-1], integers(rng, 4, 8, 7)[::-1]
     c = row_major(4, 9, 7)[::-1]
-    engine.multiply(a, b, c)
-    assert_each_exact(c, a, b)
-    assert_guards(c)
+    multiply_exactly(engine, a, b, c)
 
 
 @pytest.mark.parametrize("batch, m, n, k", [(0, 5, 5, 5), (3, 0, 5, 5), (3, 5, 0, 5), (3, 5, 5, 0)])
@@ -91,9 +78,7 @@ def test_random(engine, batch, m, n, k, layouts, seed):
     a, b = integers(rng, batch, m, k), integers(rng, batch, k, n)
     of_a, of_b, of_c = (LAYOUTS[name] for name in layouts)
     c = of_c(batch, m, n)
-    engine.multiply(filled(of_a, a), filled(of_b, b), c)
-    assert_each_exact(c, a, b)
-    assert_guards(c)
+    multiply_exactly(engine, filled(of_a, a), filled(of_b, b), c)
 
 
 def test_bound_in_a_batch(accurate, rng):
@@ -123,7 +108,7 @@ def test_pointers(engine, rng, layout, m, n, k):
     for order, alpha, beta in (rng.permutation(7)[:5], 2, -1), (np.arange(7), 1, 0), (np.arange(6, -1, -2), 3, 1):
         c = filled(LAYOUTS[layout], before)
         gemm_pointers(engine, filled(LAYOUTS[layout], a), filled(LAYOUTS[layout], b), c, order, alpha, beta)
-        assert_each_exact(c[order], a[order], b[order], alpha, beta, before[order])
+        assert_exact(c[order], a[order], b[order], alpha, beta, before[order])
         others = np.setdiff1d(np.arange(7), order)
         assert np.array_equal(c[others], before[others])
         assert_guards(c)
@@ -147,7 +132,7 @@ def test_pointers_that_are_shared(engine, rng):
         at = [[engine.address(x[i]) for i in which] for x, which in named]
         binding.gemm_pointers(engine.context, 4, engine.operand(a[0]), at[0], engine.operand(b[0]), at[1],
                               engine.result(c[0]), at[2])
-    assert_each_exact(c, a[[2, 2, 0, 2]], b[[1, 0, 1, 1]])
+    assert_exact(c, a[[2, 2, 0, 2]], b[[1, 0, 1, 1]])
 
 
 def test_pointers_to_nothing(cpu, rng):

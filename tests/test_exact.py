@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from binding import CPU
-from layouts import LAYOUTS, assert_guards, filled, padded, row_major
+from layouts import LAYOUTS, filled, multiply_exactly, padded, row_major
 from properties import given, settings, st
 from reference import assert_exact, integers
 
@@ -48,9 +48,7 @@ def test_every_depth(engine, rng, m, n):
 def test_shapes_that_cross_cache_blocks(engine, rng, m, n, k):
     a, b = integers(rng, m, k, largest=4), integers(rng, k, n, largest=4)
     c = row_major(m, n)
-    engine.multiply(a, b, c)
-    assert_exact(c, a, b)
-    assert_guards(c)
+    multiply_exactly(engine, a, b, c)
 
 
 factors = st.sampled_from([0.0, 1.0, -1.0, 2.0, -3.0, 0.5])
@@ -66,9 +64,7 @@ def test_random_products(engine, m, n, k, alpha, beta, layouts, seed):
     c = LAYOUTS[layouts[2]](m, n)
     if beta:
         c[...] = before
-    engine.multiply(va, vb, c, alpha, beta)
-    assert_exact(c, a, b, alpha, beta, before)
-    assert_guards(c)
+    multiply_exactly(engine, va, vb, c, alpha, beta)
 
 
 @settings(max_examples=6)
@@ -77,9 +73,7 @@ def test_random_large_products(engine, m, n, k, seed):
     rng = np.random.default_rng(seed)
     a, b = integers(rng, m, k, largest=4), integers(rng, k, n, largest=4)
     c = padded(m, n)
-    engine.multiply(a, b, c)
-    assert_exact(c, a, b)
-    assert_guards(c)
+    multiply_exactly(engine, a, b, c)
 
 
 @pytest.mark.sanitizer
@@ -89,6 +83,4 @@ def test_reduced_set(engine, rng, m, n, k):
     for layout in LAYOUTS.values():
         for alpha, beta in [(1.0, 0.0), (2.0, -1.0)]:
             va, vb, c = filled(layout, a), filled(layout, b), filled(layout, before) if beta else layout(m, n)
-            engine.multiply(va, vb, c, alpha, beta)
-            assert_exact(c, a, b, alpha, beta, before)
-            assert_guards(c)
+            multiply_exactly(engine, va, vb, c, alpha, beta)

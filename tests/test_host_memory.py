@@ -23,36 +23,30 @@ def multiply(context, a, b, c, alpha=1.0, beta=0.0):
     assert share.value == 1
 
 
+def check(context, rng, m, n, k, layout):
+    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
+    a, b, c = (layouts.filled(layouts.LAYOUTS[layout], x) for x in (a, b, before))
+    multiply(context, a, b, c, 2, 3)
+    reference.assert_exact(c, a, b, 2, 3, before)
+    layouts.assert_guards(c)
+
+
 @pytest.mark.parametrize("layout", ["row_major", "padded_columns", "backward"])
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (65, 33, 129), (300, 500, 700)])
 def test_products(engine, rng, m, n, k, layout):
-    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
-    make = layouts.LAYOUTS[layout]
-    a, b, c = layouts.filled(make, a), layouts.filled(make, b), layouts.filled(make, before)
-    multiply(engine.context, a, b, c, 2, 3)
-    reference.assert_exact(c, a, b, 2, 3, before)
-    layouts.assert_guards(c)
+    check(engine.context, rng, m, n, k, layout)
 
 
 @pytest.mark.parametrize("layout", ["row_major", "column_major"])
 @pytest.mark.parametrize("m, n, k", [(1300, 2500, 300), (2600, 700, 200)])
 def test_several_panels(cuda, rng, m, n, k, layout):
     """A and B stay on the GPU in panels, which are packed once and come in turns."""
-    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
-    make = layouts.LAYOUTS[layout]
-    a, b, c = layouts.filled(make, a), layouts.filled(make, b), layouts.filled(make, before)
-    multiply(cuda.context, a, b, c, 2, 3)
-    reference.assert_exact(c, a, b, 2, 3, before)
+    check(cuda.context, rng, m, n, k, layout)
 
 
 @pytest.mark.parametrize("limit", [2 * MIB, 12 * MIB])
 def test_more_than_the_device_may_take(cuda, rng, limit):
-    m, n, k = 1100, 1300, 1500
-    a, b, before = [reference.integers(rng, *shape, largest=4) for shape in ((m, k), (k, n), (m, n))]
-    c = layouts.filled(layouts.padded, before)
-    multiply(cuda.new_context(max_workspace=limit), a, b, c, 1, 1)
-    reference.assert_exact(c, a, b, 1, 1, before)
-    layouts.assert_guards(c)
+    check(cuda.new_context(max_workspace=limit), rng, 1100, 1300, 1500, "padded")
 
 
 def test_the_bound(accurate, rng):

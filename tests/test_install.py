@@ -142,6 +142,7 @@ def completed(*words):
 
 def test_completion():
     need("bash")
+    assert completed("help", "s") == ["selftest"] and completed("he") == ["help"]
     assert completed("s") == ["selftest"] and {"mul", "bench", "--version"} <= set(completed(""))
     assert completed("mul", "--tr") == ["--transpose-a", "--transpose-b"] and completed("info", "--tr") == []
     assert completed("bench", "--precision", "") == ["ieee", "fp32", "tf32"]
@@ -152,9 +153,7 @@ def test_completion():
 
 def test_man_page():
     text = (BUILD / "tessera.1").read_text().replace("\\-", "-")
-    for command in completed(""):
-        if command.startswith("-"):
-            continue
+    for command in completed("help", ""):
         assert f"\n.SH {command.upper()}\n" in text
         section = text.split(f"\n.SH {command.upper()}\n")[1].split("\n.SH ")[0]
         for line in run(BUILD / "cli" / "tessera", command, "--help").splitlines():

@@ -52,6 +52,13 @@ def _numpy_module(names, arguments):
     return _numpy
 
 
+def _check_tensors(torch, names, arguments) -> None:
+    """Before the operator is loaded: that may take a minute, to compile it."""
+    for name, argument in zip(names, arguments):
+        if not isinstance(argument, (torch.Tensor, Packed)):
+            raise TypeError(f"{name} must be a torch.Tensor or a numpy.ndarray, not {type(argument).__name__}")
+
+
 def _module_for(names, *arguments):
     """The implementation for these arguments: torch's for tensors, else NumPy's, which converts lists and the like."""
     for argument in arguments:
@@ -60,6 +67,7 @@ def _module_for(names, *arguments):
     torch = sys.modules.get("torch")
     for argument in arguments if torch else ():
         if isinstance(argument, (torch.Tensor, Packed)):  # type: ignore[union-attr]
+            _check_tensors(torch, names, arguments)
             return _torch_module()
     return _numpy
 

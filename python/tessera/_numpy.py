@@ -47,12 +47,14 @@ _contexts_lock = Lock()
 def _context(precision: str) -> ctypes.c_void_p:
     """One context for each precision and number of threads, made when first asked for and kept as long as the
     process."""
+    key = precision, _threads
+    if key in _contexts:
+        return _contexts[key]
     options = options_named(precision)
     with _contexts_lock.held:
-        key = precision, _threads
         if key not in _contexts:
             made = ctypes.c_void_p()
-            options.threads = _threads
+            options.threads = key[1]
             check(LIBRARY.tsr_context_create(ctypes.byref(made), ctypes.byref(options)))
             _contexts[key] = made
         return _contexts[key]
@@ -75,14 +77,22 @@ def get_num_threads() -> int:
 FLOAT32 = np.dtype(np.float32)
 
 
+def _has_masked(value: Any) -> bool:
+    """A masked array, or one in a list, which numpy.asarray would unmask without a word."""
+    if isinstance(value, (list, tuple)):
+        return any(_has_masked(element) for element in value if type(element) is not float)
+    return isinstance(value, np.ma.MaskedArray)
+
+
 def as_array(name: str, value: Any, casting: Optional[str] = "equiv") -> np.ndarray:
     """The argument as a float32 array, as numpy.matmul would take it. Python's numbers are floats of any size; an array
     of another type is converted if `casting` allows; None: the caller has no such option."""
     if type(value) is np.ndarray and value.dtype is FLOAT32:
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose masked elements have no product: fill them, as .filled(0) "
-                        "does, or use numpy.ma.dot")
+    if _has_masked(value):
+        what = "has masked arrays" if isinstance(value, (list, tuple)) else "is a masked array"
+        raise TypeError(f"{name} {what}, whose masked elements have no product: fill them, as .filled(0) does, or use "
+                        "numpy.ma.dot")
     if isinstance(value, _library.Packed):
         raise TypeError(f"{name} is a packed matrix, too: only one operand of a product can be packed")
     array = np.asarray(value)
@@ -178,7 +188,7 @@ def _gemm(a: np.ndarray, b: np.ndarray, s: Optional[np.ndarray], c: np.ndarray, 
         matrices[side].packed = packed.panels(side, matrices[side], precision)
     s_matrix = ctypes.byref(matrices[3]) if s is not None else None
     for indices in itertools.product(*(range(size) for size, _ in loops)):
-        for i, matrix in enumerate(matrices):
+        for i, matrix in enumerate(matrices if loops else ()):
             offset = sum(index * steps[i] for index, (_, steps) in zip(indices, loops))
             matrix.data = (starts[i] or 0) + 4 * offset
         check(LIBRARY.tsr_gemm_add(context, batch, alpha, ctypes.byref(matrices[0]), ctypes.byref(matrices[1]), beta,
@@ -229,9 +239,11 @@ def matmul(a, b, *, precision: str = "fp32", out: Optional[np.ndarray] = None, c
     if left.shape[-1] != right.shape[-2]:
         raise ValueError(f"a and b shapes cannot be multiplied ({left.shape[-2]}x{left.shape[-1]} and "
                          f"{right.shape[-2]}x{right.shape[-1]})")
-    leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    left = np.broadcast_to(left, leading + left.shape[-2:])
-    right = np.broadcast_to(right, leading + right.shape[-2:])
+    leading = left.shape[:-2]
+    if leading != right.shape[:-2]:
+        leading = np.broadcast_shapes(leading, right.shape[:-2])
+        left = np.broadcast_to(left, leading + left.shape[-2:])
+        right = np.broadcast_to(right, leading + right.shape[-2:])
     rows, columns = left.shape[-2], right.shape[-1]
     result = _result(leading + (() if row else (rows,)) + (() if column else (columns,)), out, a, b)
     matrices = result

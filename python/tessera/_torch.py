@@ -71,8 +71,6 @@ def _matmul_packed(a, b, precision: str, out) -> torch.Tensor:
 def matmul(a, b, *, precision: str = "fp32", out: Optional[torch.Tensor] = None) -> torch.Tensor:
     if isinstance(a, Packed) or isinstance(b, Packed):
         return _matmul_packed(a, b, precision, out)
-    _check_tensor("a", a)
-    _check_tensor("b", b)
     if out is None:
         return _matmul(a, b, precision=precision)
     _check_tensor("out", out)

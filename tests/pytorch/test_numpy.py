@@ -135,6 +135,8 @@ def test_errors():
         tessera.bmm(a, b)
     with pytest.raises(TypeError, match="a is a masked array.*filled"):
         tessera.matmul(np.ma.masked_array(a, a > 2), b)
+    with pytest.raises(TypeError, match="b has masked arrays.*filled"):
+        tessera.matmul(a, [[1.0, 2.0, 3.0], (2, 3, np.ma.masked)])
     with pytest.raises(TypeError, match="out is a masked array"):
         tessera.matmul(a, b, out=np.ma.zeros((4, 6), np.float32))
     with pytest.raises(TypeError, match="b is a packed matrix, too: only one operand"):

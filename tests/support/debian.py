@@ -1,12 +1,11 @@
 """Debian packages that tests of other people's programs need."""
 
-import os
 import shutil
 import subprocess
 
 import pytest
 
-from toolchain import PATIENCE
+from toolchain import BUILD, PATIENCE, ROOT
 
 
 def is_installed(package):
@@ -17,27 +16,11 @@ def is_installed(package):
 gave_up = []  # what could not be installed: nothing is tried after that, for a network that is not there takes its time
 
 
-def apt_get(*arguments):
-    """True where it succeeded. Fails soon without a network, but is given time where it works: it must not end
-    halfway."""
-    options = ["Acquire::http::Timeout=15", "Acquire::Retries=0", "DPkg::Lock::Timeout=30"]
-    command = ["apt-get", "--yes", *[word for option in options for word in ("-o", option)], *arguments]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        return subprocess.run(command, timeout=PATIENCE, env=environment, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
-
-
 def install(*packages):
-    """True where they are installed now. Only root may, and TESSERA_INSTALL=0 forbids it."""
-    if os.geteuid() or not shutil.which("apt-get") or os.environ.get("TESSERA_INSTALL") == "0" or gave_up:
-        return False
-    wanted = "install", "--no-install-recommends", *packages
-    if not apt_get(*wanted) and not (apt_get("update") and apt_get(*wanted)):
+    """True where they are installed now. It is given time where it works: it must not end halfway."""
+    if not gave_up and subprocess.run([ROOT / "tests/apt", BUILD, *packages], timeout=PATIENCE).returncode:
         gave_up.extend(packages)
-    return all(map(is_installed, packages))
+    return not gave_up
 
 
 def need_packages(*packages, may_install=True):

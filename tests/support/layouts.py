@@ -3,6 +3,7 @@
 import numpy as np
 
 from engine import bits, owner_of
+from reference import assert_exact
 
 POISON = np.array([0x7FC0DEAD], np.uint32).view(np.float32)[0]  # a NaN that arithmetic does not produce
 
@@ -63,3 +64,11 @@ def assert_guards(view):
     inside = np.ndarray(view.shape, np.float32, expected, view.ctypes.data - owner.ctypes.data, view.strides)
     inside[...] = view
     assert np.array_equal(bits(owner), bits(expected)), "memory beside C was written"
+
+
+def multiply_exactly(engine, a, b, c, alpha=1.0, beta=0.0, context=None):
+    """c = alpha*a*b + beta*c: every element is right, and nothing beside them is written."""
+    before = c.copy()
+    engine.multiply(a, b, c, alpha, beta, context=context)
+    assert_exact(c, a, b, alpha, beta, before)
+    assert_guards(c)
