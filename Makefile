@@ -10,7 +10,8 @@ MAKEFLAGS   += --no-print-directory
 
 .PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu soak-gpu \
         mutants fuzz \
-        bench-cpu bench-blas bench-gpu bench-sustained bench-sweep bench-pytorch bench-compare report modules python \
+        bench-cpu bench-blas bench-gpu bench-sustained bench-sweep bench-pytorch bench-models \
+        bench-compare report modules python \
         format install uninstall wheel deb first-hour clean
 
 build: ## the library and the command (the default)
@@ -88,6 +89,9 @@ bench-pytorch: build ## tessera.matmul, attention and the drop-in beside torch, 
 	$(PACKAGE) bench/pytorch/compare.py --save $(BUILD)/pytorch.json
 	$(PACKAGE) bench/gpu/attention.py --sweep 60 --save
 	$(PACKAGE) examples/train_gpt2.py --save $(BUILD)/gpt2.json
+
+bench-models: build ## training steps of models and their products beside torch; saved in bench/results
+	$(PACKAGE) bench/pytorch/models.py --tf32 --compile --save
 
 bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE
 	python3 bench/regressions.py "$(BASE)" $(NEW)

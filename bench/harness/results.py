@@ -99,6 +99,13 @@ FIELDS = {
     "own_blas": (TEXT, "the BLAS it has by itself"),
     "seconds_own": (NUMBER, "of a product with that"),
     "seconds_tessera": (NUMBER, "with Tessera's"),
+    "model": (TEXT, "the model that is trained, and its batch"),
+    "compiled": (TRUTH, "whether steps ran under torch.compile; products are measured without"),
+    "step_torch_ms": (NUMBER, "milliseconds of a step with torch float32"),
+    "step_tf32_ms": (NUMBER, "with torch TF32"),
+    "step_tessera_ms": (NUMBER, "with tessera.enable()"),
+    "loss_difference_tf32": (NUMBER, "largest relative difference of TF32's losses from float32's"),
+    "loss_difference_tessera": (NUMBER, "of Tessera's"),
     "gpu": (TEXT, "the GPU"),
     "driver": (TEXT, "its driver"),
     "torch": (TEXT, "version"),
@@ -142,6 +149,9 @@ KINDS = {
     # float32 attention beside torch's efficient attention (bench/gpu/attention.py)
     "attention": "problem batch heads kv_heads q_length k_length dim causal mask direction taken torch_us tessera_us "
                  "speedup error torch_error gpu torch commit date",
+    # training steps of a model, and, if eager, their products (bench/pytorch/models.py)
+    "model": "model compiled step_torch_ms step_tf32_ms step_tessera_ms loss_difference_tf32 loss_difference_tessera "
+             "gpu torch commit date",
     # sgemm_ on matrices in host memory, by a GPU (bench/gpu/offload.py)
     "offload": "n gpu_ms_best copies_alone_ms ratio_to_copies cpu_ms_best speedup_over_cpu samples machine commit date",
     # cblas_sgemm beside tsr_gemm and OpenBLAS, on small products

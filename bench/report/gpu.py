@@ -2,6 +2,7 @@
 
 import attention
 import charts
+import models
 import sweep
 from charts import Axis, shown
 from figures import (REFERENCE, Figure, accuracy_figures, bars_figure, frontier_figure, intensity, lines_of, mean, of,
@@ -293,6 +294,7 @@ def figures(records):
             sustained_figure(records),
             sweep.figure(records),
             attention.figure(records),
+            models.figure(records),
             size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
             roofline(records),
             packing_figure(records),

@@ -8,7 +8,8 @@ import gpu
 from harness import machine as this_machine, results
 
 # TOPIC-MACHINE.json
-GPU_TOPICS = ("peers", "accuracy", "overhead", "ceilings", "sustained", "sweep", "attention", "kernelbench")
+GPU_TOPICS = ("peers", "accuracy", "overhead", "ceilings", "sustained", "sweep", "attention", "models",
+              "kernelbench")
 OTHERS = ("amx", "blas", "torch", "gpt2")  # tables.py shows these
 
 

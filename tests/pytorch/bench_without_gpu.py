@@ -69,6 +69,8 @@ data.REFERENCE[:] = [(name, m // 32, n // 32, k // 32, layout) for name, m, n, k
 
 import attention  # noqa: E402
 import compare  # noqa: E402
+sys.path.append(str(BENCH / "pytorch"))  # behind bench/gpu: it has a compare.py, too
+import models  # noqa: E402
 import offload  # noqa: E402
 import peers  # noqa: E402
 import survey  # noqa: E402
@@ -84,6 +86,8 @@ peers.TRIAL = (64, 48, 40)
 survey.SQUARES, survey.DEPTHS, survey.EDGE = (16, 48), (64, 256), 32
 sustained.LARGE, sustained.WARM_UP_SECONDS = ("64 cubed", 64, 64, 64, "nn"), 0.0
 
+models.DEVICE = "cpu"
+models.MODELS = {"PINN": (models.pinn, 40, 2, 30), "encoder layer": (models.encoder_layer, 32, 2, 2, 5)}
 package = types.ModuleType("package")  # bench/pytorch has a compare.py, too
 package.__file__ = str(BENCH / "pytorch/compare.py")
 exec(pathlib.Path(package.__file__).read_text(), package.__dict__)
@@ -96,5 +100,5 @@ if sys.argv[0] == "sustained":  # a GPU that tells its clock and power
                                 description=machine.Gpu().description)
     machine.first_gpu = lambda: gpu
 programs = {"attention": attention, "compare": compare, "offload": offload, "survey": survey, "sustained": sustained,
-            "package": package}
+            "package": package, "models": models}
 programs[sys.argv[0]].main()

@@ -83,6 +83,21 @@ def test_attention(tmp_path):
     assert all(r["dim"] % 4 == 0 and 16 <= r["dim"] <= 256 for r in records)
 
 
+def test_models(tmp_path):
+    """Each product of a step is found, the backward pass's and those of second derivatives among them."""
+    said = run("models", "--seconds", "0.001", "--quick", "--tf32", "--products", "--save", tmp_path / "r.json")
+    pinn, encoder = results.load(tmp_path / "r.json")
+    assert "products" in said and (pinn["model"], encoder["model"]) == ("PINN", "encoder layer")
+    shapes = {(r["m"], r["n"], r["k"]) for r in encoder["products"]}
+    forward = {(10, 96, 32), (10, 32, 32), (10, 2048, 32), (10, 32, 2048)}  # tokens, out, in
+    backward = {(m, k, n) for m, n, k in forward} - {(10, 32, 96)}  # its input needs no gradient
+    assert shapes >= forward | backward | {(n, k, m) for m, n, k in forward}
+    assert sum(r["count"] for r in pinn["products"] if (r["m"], r["n"], r["k"]) == (30, 40, 40)) > 6
+    for record in (pinn, encoder):
+        assert record["products_limit_ms"] >= sum(r["count"] for r in record["products"]) * 2e-3
+        assert record["products_torch_tf32_ms"] > 0 and record["loss_difference_tessera"] < 1e-4
+
+
 def test_an_unknown_library_is_refused():
     ran = subprocess.run([sys.executable, ROOT / "tests/pytorch/bench_without_gpu.py", "survey", "--peer", "nosuch"],
                          capture_output=True, text=True)
