@@ -473,8 +473,6 @@ static CUresult queue(CUstream stream, operation op) {
     return CUDA_SUCCESS;
 }
 
-static CUresult give(CUdeviceptr address);
-
 /* The first `count` operations of the stream's life, and what they wait for. */
 static CUresult catch_up(CUstream stream, long count) {
     while (stream->done < count) {
