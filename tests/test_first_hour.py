@@ -4,6 +4,7 @@ test_install.py has `make install` and `make uninstall`, static libraries, and p
 
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -85,6 +86,7 @@ def wheel(torch_python):
     if subprocess.run([ROOT / "packaging/wheel.py", MADE, "--tools"]).returncode:
         pytest.skip("auditwheel, or what else `make wheel` needs, could not be installed")
     torch = run(torch_python, "-c", "import torch; print(torch.__path__[0])").strip()
+    shutil.rmtree(MADE / "dist", ignore_errors=True)
     make("wheel", f"TORCH={torch}")
     made, = MADE.glob("dist/*.whl")
     return made
@@ -196,7 +198,7 @@ def test_debian_packages(tmp_path):
     if any(map(is_installed, PACKAGES)):
         pytest.skip("Tessera's Debian packages are installed here already")
     make("deb")
-    assert run("lintian", "--allow-root", *MADE.glob("deb/*.changes")) == ""
+    assert run("lintian", "--allow-root", *MADE.glob(f"deb/tessera_{VERSION}_*.changes")) == ""
     environment = clean_environment(tmp_path)
     try:
         run("dpkg", "-i", *[next(MADE.glob(f"deb/{name}_{VERSION}_*.deb")) for name in PACKAGES])
