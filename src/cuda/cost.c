@@ -28,13 +28,13 @@ typedef struct small_costs {
 
 typedef struct vector_costs {
     double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
-    double share;       /* more, where warps along k add up their sums */
-    double cluster;     /* more, where thread blocks do */
-    double block;       /* for each thread block on an SM beyond those that are resident */
-    double block_bytes; /* of A that a thread block reads in a second */
-    double bytes;       /* that all of them do */
-    double unaligned;   /* what is left of block_bytes where A is read by single floats */
-    double narrow;      /* what is left of the rates with half as many rows side by side */
+    double share;             /* more, where warps along k add up their sums */
+    double cluster;           /* more, where thread blocks do */
+    double block;             /* for each thread block on an SM beyond those that are resident */
+    double block_bytes;       /* of A that a thread block reads in a second */
+    double bytes;             /* that all of them do */
+    double unaligned;         /* what is left of block_bytes where A is read by single floats */
+    double narrow;            /* what is left of the rates with half as many rows side by side */
 } vector_costs;
 
 typedef struct device_costs {

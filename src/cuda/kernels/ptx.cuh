@@ -355,10 +355,10 @@ __device__ inline float load_from_block(uint32_t address, int rank) {
 
 /* Stores a float at the same address in block `rank` of the cluster, which has begun. */
 __device__ inline void store_to_block(uint32_t address, int rank, float value) {
-    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(
-                     address),
-                 "r"(rank), "f"(value)
-                 : "memory");
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(address),
+        "r"(rank), "f"(value)
+        : "memory");
 }
 
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit

@@ -186,9 +186,8 @@ static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], co
 #pragma unroll
         for (int c = 0; c < COLS; c++) {
             if (COLS > 1)
-                last_b = last && c < args.n
-                             ? __ldg(part.b + (end + first / FLOATS) * b_stride + c * args.b.col_stride)
-                             : 0;
+                last_b = last && c < args.n ? __ldg(part.b + (end + first / FLOATS) * b_stride + c * args.b.col_stride)
+                                            : 0;
             if (COLS == 1 || end < part.terms)
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) sum[r][c] = fmaf(last_a[r], last_b, sum[r][c]);
@@ -199,8 +198,7 @@ static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], co
 /* ---- Adding up --------------------------------------------------------------------------------------------------- */
 
 /* Adds up `values` over the lanes of the warp. Returns the total of value *index, one of COUNT. */
-template <int COUNT>
-static __device__ __forceinline__ float add_lanes(float (&values)[COUNT], int lane, int *index) {
+template <int COUNT> static __device__ __forceinline__ float add_lanes(float (&values)[COUNT], int lane, int *index) {
     *index = 0;
     int left = COUNT;
 #pragma unroll
@@ -352,8 +350,7 @@ extern "C" __global__ void __launch_bounds__(M_THREADS, 2) ieee_vector_m(const _
     run_along_m<1, M_THREADS>(args, sums, inbox);
 }
 
-extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2)
-    ieee_columns_k(const __grid_constant__ ieee_args args) {
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2) ieee_columns_k(const __grid_constant__ ieee_args args) {
     float *shared = (float *)dynamic_shared<16>(), *inbox = shared + 2 * MOST_COLS * B_PITCH;
     wait_for_previous_kernel();
     allow_next_kernel();
@@ -365,8 +362,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2)
         run_along_k<8, COLUMN_THREADS, COLUMN_ROWS>(args, shared, inbox);
 }
 
-extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2)
-    ieee_columns_m(const __grid_constant__ ieee_args args) {
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2) ieee_columns_m(const __grid_constant__ ieee_args args) {
     float *shared = (float *)dynamic_shared<16>(), *inbox = shared + 2 * MOST_COLS * B_PITCH;
     wait_for_previous_kernel();
     allow_next_kernel();
