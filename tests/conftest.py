@@ -37,10 +37,10 @@ cpu = engines_where(lambda made: made.device == CPU)
 cuda = engines_where(lambda made: made.device == CUDA)
 fp32_cuda = engines_where(lambda made: made.device == CUDA and made.precision == FP32)
 accurate_cuda = engines_where(lambda made: made.device == CUDA and made.precision != TF32)
-# Attention: every CPU kernel, and what the plan chooses; AMX and forced CUDA kernels are for products.
+# Attention: every CPU kernel, what the plan chooses, and the split kernels where it would not; AMX is for products.
 attending_cpu = engines_where(lambda made: made.device == CPU and made.precision == IEEE and made.kernel)
-attending = engines_where(lambda made: made.precision != TF32 and (made.device == CUDA) != bool(made.kernel)
-                          and made.kernel != "amx")
+attending = engines_where(lambda made: made.precision != TF32 and made.kernel != "amx" and
+                          ((made.device == CUDA) != bool(made.kernel) or made.kernel == "split_fp32_sm90"))
 
 
 @pytest.fixture

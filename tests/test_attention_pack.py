@@ -1,5 +1,5 @@
 """The packing kernel of attention, run on the CPU (emulator/), beside a model in NumPy of what attention_args.h says of
-tiles, scales and rows that the split cannot carry."""
+tiles, scales and rows that the split cannot carry; and the ieee kernels."""
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
@@ -7,7 +7,7 @@ from ctypes import POINTER, c_float, c_int32, c_uint32, c_uint64, c_void_p
 import numpy as np
 import pytest
 
-from attention import Attention, data, normal
+from attention import Attention, Exact, data, normal
 from binding import Heads
 from emulated import emulated, shared
 from layouts import column_major, filled, padded, row_major
@@ -42,26 +42,30 @@ def heads_of(x):
     return Heads(x.ctypes.data, *(stride // 4 for stride in x.strides)) if x is not None else Heads()
 
 
+def args_of(a, o, lse, grad_o, general):
+    return AttentionArgs(a.batch, a.heads, a.kv_heads, a.queries, a.keys, a.dim, -(-a.queries // ROWS),
+                         -(-a.keys // ROWS), heads_of(a.q), heads_of(a.k), heads_of(a.v), heads_of(a.mask), heads_of(o),
+                         heads_of(lse), heads_of(grad_o), scale=a.scale, causal=a.causal, general=general,
+                         drop_below=round(a.dropout * 65536), seed=a.seed, offset=a.offset)
+
+
 def packed(emulate, rng, a, grad_o, general=True):
     """What the kernel makes of each operand: (tiles, downs), and of the queries: padded lse, delta, shift; o and lse,
     which it was given."""
     blocks = -(-a.dim // COLS)
     _, lse, _ = a.weights()
     lse, o = lse.astype(np.float32), normal(rng, *a.q.shape)
-    args = AttentionArgs(a.batch, a.heads, a.kv_heads, a.queries, a.keys, a.dim, -(-a.queries // ROWS),
-                         -(-a.keys // ROWS), heads_of(a.q), heads_of(a.k), heads_of(a.v), heads_of(a.mask), heads_of(o),
-                         heads_of(lse), heads_of(grad_o), scale=a.scale, causal=a.causal, general=general)
-    operands = OPERANDS if blocks <= 2 else OPERANDS[:3]  # no backward pass from more
+    args = args_of(a, o, lse, grad_o, general)
     made, of_queries = {}, a.batch * a.heads * args.tiles_q
     of_keys = a.batch * a.kv_heads * args.tiles_k
-    for name in operands:
+    for name in OPERANDS:
         tiles = of_keys if name in "kv" else of_queries
         made[name] = (shared((tiles, 2, blocks, ROWS, 8, 16), np.uint8, 0xa5), shared(tiles, np.float32, 77))
         setattr(args, f"packed_{name}", PackedHeads(*(x.ctypes.data for x in made[name])))
     for name in ("padded_lse", "delta", "shift"):
         made[name] = shared((a.batch, a.heads, args.tiles_q * ROWS), np.float32, 77)
         setattr(args, name, made[name].ctypes.data)
-    emulate(blocks, max(of_queries, of_keys), len(operands), args, int(rng.integers(2**31)))
+    emulate(blocks, max(of_queries, of_keys), len(OPERANDS), args, int(rng.integers(2**31)))
     return made, o, lse[..., 0]
 
 
@@ -93,7 +97,7 @@ def check_tile(tile, down, rows):
 
 
 def check_packed(made, a, grad_o):
-    for name in made.keys() & {*OPERANDS}:
+    for name in OPERANDS:
         tiles, downs = made[name]
         x = grad_o if name == "grad_o" else getattr(a, name)
         all_tiles = [head[i:i + ROWS] for item in x for head in item for i in range(0, x.shape[2], ROWS)]
@@ -115,8 +119,6 @@ def test_packed_as_the_model_says(emulate, rng, queries, keys, dim, layout):
         a = Attention(q, k, v, causal=causal)
         made, o, lse = packed(emulate, rng, a, grad_o)
         check_packed(made, a, grad_o)
-        if "grad_o" not in made:
-            continue
         delta = (grad_o.astype(np.float64) * o).sum(axis=-1)
         allowed = (dim + 2) * 2.0**-24 * np.abs(grad_o * o).sum(axis=-1)
         assert (np.abs(made["delta"][:, :, :queries] - delta) <= allowed).all()
@@ -141,8 +143,7 @@ def test_rows_that_the_split_cannot_carry(emulate, rng, dim, value):
     a = Attention(*operands[:3])
     made, _, _ = packed(emulate, rng, a, operands[3])
     check_packed(made, a, operands[3])
-    packed_operands = made.keys() & {*OPERANDS}
-    assert sum(np.isnan(made[name][1]).sum() for name in packed_operands) == (0 if value == 0 else len(packed_operands))
+    assert sum(np.isnan(made[name][1]).sum() for name in OPERANDS) == (0 if value == 0 else len(OPERANDS))
 
 
 @pytest.mark.parametrize("scale", [2.0**-49, 2.0**-48, 2.0**47, 2.0**49])
@@ -172,3 +173,30 @@ def test_shift_of_rows_with_huge_scores(emulate, rng, dim):
     made, _, lse = packed(emulate, rng, a, grad_o)
     assert (lse == np.float32(-1e9)).all()
     assert np.allclose(made["shift"][:, :, :6], -np.log2(40), rtol=1e-6) and (made["shift"][:, :, 6:] == 0).all()
+
+
+# ---- The ieee kernels -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[None, "SMALL"], ids=["ieee", "small"])
+def emulate_ieee(request):
+    """emulate(backward, thread blocks, arguments, seed)"""
+    return emulated("attention_ieee", ctypes.c_int, c_uint32, POINTER(AttentionArgs), c_uint32, define=request.param)
+
+
+@pytest.mark.parametrize("queries, keys, dim, layout", [
+    (1, 1, 1, row_major), (5, 40, 36, row_major), (33, 9, 64, padded), (40, 70, 130, row_major),
+    (70, 33, 50, column_major), (20, 130, 256, row_major)])
+def test_ieee_kernels(emulate_ieee, rng, queries, keys, dim, layout):
+    q, k, v, grad_o = (filled(layout, x) for x in data(rng, 1, 4, 2, queries, keys, dim))
+    for options in ({"causal": True}, {"mask": normal(rng, 1, 4, queries, keys)}, {"dropout": 0.3, "seed": 5}):
+        a = Attention(q, k, v, **options)
+        results = {"o": shared(q.shape, np.float32, np.nan), "lse": shared((*q.shape[:3], 1), np.float32, np.nan)}
+        results |= {f"grad_{x}": shared(getattr(a, x).shape, np.float32, np.nan) for x in "qkv"}
+        args = args_of(a, results["o"], results["lse"], grad_o, True)
+        for x in "qkv":
+            setattr(args, f"grad_{x}", heads_of(results[f"grad_{x}"]))
+        for backward in (0, 1):
+            emulate_ieee(backward, 3, args, int(rng.integers(2**31)))
+        results["lse"] = results["lse"][..., 0]
+        Exact(a, grad_o).check(**results)

@@ -1,20 +1,19 @@
 /* attention.c: queues attention and its gradients.
  *
- *   split   pack (unless the forward kernel splits K and V itself), then forward, or dK with dV and dQ; then ieee
- *           kernels that compute the tiles which the split cannot carry, and return at once where that is none
- *   ieee    delta (backward only), then the same kernels of the ieee family for all tiles
+ *   split   pack (unless the forward kernel splits K and V itself), then forward, or dK with dV and dQ; then an ieee
+ *           kernel that computes the rows which the split cannot carry, and returns at once where that is none
+ *   ieee    the same kernel for all rows: one launch, and no workspace
  */
 #include "attention.h"
+
+#include <math.h>
 
 #include "cuda/launch.h"
 #include "dropout.h"
 
-/* Up to so many keys the forward kernel splits K and V itself, again in every thread block. */
-enum { SHORT_KEYS = 512 };
-
 enum { OF_Q, OF_K, OF_V, OF_GRAD_O, OPERANDS };
 
-/* How a call is carried out, and where everything lies in its workspace: offsets in bytes. */
+/* How a call is carried out, and where everything lies in its workspace: offsets in bytes. Only `split` has one. */
 typedef struct attention_plan {
     bool split;
     bool packed;       /* split: operands are packed beforehand */
@@ -34,14 +33,13 @@ static size_t take(size_t *end, int64_t count, size_t size) {
 static void lay_out(attention_plan *plan, const tsr_attention_problem *p, bool backward) {
     const int64_t of_queries = p->batch * p->heads * plan->tiles_q, of_keys = p->batch * p->kv_heads * plan->tiles_k;
     size_t end = 0;
-    if (plan->split) {
-        plan->recompute_q = take(&end, of_queries, sizeof(int32_t));
-        if (backward) plan->recompute_k = take(&end, of_keys, sizeof(int32_t));
-    }
+    const int64_t flags = ATTENTION_ROWS / ATTENTION_FLAG_ROWS; /* of a tile */
+    plan->recompute_q = take(&end, flags * of_queries, sizeof(int32_t));
     if (backward) {
+        plan->recompute_k = take(&end, flags * of_keys, sizeof(int32_t));
         plan->delta = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
         plan->shift = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
-        if (plan->split) plan->padded_lse = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
+        plan->padded_lse = take(&end, of_queries * ATTENTION_ROWS, sizeof(float));
     }
     const int operands = backward ? OPERANDS : OF_GRAD_O;
     for (int i = 0; plan->packed && i < operands; i++) {
@@ -65,32 +63,112 @@ static tsr_attention_problem seen_part(const tsr_attention_problem *problem, boo
     return p;
 }
 
-/* The quickest way within max_workspace; a lesser one where that allows no more. */
+/* ---- Which way --------------------------------------------------------------------------------------------------- */
+
+/* Microseconds on a GPU with so many SMs. Factors were fitted to a hundred random problems on an H200, each computed
+ * every way (docs/internals/experiments.md); near the border between two ways they are within a fifth. */
+
+/* How many of `all` steps along rows or columns a task goes through on average; `edge`: steps that the diagonal cuts. */
+static double mean_steps(const tsr_attention_problem *p, double all, double edge) {
+    const double queries = (double)p->queries, keys = (double)p->keys;
+    const double seen = keys <= queries ? 1 - keys / queries / 2 : queries / keys / 2; /* of the scores */
+    return p->causal ? fmin(all, all * seen + edge / 2) : all;
+}
+
+/* The ieee kernel: what its thread blocks wait for, and what they add up. A piece is a part of an operand in shared
+ * memory; a term, a multiplication and addition of a thread. */
+static double ieee_microseconds(const tsr_attention_problem *p, bool backward, int multiprocessors) {
+    const double resident = multiprocessors * (backward || p->dim > 128 ? 2.0 : 3.0); /* thread blocks */
+    const int64_t blocks_of_dim = ceil_div(p->dim, 64);
+    double blocks = 0, pieces = 0, terms = 0, longest_pieces = 0, longest_terms = 0;
+    for (int of_keys = 0; of_keys <= (backward ? 1 : 0); of_keys++) {
+        const int64_t rows = of_keys ? p->keys : p->queries, heads = of_keys ? p->kv_heads : p->heads;
+        const int64_t seen = p->causal ? min64(p->keys, p->queries) : p->keys, columns = of_keys ? p->queries : seen;
+        const int64_t width = min64(columns, 64), padded = width <= 16 ? 16 : width <= 32 ? 32 : 64;
+        const double tasks = (double)p->batch * (double)heads * (double)ceil_div(rows, ATTENTION_IEEE_ROWS);
+        const double steps = (double)(of_keys ? p->heads / p->kv_heads : 1) * (double)ceil_div(columns, 64);
+        const double mean = mean_steps(p, steps, 1);
+        const int dots = backward ? 2 : 1, sums = of_keys ? 2 : 1, mine = rows <= 8 ? 1 : 4; /* rows of a thread */
+        const double step_pieces = (double)((dots + sums) * blocks_of_dim);
+        blocks += tasks;
+        pieces += tasks * mean * step_pieces;
+        terms += tasks * mean * 8 * mine * (double)((dots * padded + sums * width) * p->dim);
+        longest_pieces = fmax(longest_pieces, steps * step_pieces);
+        longest_terms = fmax(longest_terms,
+                             steps * (mine > 1 ? 4 : 2) *
+                                 (double)(dots * padded / 16 * p->dim + sums * width * 4 * blocks_of_dim));
+    }
+    const double rounds = ceil(blocks / resident), each = rounds * pieces / blocks, of_sm = terms / multiprocessors;
+    return backward ? 4.8 + longest_pieces + 1.4e-3 * longest_terms + 2.15 * rounds + 1.02 * each + 13.9e-6 * of_sm
+                    : 0.6 + 1.61e-3 * longest_terms + 3.75 * rounds + 0.51 * each + 9.33e-6 * of_sm;
+}
+
+/* Pack and multiply. Tasks are rounds of thread blocks, one on each SM, and go through columns step by step. */
+static double split_microseconds(const tsr_attention_problem *p, const attention_plan *plan, bool backward,
+                                 int multiprocessors) {
+    const int64_t items = p->batch * p->heads, kv_items = p->batch * p->kv_heads, operands = backward ? 2 : 1;
+    const int64_t of_queries = operands * items, of_keys = 2 * kv_items; /* matrices that are packed */
+    const double read = (double)((of_queries * p->queries + of_keys * p->keys + (backward ? items * p->queries : 0)) *
+                                 p->dim);
+    const double written = (double)((of_queries * plan->tiles_q + of_keys * plan->tiles_k) * ATTENTION_ROWS) *
+                           (double)(plan->column_blocks * ATTENTION_COLS);
+    const double packing = 1.6e-6 * (read + written);
+    const int at = plan->column_blocks - 1;
+    const bool wide = plan->column_blocks > 2;
+    if (!backward) {
+        static const int keys_of_step[] = {128, 128, 64, 32};
+        static const double of_step[] = {1.93, 3.4, 5.7, 4.8};
+        const int64_t steps = ceil_div(p->keys, keys_of_step[at]), first = min64(steps, 128 / keys_of_step[at]);
+        const double mean = mean_steps(p, (double)steps, (double)first);
+        const double rounds = (double)ceil_div(items * plan->tiles_q, multiprocessors);
+        return plan->packed ? 10.6 + packing + rounds * (0.2 + mean * of_step[at])
+                            : 6.4 + rounds * ((p->causal ? 2 : 0) + mean * 5.1);
+    }
+    static const double of_round[] = {0, 0, 5, 5}, of_step[] = {1.07, 5.6, 3.2, 3.4};
+    const int64_t rows = wide ? 64 : ATTENTION_ROWS, columns = wide ? 32 : 64;
+    const double rounds_k = (double)ceil_div(kv_items * ceil_div(p->keys, rows), multiprocessors);
+    const double rounds_q = (double)ceil_div(items * ceil_div(p->queries, rows), multiprocessors);
+    const double all_q = (double)ceil_div(p->queries, columns), all_k = (double)ceil_div(p->keys, columns);
+    const double steps_q = mean_steps(p, all_q, 2), steps_k = mean_steps(p, all_k, 2);
+    return 16.8 + packing + of_round[at] * ((wide ? 2 : 1) * rounds_k + rounds_q) +
+           of_step[at] *
+               ((wide ? 1.7 : 1.3) * (double)(p->heads / p->kv_heads) * rounds_k * steps_q + rounds_q * steps_k);
+}
+
+/* Up to so many keys stay in shared memory for all queries of a head. */
+enum { KEPT_KEYS = 2 * ATTENTION_ROWS };
+
+/* The quickest way within max_workspace. */
 static attention_plan make_plan(const tsr_context *context, const tsr_attention_problem *p, bool backward) {
     const size_t most = context->options.max_workspace ? context->options.max_workspace : SIZE_MAX;
-    attention_plan plan = {
+    const cuda_device *device = &context->cuda->device;
+    const cuda_kernel *forced = context->cuda->forced; /* a product's: attention is of the same kind */
+    const bool forced_split = forced && forced->family == FAMILY_SPLIT;
+    const bool can_split = context->options.precision != TSR_IEEE && p->queries && p->keys &&
+                           (!forced || forced_split) &&
+                           cuda_kernel_runs_on(&cuda_kernels[ATTENTION_FORWARD_64], device);
+    const bool in_place = !backward && p->dim <= ATTENTION_COLS && in_fours(&p->q, p->dim) && in_fours(&p->k, p->dim) &&
+                          in_fours(&p->v, p->dim);
+    attention_plan best = {
         .column_blocks = (int)ceil_div(p->dim, ATTENTION_COLS),
         .tiles_q = ceil_div(p->queries, ATTENTION_ROWS),
         .tiles_k = ceil_div(p->keys, ATTENTION_ROWS),
     };
-    const bool can_split = context->options.precision != TSR_IEEE && p->dim <= (backward ? 2 : 4) * ATTENTION_COLS &&
-                           p->queries && p->keys &&
-                           cuda_kernel_runs_on(&cuda_kernels[ATTENTION_FORWARD_64], &context->cuda->device);
-    const bool can_split_in_place = can_split && !backward && plan.column_blocks == 1 && in_fours(&p->q, p->dim) &&
-                                    in_fours(&p->k, p->dim) && in_fours(&p->v, p->dim);
-    plan.split = can_split;
-    plan.packed = can_split && !(can_split_in_place && p->keys <= SHORT_KEYS);
-    lay_out(&plan, p, backward);
-    if (plan.packed && plan.bytes > most) {
-        plan.split = can_split_in_place;
-        plan.packed = false;
+    if (!can_split) return best;
+    double least = forced_split ? INFINITY : ieee_microseconds(p, backward, device->multiprocessors);
+    for (int packed = 0; packed <= 1; packed++) {
+        attention_plan plan = best;
+        plan.split = true;
+        plan.packed = packed;
         lay_out(&plan, p, backward);
+        const double time = split_microseconds(p, &plan, backward, device->multiprocessors);
+        if ((!packed && !in_place) || (packed && in_place && p->keys <= KEPT_KEYS) || plan.bytes > most ||
+            time >= least)
+            continue;
+        best = plan;
+        least = time;
     }
-    if (plan.split && plan.bytes > most) {
-        plan.split = false;
-        lay_out(&plan, p, backward);
-    }
-    return plan;
+    return best;
 }
 
 size_t cuda_attention_workspace(const tsr_context *context, const tsr_attention_problem *problem, bool backward) {
@@ -114,7 +192,8 @@ static heads_out heads_to_write(const tsr_heads_result *x) {
     return (heads_out){x->data, x->batch_stride, x->head_stride, x->row_stride, x->col_stride};
 }
 
-static attention_args args_of(const tsr_attention_problem *p, const attention_plan *plan, char *workspace) {
+static attention_args args_of(const tsr_attention_problem *p, const attention_plan *plan, bool backward,
+                              char *workspace) {
     attention_args args = {
         .batch = (int32_t)p->batch,
         .heads = (int32_t)p->heads,
@@ -134,7 +213,8 @@ static attention_args args_of(const tsr_attention_problem *p, const attention_pl
         .seed = p->seed,
         .offset = p->offset,
     };
-    args.general = args.mask.data || args.drop_below || !(args.scale >= 0x1p-20f); /* smaller ones might underflow */
+    args.general = args.mask.data || args.drop_below || !(args.scale >= 0x1p-20f) || /* smaller ones might underflow */
+                   (backward && plan->column_blocks > 2);                            /* there are no others */
     packed_heads *packed[] = {&args.packed_q, &args.packed_k, &args.packed_v, &args.packed_grad_o};
     for (int i = 0; plan->packed && i < OPERANDS; i++)
         *packed[i] = (packed_heads){(uint8_t *)workspace + plan->tiles[i], (float *)(workspace + plan->downs[i])};
@@ -159,12 +239,18 @@ static tsr_status queue_tasks(launch_queue *q, const cuda_kernel *kernel, attent
     return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, args);
 }
 
-/* The ieee kernel that lies at `first` in the list, or the one after it for more than 128 columns. */
-static tsr_status queue_ieee_attention(launch_queue *q, cuda_kernel_id first, attention_args *args, bool of_keys) {
-    const cuda_kernel *kernel = &cuda_kernels[args->dim <= 128 ? first : first + 1];
-    const int64_t items = (int64_t)args->batch * (of_keys ? args->kv_heads : args->heads);
-    int64_t blocks = items * ceil_div(of_keys ? args->keys : args->queries, ATTENTION_IEEE_ROWS);
-    if (args->recompute_q) blocks = min64(blocks, 2 * q->cuda->device.multiprocessors); /* few find anything to do */
+/* The ieee kernel, forward or backward, for all rows or those that were marked. */
+static tsr_status queue_ieee_attention(launch_queue *q, attention_args *args, bool backward) {
+    const cuda_device *device = &q->cuda->device;
+    const bool hopper = cuda_kernel_runs_on(&cuda_kernels[ATTENTION_SMALL_FORWARD_128], device);
+    const cuda_kernel *kernel = &cuda_kernels[hopper ? ATTENTION_SMALL_FORWARD_128 : ATTENTION_IEEE_FORWARD_128] +
+                                (backward ? 2 : 0) + (args->dim > 128 ? 1 : 0);
+    const bool wants_kv = args->grad_k.data || args->grad_v.data, wants_q = !backward || args->grad_q.data;
+    int64_t blocks = 0;
+    if (wants_q) blocks += (int64_t)args->heads * ceil_div(args->queries, kernel->tile_m);
+    if (wants_kv) blocks += (int64_t)args->kv_heads * ceil_div(args->keys, kernel->tile_m);
+    blocks *= args->batch;
+    if (args->recompute_q) blocks = min64(blocks, 2 * device->multiprocessors); /* few find anything to do */
     return blocks ? launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, args) : TSR_OK;
 }
 
@@ -176,27 +262,28 @@ static tsr_status queue_forward(launch_queue *q, const attention_plan *plan, att
                                                  : &cuda_kernels[ATTENTION_FORWARD_SHORT + (args->general ? 1 : 0)];
         status = queue_tasks(q, kernel, args, (int64_t)args->batch * args->heads * plan->tiles_q);
     }
-    return status ? status : queue_ieee_attention(q, ATTENTION_IEEE_FORWARD_128, args, false);
+    return status ? status : queue_ieee_attention(q, args, false);
 }
 
 static tsr_status queue_backward(launch_queue *q, const attention_plan *plan, attention_args *args) {
     const int64_t heads = (int64_t)args->batch * args->heads, kv_heads = (int64_t)args->batch * args->kv_heads;
     const bool wants_kv = args->grad_k.data || args->grad_v.data, wants_q = args->grad_q.data;
-    tsr_status status;
-    if (plan->split)
-        status = queue_packing(q, plan, args, OPERANDS);
-    else {
-        const cuda_kernel *delta = &cuda_kernels[ATTENTION_DELTA];
-        const int64_t blocks = ceil_div(heads * args->queries, delta->threads / 32);
-        status = blocks ? launch_kernel(q, delta, (launch_grid){blocks, 1, 1}, args) : TSR_OK;
+    tsr_status status = plan->split ? queue_packing(q, plan, args, OPERANDS) : TSR_OK;
+    if (!status && plan->split && plan->column_blocks <= 2) {
+        if (wants_kv) status = queue_tasks(q, pick(ATTENTION_GRAD_KV_64, plan, args), args, kv_heads * plan->tiles_k);
+        if (!status && wants_q)
+            status = queue_tasks(q, pick(ATTENTION_GRAD_Q_64, plan, args), args, heads * plan->tiles_q);
+    } else if (!status && plan->split) { /* dK last: it reads all that dV does, and says what has to be recomputed */
+        const cuda_kernel *of_192 = &cuda_kernels[ATTENTION_GRAD_V_192] + (plan->column_blocks - 3);
+        const int64_t of_keys = kv_heads * ceil_div(args->keys, of_192->tile_m);
+        if (args->grad_v.data) status = queue_tasks(q, of_192, args, of_keys);
+        if (!status && args->grad_k.data)
+            status = queue_tasks(q, of_192 + (ATTENTION_GRAD_K_192 - ATTENTION_GRAD_V_192), args, of_keys);
+        if (!status && wants_q)
+            status = queue_tasks(q, of_192 + (ATTENTION_GRAD_Q_192 - ATTENTION_GRAD_V_192), args,
+                                 heads * ceil_div(args->queries, of_192->tile_m));
     }
-    if (!status && wants_kv && plan->split)
-        status = queue_tasks(q, pick(ATTENTION_GRAD_KV_64, plan, args), args, kv_heads * plan->tiles_k);
-    if (!status && wants_q && plan->split)
-        status = queue_tasks(q, pick(ATTENTION_GRAD_Q_64, plan, args), args, heads * plan->tiles_q);
-    if (!status && wants_kv) status = queue_ieee_attention(q, ATTENTION_IEEE_GRAD_KV_128, args, true);
-    if (!status && wants_q) status = queue_ieee_attention(q, ATTENTION_IEEE_GRAD_Q_128, args, false);
-    return status;
+    return status ? status : queue_ieee_attention(q, args, true);
 }
 
 /* ---- The engine's calls ------------------------------------------------------------------------------------------ */
@@ -227,7 +314,7 @@ static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_
 
 /* Sizes that kernels count in 32 bits. */
 static tsr_status check_counts(const tsr_attention_problem *p) {
-    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 2; /* kernels go a grid beyond the last */
+    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 4; /* of each of two kinds, a grid beyond */
     if (longest > most ||
         (double)p->batch * (double)p->heads * (double)ceil_div(longest, ATTENTION_IEEE_ROWS) > (double)most)
         return tsr_fail(TSR_UNSUPPORTED, "batch * heads * max(queries, keys) is more than a GPU's grid may count");
@@ -246,9 +333,6 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
     if (status) return status;
 
     const attention_plan plan = make_plan(context, &p, backward);
-    if (context->options.max_workspace && plan.bytes > context->options.max_workspace)
-        return tsr_fail(TSR_OUT_OF_MEMORY, "attention needs %zu bytes of workspace, options.max_workspace is %zu",
-                        plan.bytes, context->options.max_workspace);
     void *workspace = given ? given->workspace : NULL;
     const bool take_own = plan.bytes && !workspace;
     CUdeviceptr taken = 0;
@@ -259,7 +343,7 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
     if (status) return status;
     if (take_own) workspace = (void *)taken;
 
-    attention_args args = args_of(&p, &plan, workspace);
+    attention_args args = args_of(&p, &plan, backward, workspace);
     args.o = io.o;
     args.lse = io.lse;
     args.grad_o = io.grad_o;
@@ -270,8 +354,6 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
         args.recompute_q = (int32_t *)((char *)workspace + plan.recompute_q);
         args.recompute_k = (int32_t *)((char *)workspace + plan.recompute_k);
         args.padded_lse = (float *)((char *)workspace + plan.padded_lse);
-    }
-    if (backward) {
         args.delta = (float *)((char *)workspace + plan.delta);
         args.shift = (float *)((char *)workspace + plan.shift);
     }

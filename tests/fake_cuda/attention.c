@@ -123,25 +123,37 @@ static bool packed(const attention_args *g, int operands, bool fill) {
     return true;
 }
 
+/* Every row, of the split kernels, or where nothing says which; false: rows are to be computed again that were carried. */
+static bool run_rows(const attention_args *g, bool ieee, int heads, int rows, int tiles, int32_t *recompute,
+                     void (*compute)(const attention_args *, int, int, int)) {
+    if (ieee && recompute) return !recompute[0];
+    for (int64_t n = 0; !ieee && n < (int64_t)g->batch * heads * tiles * 2; n++) recompute[n] = 0;
+    for (int batch = 0; batch < g->batch; batch++)
+        for (int head = 0; head < heads; head++)
+            for (int row = 0; row < rows; row++) compute(g, batch, head, row);
+    return true;
+}
+
 bool fake_attention_run(const fake_launch *l, const void *args, char *why, size_t size) {
     const attention_args *g = args;
     const char *name = l->kernel;
-    const bool ieee = strstr(name, "_ieee_"), backward = strstr(name, "_grad_"), of_keys = strstr(name, "_kv_");
-    const unsigned threads = strstr(name, "_short") ? 512 : strstr(name, "_forward_") || backward ? 384 : 256;
-    if (l->threads != (ieee ? 256 : threads)) return snprintf(why, size, "%u threads", l->threads), false;
-    const int heads = of_keys ? g->kv_heads : g->heads, rows = of_keys ? g->keys : g->queries;
-    int32_t *recompute = of_keys ? g->recompute_k : g->recompute_q;
-    const int tiles = of_keys ? g->tiles_k : g->tiles_q;
+    const bool ieee = strstr(name, "_ieee_") || strstr(name, "_small_"),
+               wide = strstr(name, "_192") || strstr(name, "_256");
+    const bool backward = strstr(name, "_grad_") || strstr(name, "_backward_");
+    const unsigned threads = ieee                                               ? 128
+                             : strstr(name, "_short")                           ? 512
+                             : strstr(name, "_forward_") || (backward && !wide) ? 384
+                                                                                : 256;
+    if (l->threads != threads) return snprintf(why, size, "%u threads", l->threads), false;
     if (strstr(name, "_pack_")) return packed(g, (int)l->grid[1], true);
-    if (strstr(name, "_delta")) return true;
     if (!ieee && !strstr(name, "_short") && !packed(g, backward ? 4 : 3, false))
         return snprintf(why, size, "packed operands were overwritten"), false;
-    if (ieee && recompute && recompute[0]) return snprintf(why, size, "recomputes a tile that was carried"), false;
-    if (ieee && recompute) return true;
-    for (int64_t n = 0; !ieee && n < (int64_t)g->batch * heads * tiles; n++) recompute[n] = 0;
-    for (int batch = 0; batch < g->batch; batch++)
-        for (int head = 0; head < heads; head++)
-            for (int row = 0; row < rows; row++)
-                (!backward ? forward : of_keys ? grad_kv : grad_q)(g, batch, head, row);
+    const bool of_q = ieee || !backward || strstr(name, "_q_"), of_k = backward && (ieee || !strstr(name, "_q_"));
+    if (of_q && (!backward || g->grad_q.data))
+        if (!run_rows(g, ieee, g->heads, g->queries, g->tiles_q, g->recompute_q, backward ? grad_q : forward))
+            return snprintf(why, size, "recomputes a tile that was carried"), false;
+    if (of_k && (g->grad_k.data || g->grad_v.data))
+        if (!run_rows(g, ieee, g->kv_heads, g->keys, g->tiles_k, g->recompute_k, grad_kv))
+            return snprintf(why, size, "recomputes a tile that was carried"), false;
     return true;
 }

@@ -10,13 +10,15 @@ import numpy as np
 from toolchain import BUILD, ROOT, need, run
 
 
-def emulated(name, *arguments):
-    """The function `emulate` of tests/emulator/NAME.cpp, which takes these."""
+def emulated(name, *arguments, define=None):
+    """The function `emulate` of tests/emulator/NAME.cpp, which takes these, with a macro defined."""
     compiler, folder = need("g++"), BUILD / "emulator"
     folder.mkdir(exist_ok=True)
-    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-DTESSERA_EMULATOR", "-I",
-        ROOT / "tests/emulator", "-I", ROOT / "src", "-o", folder / f"{name}.so", ROOT / f"tests/emulator/{name}.cpp")
-    function = ctypes.CDLL(str(folder / f"{name}.so")).emulate
+    library = folder / f"{name}{define or ''}.so"
+    macros = ["-DTESSERA_EMULATOR", *([f"-D{define}"] if define else [])]
+    run(compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", *macros, "-I",
+        ROOT / "tests/emulator", "-I", ROOT / "src", "-o", library, ROOT / f"tests/emulator/{name}.cpp")
+    function = ctypes.CDLL(str(library)).emulate
     function.argtypes, function.restype = arguments, None
 
     def in_a_process(*values):

@@ -48,11 +48,10 @@ constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
 /* Where the ieee kernels are known to gain on other GPUs. */
 constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
 
-/* Attention, forward and backward alike (bench/gpu/attention.py): the least length, of which tiles are 128, the least
- * batch * heads * queries * keys, and the largest dimension. */
-constexpr int64_t ATTENTION_LENGTH = 64;
+/* Attention, forward and backward alike (bench/gpu/attention.py): the least length, and that of dimensions over 128, and
+ * the least batch * heads * queries * keys. Shorter ones are often faster, too, but not all, and the host decides. */
+constexpr int64_t ATTENTION_LENGTH = 64, ATTENTION_WIDE = 128, ATTENTION_WIDE_LENGTH = 128;
 constexpr double ATTENTION_SCORES = 1 << 17;
-constexpr int64_t ATTENTION_DIM = 128;
 constexpr int64_t ATTENTION_HIDDEN = 8; /* times as many keys as queries: gradients of keys that no query sees cost */
 
 } // namespace torch_cost
@@ -102,8 +101,9 @@ inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t q
     if (causal && keys > torch_cost::ATTENTION_HIDDEN * queries) return false;
     if (causal) keys = std::min(keys, queries); /* no query sees more */
     const double scores = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
-    return on_hopper && dim <= torch_cost::ATTENTION_DIM && std::min(queries, keys) >= torch_cost::ATTENTION_LENGTH &&
-           scores >= torch_cost::ATTENTION_SCORES;
+    const int64_t least = dim > torch_cost::ATTENTION_WIDE ? torch_cost::ATTENTION_WIDE_LENGTH
+                                                           : torch_cost::ATTENTION_LENGTH;
+    return on_hopper && std::min(queries, keys) >= least && scores >= torch_cost::ATTENTION_SCORES;
 }
 
 } // namespace tessera

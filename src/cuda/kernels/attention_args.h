@@ -18,8 +18,8 @@
  * a row is below 2^-12 of that and not 0. docs/internals/numerics.md has the bound that follows. */
 enum { ATTENTION_ROWS = 128, ATTENTION_COLS = 64, ATTENTION_TAIL = 80, ATTENTION_BLOCK_BYTES = ATTENTION_ROWS * 128 };
 
-/* Queries, or keys, that a thread block of the ieee kernels has at a time. */
-enum { ATTENTION_IEEE_ROWS = 64 };
+/* Queries, or keys, that a thread block of the ieee kernels has at a time, and that are marked to be recomputed. */
+enum { ATTENTION_IEEE_ROWS = 32, ATTENTION_FLAG_ROWS = 64 };
 
 /* A matrix for each head of each item of a batch. Strides count floats. */
 typedef struct heads_in {
@@ -44,9 +44,9 @@ typedef struct packed_heads {
  * missing rows; delta is the sum of grad_o*o in the row; shift is 0, or where lse is so large that the logarithm of the
  * sum is lost in it, what the logarithm to base 2 of the row's weights lacks.
  *
- * recompute_q[batch][heads][tiles_q] and recompute_k[batch][kv_heads][tiles_k], int32: the split kernels write 1 where
- * a tile of queries (O or dQ) or keys (dK and dV) read an operand that the split cannot carry, else 0. The ieee
- * kernels compute only those tiles where the pointer is not NULL. */
+ * recompute_q[batch][heads][2*tiles_q] and recompute_k[batch][kv_heads][2*tiles_k], int32, of ATTENTION_FLAG_ROWS each:
+ * the split kernels write 1 where queries (O or dQ) or keys (dK and dV) read an operand that the split cannot carry,
+ * else 0. The ieee kernels compute only those rows where the pointer is not NULL. */
 typedef struct attention_args {
     int32_t batch, heads, kv_heads, queries, keys, dim;
     int32_t tiles_q, tiles_k; /* of ATTENTION_ROWS, in each head */

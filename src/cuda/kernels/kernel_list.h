@@ -37,6 +37,7 @@
     MODULE(ATTENTION_PACK,       attention_pack,       ONLY_90)  \
     MODULE(ATTENTION_FORWARD,    attention_forward_sm90, ONLY_90a) \
     MODULE(ATTENTION_BACKWARD,   attention_backward_sm90, ONLY_90a) \
+    MODULE(ATTENTION_SMALL,      attention_small,      ONLY_90)  \
     MODULE(ATTENTION_IEEE,       attention_ieee,       PTX_75)
 
 /* ROW(id, name, module, family, ...), best first: of kernels that could do the same on a GPU the plan takes the first,
@@ -128,20 +129,34 @@
       ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)                                           \
   ROW(ATTENTION_GRAD_Q_128_GENERAL, attention_grad_q_128_general,                                                     \
       ATTENTION_BACKWARD, SUPPORT, 128, 64, 128, 384, 1, 1, 2, BACKWARD, 1)                                           \
+  ROW(ATTENTION_GRAD_V_192, attention_grad_v_192,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 64, 32, 192, 256, 1, 1, 2, WIDE, 0)                                                \
+  ROW(ATTENTION_GRAD_V_256, attention_grad_v_256,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 64, 32, 256, 256, 1, 1, 2, WIDE, 0)                                                \
+  ROW(ATTENTION_GRAD_K_192, attention_grad_k_192,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 64, 32, 192, 256, 1, 1, 2, WIDE, 0)                                                \
+  ROW(ATTENTION_GRAD_K_256, attention_grad_k_256,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 64, 32, 256, 256, 1, 1, 2, WIDE, 0)                                                \
+  ROW(ATTENTION_GRAD_Q_192, attention_grad_q_192,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 64, 32, 192, 256, 1, 1, 2, WIDE, 0)                                                \
+  ROW(ATTENTION_GRAD_Q_256, attention_grad_q_256,                                                                     \
+      ATTENTION_BACKWARD, SUPPORT, 64, 32, 256, 256, 1, 1, 2, WIDE, 0)                                                \
+  ROW(ATTENTION_SMALL_FORWARD_128, attention_small_forward_128,                                                       \
+      ATTENTION_SMALL, SUPPORT, 32, 64, 128, 128, 0, 1, 0, PIECES, 1)                                                 \
+  ROW(ATTENTION_SMALL_FORWARD_256, attention_small_forward_256,                                                       \
+      ATTENTION_SMALL, SUPPORT, 32, 64, 256, 128, 0, 1, 0, PIECES, 1)                                                 \
+  ROW(ATTENTION_SMALL_BACKWARD_128, attention_small_backward_128,                                                     \
+      ATTENTION_SMALL, SUPPORT, 32, 64, 128, 128, 0, 1, 0, PIECES, 2)                                                 \
+  ROW(ATTENTION_SMALL_BACKWARD_256, attention_small_backward_256,                                                     \
+      ATTENTION_SMALL, SUPPORT, 32, 64, 256, 128, 0, 1, 0, PIECES, 2)                                                 \
   ROW(ATTENTION_IEEE_FORWARD_128, attention_ieee_forward_128,                                                         \
-      ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)                                                    \
+      ATTENTION_IEEE, SUPPORT, 32, 64, 128, 128, 0, 1, 0, NONE, 0)                                                    \
   ROW(ATTENTION_IEEE_FORWARD_256, attention_ieee_forward_256,                                                         \
-      ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)                                                    \
-  ROW(ATTENTION_IEEE_GRAD_Q_128, attention_ieee_grad_q_128,                                                           \
-      ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)                                                    \
-  ROW(ATTENTION_IEEE_GRAD_Q_256, attention_ieee_grad_q_256,                                                           \
-      ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)                                                    \
-  ROW(ATTENTION_IEEE_GRAD_KV_128, attention_ieee_grad_kv_128,                                                         \
-      ATTENTION_IEEE, SUPPORT, 64, 64, 128, 256, 0, 1, 0, NONE, 0)                                                    \
-  ROW(ATTENTION_IEEE_GRAD_KV_256, attention_ieee_grad_kv_256,                                                         \
-      ATTENTION_IEEE, SUPPORT, 64, 64, 256, 256, 0, 1, 0, NONE, 0)                                                    \
-  ROW(ATTENTION_DELTA, attention_delta,                                                                               \
-      ATTENTION_IEEE, SUPPORT, 0, 0, 0, 256, 0, 1, 0, NONE, 0)
+      ATTENTION_IEEE, SUPPORT, 32, 64, 256, 128, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_BACKWARD_128, attention_ieee_backward_128,                                                       \
+      ATTENTION_IEEE, SUPPORT, 32, 64, 128, 128, 0, 1, 0, NONE, 0)                                                    \
+  ROW(ATTENTION_IEEE_BACKWARD_256, attention_ieee_backward_256,                                                       \
+      ATTENTION_IEEE, SUPPORT, 32, 64, 256, 128, 0, 1, 0, NONE, 0)
 
 /* Dynamic shared memory in bytes.
  *
@@ -154,7 +169,9 @@
  *           and two barriers; besides, each warp has a buffer for a check block of its sums
  *   MMA     a stage is so much of k of both as is promoted together
  *   FORWARD   a tile of Q; a stage is a tile of K and one of V (the last of SHORT: room for two of float32); barriers
- *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers */
+ *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers
+ *   WIDE      two tiles of fixed operands and three of moving ones; barriers
+ *   PIECES    two pieces of 64 columns of m and n rows, each padded by 4; tiles of weights, as many as stages */
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
 #define SHARED_SMALL(m, n, k, cluster, components, stages) ((stages) * 8 * ((m) * (k) + 4 * ((m) > (k) ? (m) : (k))))
@@ -167,6 +184,9 @@
     (((m) + 2 * (stages) * (n)) * (k) * 2 * (components) + 1024)
 #define SHARED_BACKWARD(m, n, k, cluster, components, stages) \
     ((((k) == 64 ? 4 : 2) * (m) + 2 * (stages) * (n)) * (k) * 2 * (components) + (stages) * 1024)
+#define SHARED_WIDE(m, n, k, cluster, components, stages) ((2 * (m) + 3 * (n)) * (k) * 2 * (components) + 1024)
+#define SHARED_PIECES(m, n, k, cluster, components, stages) \
+    ((2 * ((m) + (n)) * (64 + 4) + (stages) * (m) * ((n) + 4) + ((stages) - 1) * 3 * (n)) * 4)
 #define SHARED_MMA(m, n, k, cluster, components, stages) ((stages) * ((m) + (n)) * (components) * SPLIT_SUM_K * 2)
 
 /* For each kernel, e.g. IEEE_MMA_64X128_M, _N, _THREADS and _SHARED. */

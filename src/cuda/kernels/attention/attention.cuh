@@ -15,6 +15,9 @@
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
+/* A number of rows or columns that is a type, for a generic lambda. */
+template <int N> struct integral { static constexpr int value = N; };
+
 /* ---- Heads ------------------------------------------------------------------------------------------------------- */
 
 template <typename HEADS> __device__ inline auto head_of(const HEADS &x, int batch, int head) -> decltype(x.data) {

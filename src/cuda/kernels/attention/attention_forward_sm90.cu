@@ -339,8 +339,8 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
         wgmma_commit();
         wgmma_wait<0>();
         hold(x);
-        if (!keeps) warp_arrives(&s.of_k[stage].empty);
-        if (n + 1 == task.stages) warp_arrives(&s.of_q.empty);
+        if (!keeps) barrier_arrive(&s.of_k[stage].empty);
+        if (n + 1 == task.stages) barrier_arrive(&s.of_q.empty);
 
         const bool diagonal = g.causal && key0 + WIDTH > first_row;
         soft.weigh<GENERAL>(g, x, down, mask, row, key0, diagonal || key0 + WIDTH > g.keys);
@@ -370,7 +370,7 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
             wgmma_wait<0>();
 #pragma unroll
             for (int a = 0; a < AT_ONCE; a++) hold(added[a]);
-            if (!keeps && first + AT_ONCE == SUMS) warp_arrives(&s.of_v[stage].empty);
+            if (!keeps && first + AT_ONCE == SUMS) barrier_arrive(&s.of_v[stage].empty);
 #pragma unroll
             for (int a = 0; a < AT_ONCE; a++)
 #pragma unroll
@@ -416,19 +416,20 @@ __device__ static void attend(const attention_args &g, forward_shared<BLOCKS, ST
     int *warps = s.warp_misfits[begun % 2];
     if (lane == 0) warps[warp] = misfits;
     named_barrier(2, 2 * WARPGROUP);
-    if (threadIdx.x == BRINGERS<SPLITS>) {
+    if (threadIdx.x < BRINGERS<SPLITS> + TILE_Q / ATTENTION_FLAG_ROWS) {
         for (int n = 0; n < 8; n++) misfits |= warps[n];
-        g.recompute_q[(int64_t)task.item * g.tiles_q + task.tile_q] = misfits;
+        g.recompute_q[((int64_t)task.item * g.tiles_q + task.tile_q) * (TILE_Q / ATTENTION_FLAG_ROWS) + threadIdx.x -
+                      BRINGERS<SPLITS>] = misfits;
     }
 }
 
 template <int BLOCKS, int STAGES, bool SPLITS, bool GENERAL> __device__ static void forward(const attention_args &g) {
     auto &s = *(forward_shared<BLOCKS, STAGES, SPLITS> *)dynamic_shared<1024>();
     if (threadIdx.x == 0) {
-        const int bringers = SPLITS ? SPLITTERS : 1, warps = 2 * WARPGROUP / 32;
+        const int bringers = SPLITS ? SPLITTERS : 1, readers = 2 * WARPGROUP; /* every thread arrives */
         auto init = [=](tile_state *state) {
             barrier_init(&state->full, bringers);
-            barrier_init(&state->empty, warps);
+            barrier_init(&state->empty, readers);
         };
         init(&s.of_q);
         for (int i = 0; i < STAGES; i++) {

@@ -1,8 +1,7 @@
 /* attention_pack.cu: splits the operands of attention into tiles of fp16 components (attention_args.h).
  *
  * A thread block packs one tile: its rows stay in registers while the largest elements of the tile and of each row are
- * found. blockIdx.y says which operand: Q, K, V or dO. With dO come the rows' delta, padded lse and shift; there is no
- * backward pass from packed operands with more than 128 columns.
+ * found. blockIdx.y says which operand: Q, K, V or dO. With dO come the rows' delta, padded lse and shift.
  */
 #include "cuda/kernels/attention/attention.cuh"
 #include "cuda/kernels/kernel_list.h"
@@ -57,14 +56,18 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
         x[n] = i < rows ? load_quad(from, head + i * from.row_stride, quad + n % ACROSS * LANES, g.dim, fours)
                         : make_float4(0, 0, 0, 0);
     }
-    if (BLOCKS <= 2 && is_grad) {
+    if (is_grad) {
         const heads_in o = {g.o.data, g.o.batch_stride, g.o.head_stride, g.o.row_stride, g.o.col_stride};
 #pragma unroll
-        for (int n = 0; n < QUADS; n++) {
-            const int i = row0 + first + n * ROW_STEP;
-            const float4 y = i < rows ? load_quad(o, outputs + i * o.row_stride, quad, g.dim, fours_o)
-                                      : make_float4(0, 0, 0, 0);
-            float sum = x[n].x * y.x + x[n].y * y.y + (x[n].z * y.z + x[n].w * y.w);
+        for (int n = 0; n < QUADS; n += ACROSS) {
+            const int i = row0 + first + n / ACROSS * ROW_STEP;
+            float sum = 0;
+#pragma unroll
+            for (int a = 0; a < ACROSS && i < rows; a++) {
+                const float4 y = load_quad(o, outputs + i * o.row_stride, quad + a * LANES, g.dim, fours_o),
+                             z = x[n + a];
+                sum += z.x * y.x + z.y * y.y + (z.z * y.z + z.w * y.w);
+            }
 #pragma unroll
             for (int lane = LANES / 2; lane; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
             if (quad == 0) {
@@ -109,7 +112,7 @@ template <int BLOCKS> __device__ static void pack(const attention_args &g) {
         if (r < stored && column_block < BLOCKS)
             store_split(hi, hi + BLOCKS * ATTENTION_BLOCK_BYTES, r, quad % 16, x[n], power_of_two(e));
     }
-    if (BLOCKS <= 2 && is_grad && g.mask.data) /* last, when x needs no registers */
+    if (is_grad && g.mask.data) /* last, when x needs no registers */
         for (int i = row0 + first; i < min(rows, row0 + ATTENTION_ROWS); i += ROW_STEP) {
             const float shift = lse_shift<LANES>(g, item / heads, item % heads, i);
             if (quad == 0) g.shift[(int64_t)item * tiles * ATTENTION_ROWS + i] = shift;

@@ -12,12 +12,6 @@
 
 constexpr int WARPGROUP = 128, WG_ROWS = 64; /* threads; rows that one computes */
 
-/* One arrival for a warp, after all that its lanes have read. */
-__device__ inline void warp_arrives(uint64_t *barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 /* Distances between descriptors' addresses, which count 16 bytes. */
 constexpr uint32_t COLUMN_BLOCK = ATTENTION_BLOCK_BYTES / 16; /* to the next 64 columns, at ATTENTION_ROWS rows */
 constexpr uint32_t STEP_ALONG = 2;                            /* 16 columns on */
@@ -29,9 +23,6 @@ template <int BLOCKS> struct split_tile {
     __device__ uint32_t hi(int column_block) const { return at + column_block * block; }
     __device__ uint32_t lo(int column_block) const { return at + (BLOCKS + column_block) * block; }
 };
-
-/* A number of rows or columns that is a type, for a generic lambda. */
-template <int N> struct integral { static constexpr int value = N; };
 
 /* d = x y^T: rows of both along the columns. */
 template <int BLOCKS, int N>
