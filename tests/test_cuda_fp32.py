@@ -46,7 +46,7 @@ def test_more_accurate_than_plain_float32(driver, family, k):
     for i in range(k):
         in_order += a[:, i:i + 1] * b[i]
     exact = product64(a, b)
-    kernels = [kernel for kernel in kernel_names(CUDA) if kernel.startswith("split_fp32")]
+    kernels = [kernel for kernel in kernel_names(CUDA) if kernel.startswith(("split_fp32", "direct"))]
     if not kernels:
         pytest.skip("this GPU has no split kernel")
     for kernel in kernels:

@@ -26,6 +26,16 @@ typedef struct small_costs {
     double block;           /* more, for each further block on an SM */
 } small_costs;
 
+/* Of kernels that split what they multiply, one thread block on an SM. Seconds. */
+typedef struct direct_costs {
+    double start;   /* before the first stage */
+    double cluster; /* more, where blocks add up their sums */
+    double many;    /* more, for each block beyond eight */
+    double stage;   /* of all warpgroups of a block */
+    double slow;    /* more, for each operand that is copied by single floats */
+    double wave;    /* for each further wave of blocks */
+} direct_costs;
+
 typedef struct vector_costs {
     double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
     double share;             /* more, where warps along k add up their sums */
@@ -48,6 +58,7 @@ typedef struct device_costs {
     kernel_overheads ieee_mma, ieee_mma_32x64, ieee_mma_32x32, ieee_short_k, other;
     double rates[CUDA_KERNELS]; /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
     small_costs small_16, small_32, long_16, long_32;
+    direct_costs direct_64x32, direct_64x64;
     vector_costs vector_k, vector_m, columns_k, columns_m;
     double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
     double thin_m_memory;              /* of bytes_per_cycle */
@@ -67,6 +78,7 @@ typedef struct device_costs {
  * and of the kernels in one launch, for 240 random products (bench/gpu/sweep.py), the mean deviation:
  *
  *   small, long  5 % to 8 %
+ *   direct       5 % to 6 %
  *   vector       6 % to 13 %, for 230 products */
 static const device_costs measured[] = {{
     .capability = 90,
@@ -98,6 +110,10 @@ static const device_costs measured[] = {{
     .small_32 = {.start = 3.8e-6, .cluster = 0.63e-6, .stage = 0.63e-6, .together = 2.05, .block = 0.28e-6},
     .long_16 = {.start = 2.3e-6, .cluster = 1.13e-6, .stage = 0.55e-6, .together = 1.1, .block = 0.75e-6},
     .long_32 = {.start = 2.7e-6, .cluster = 0.9e-6, .stage = 0.73e-6, .together = 1.1, .block = 0.98e-6},
+    .direct_64x32 =
+        {.start = 3.7e-6, .cluster = 0.95e-6, .many = 0.05e-6, .stage = 1.43e-6, .slow = 0.13e-6, .wave = 3.6e-6},
+    .direct_64x64 =
+        {.start = 4.3e-6, .cluster = 0.75e-6, .many = 0.05e-6, .stage = 1.66e-6, .slow = 0.12e-6, .wave = 4e-6},
     .vector_k = {.start = {1.67e-6},
                  .rate = {1},
                  .share = 0.26e-6,
@@ -256,6 +272,30 @@ static double cost_small(const small_costs *costs, const cuda_candidate *c, int6
 
 /* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can: where the two are near each other,
  * neither is all of it. */
+/* Whether the kernels in one launch copy an operand sixteen bytes at a time. */
+static bool copied_by_vectors(int64_t line_stride, int64_t k_stride) {
+    return line_stride == 1 ? k_stride % 4 == 0 : k_stride == 1 && line_stride % 4 == 0;
+}
+
+/* How many clusters find a place at once, with one thread block on an SM. Their SMs lie together, sixteen at most; on
+ * an H200 seven such groups are whole, and nine SMs of the rest lie together. */
+static int64_t clusters_at_once(const cuda_device *device, int64_t cluster) {
+    enum { TOGETHER = 16, REST = 9 };
+    if (cluster <= 2) return device->multiprocessors / cluster;
+    return max64(1, (device->multiprocessors / TOGETHER - 1) * (TOGETHER / cluster) + REST / cluster);
+}
+
+static double cost_direct(const direct_costs *costs, const cuda_device *device, const cuda_candidate *c,
+                          const tsr_problem *p) {
+    const double waves = (double)ceil_div(c->tiles * p->batch, clusters_at_once(device, c->cluster));
+    const double stages = (double)ceil_div(c->k_each, c->kernel->threads / 128 * c->kernel->tile_k);
+    const int slow = !copied_by_vectors(p->a.row_stride, p->a.col_stride) +
+                     !copied_by_vectors(p->b.col_stride, p->b.row_stride);
+    return costs->start + (c->cluster > 1 ? costs->cluster : 0) +
+           (c->cluster > 8 ? (double)(c->cluster - 8) * costs->many : 0) +
+           waves * stages * (costs->stage + slow * costs->slow) + (waves - 1) * costs->wave;
+}
+
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
     const int columns = p->n <= 2 ? 0 : p->n <= 4 ? 1 : 2;
     const bool along_m = cuda_reads_along_m(c->kernel);
@@ -280,6 +320,8 @@ double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const
     case IEEE_SMALL_32: return cost_small(&costs->small_32, c, busiest);
     case IEEE_LONG_16: return cost_small(&costs->long_16, c, busiest);
     case IEEE_LONG_32: return cost_small(&costs->long_32, c, busiest);
+    case DIRECT_64X32: return cost_direct(&costs->direct_64x32, device, c, p);
+    case DIRECT_64X64: return cost_direct(&costs->direct_64x64, device, c, p);
     case IEEE_VECTOR_K: return cost_vector(&costs->vector_k, c, p, busiest);
     case IEEE_VECTOR_M: return cost_vector(&costs->vector_m, c, p, busiest);
     case IEEE_COLUMNS_K: return cost_vector(&costs->columns_k, c, p, busiest);

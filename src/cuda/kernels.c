@@ -62,7 +62,7 @@ const cuda_kernel *cuda_recompute_kernel(const cuda_device *device) {
 }
 
 static bool keeps(const cuda_kernel *kernel, tsr_precision precision) {
-    if (kernel->family != FAMILY_SPLIT) return true;
+    if (!kernel->components) return true;
     return precision == TSR_TF32 || (precision == TSR_FP32 && kernel->components == 2);
 }
 

@@ -16,7 +16,7 @@ enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
 enum { THIN = 8 };             /* C with as few columns or rows is for the thin kernels */
 
 /* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. */
-enum { MIN_SPLIT_K = 128 };
+enum { MIN_SPLIT_K = 128, MIN_DIRECT_K = 64 };
 
 /* Kernels index with 32 bits: larger extents are computed in chunks. And a grid has at most so many blocks along z. */
 enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535 };
@@ -110,7 +110,7 @@ static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64
 static void consider_one_launch(cuda_candidate *best, const cuda_device *device, cuda_candidate c,
                                 const tsr_problem *p) {
     for (int64_t cluster = 1; cluster <= max_cluster(device) && (cluster == 1 || cluster * IEEE_RUN <= p->k);
-         cluster *= 2) {
+         cluster += c.kernel->components ? 1 : cluster) {
         c = with_cluster(c, p, cluster);
         c.seconds = cost_one_launch(device, &c, p);
         if (!best->kernel || c.seconds < best->seconds) *best = c;
@@ -134,7 +134,9 @@ static void vector_candidates(cuda_candidate *best, const cuda_device *device, c
     }
 }
 
-static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace) {
+/* `split`: also by kernels that split what they multiply. */
+static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace,
+                                     bool split) {
     const bool along_m = p->a.row_stride == 1 && p->a.col_stride != 1;
     const cuda_kernel *vector = &cuda_kernels[p->n == 1 ? (along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K)
                                                         : (along_m ? IEEE_COLUMNS_M : IEEE_COLUMNS_K)];
@@ -150,7 +152,8 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
         if (!cuda_kernel_runs_on(kernel, device)) continue;
         if (p->n > THIN && computes_tiles(kernel, p)) /* which read the long operand of few columns slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
-        if (kernel->family == FAMILY_SMALL) consider_one_launch(&best, device, whole_candidate(kernel, p), p);
+        if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_DIRECT_K)))
+            consider_one_launch(&best, device, whole_candidate(kernel, p), p);
     }
     return best;
 }
@@ -329,7 +332,8 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
 
 static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
     const size_t max_workspace = context->options.max_workspace;
-    const cuda_candidate in_place = ieee_candidate(plan->device, p, max_workspace);
+    const cuda_candidate in_place = ieee_candidate(plan->device, p, max_workspace,
+                                                   context->options.precision != TSR_IEEE);
     const cuda_kernel *split = cuda_split_kernel(context);
     if (!split) {
         adopt(plan, &in_place,
@@ -413,7 +417,7 @@ static void choose_invariant_kernel(cuda_plan *plan, const tsr_context *context,
     double fastest[STANDARDS], least = 0;
     for (int i = 0; i < STANDARDS; i++) {
         const tsr_problem standard = standard_product(p, i);
-        fastest[i] = ieee_candidate(plan->device, &standard, 0).seconds;
+        fastest[i] = ieee_candidate(plan->device, &standard, 0, split).seconds;
         const double packed = split ? split_candidate(plan->device, split, &standard).seconds : fastest[i];
         if (packed < fastest[i]) fastest[i] = packed;
     }

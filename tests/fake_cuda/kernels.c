@@ -400,7 +400,7 @@ static bool split_reduce(const fake_launch *l, const split_args *g, char *why, s
 /* ---- By name ----------------------------------------------------------------------------------------------------- */
 
 size_t fake_kernel_args_size(const char *kernel) {
-    if (!strncmp(kernel, "ieee_", 5)) return sizeof(ieee_args);
+    if (!strncmp(kernel, "ieee_", 5) || !strncmp(kernel, "direct_", 7)) return sizeof(ieee_args);
     if (!strncmp(kernel, "pack_", 5)) return sizeof(pack_pair_args);
     if (!strncmp(kernel, "split_", 6)) return sizeof(split_args);
     if (!strncmp(kernel, "attention_", 10)) return sizeof(attention_args);
@@ -413,10 +413,13 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strncmp(name, "attention_", 10)) return fake_attention_run(l, args, why, size);
     const bool of_256 = strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_columns_") ||
                         !strcmp(name, "ieee_vector_m");
-    const unsigned threads = strstr(name, "_small_")                                                ? 64
-                             : of_256                                                               ? 256
-                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ? 384
-                                                                                                    : 128;
+    const unsigned threads = strstr(name, "_small_") ? 64
+                             : of_256                ? 256
+                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ||
+                                     !strcmp(name, "direct_64x64")
+                                 ? 384
+                             : !strcmp(name, "direct_64x32") ? 512
+                                                             : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);
@@ -428,6 +431,7 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
         return ieee_one_launch(l, args, 16, 16, why, size);
     if (!strcmp(name, "ieee_small_32") || !strcmp(name, "ieee_long_32"))
         return ieee_one_launch(l, args, 32, 32, why, size);
+    if (sscanf(name, "direct_%dx%d", &tile_m, &tile_n) == 2) return ieee_one_launch(l, args, tile_m, tile_n, why, size);
     if (!strcmp(name, "ieee_vector_k")) return ieee_vector(l, args, 8, 1, why, size);
     if (!strcmp(name, "ieee_vector_m")) return ieee_vector(l, args, 128, 1, why, size);
     if (!strcmp(name, "ieee_columns_k")) return ieee_vector(l, args, 32, 8, why, size);

@@ -33,6 +33,7 @@
     MODULE(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, ONLY_90a) \
     MODULE(SPLIT_TF32_SM90,      split_tf32_sm90,      ONLY_90a) \
     MODULE(SPLIT_MMA_SM80,       split_mma_sm80,       FROM_80)  \
+    MODULE(SPLIT_DIRECT,         split_direct,         ONLY_90a) \
     MODULE(SPLIT_REDUCE,         split_reduce,         FROM_80)  \
     MODULE(ATTENTION_PACK,       attention_pack,       ONLY_90)  \
     MODULE(ATTENTION_FORWARD,    attention_forward_sm90, ONLY_90a) \
@@ -64,6 +65,8 @@
   ROW(IEEE_SMALL_32,        ieee_small_32,        IEEE_SMALL,           SMALL,    32,  32,  32,  64,10, 1, 0, SMALL, 2)\
   ROW(IEEE_LONG_16,         ieee_long_16,         IEEE_SMALL,           SMALL,    16,  16, 128, 256, 2, 1, 0, SMALL, 3)\
   ROW(IEEE_LONG_32,         ieee_long_32,         IEEE_SMALL,           SMALL,    32,  32,  64, 256, 2, 1, 0, SMALL, 3)\
+  ROW(DIRECT_64X32,         direct_64x32,         SPLIT_DIRECT,         SMALL,    64,  32,  32, 512, 1, 1, 2, DIRECT,4)\
+  ROW(DIRECT_64X64,         direct_64x64,         SPLIT_DIRECT,         SMALL,    64,  64,  32, 384, 1, 1, 2, DIRECT,3)\
   ROW(IEEE_VECTOR_K,        ieee_vector_k,        IEEE_VECTOR,          VECTOR,    8,   1, 256, 128, 6, 1, 0, NONE,  0)\
   ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   1,  32, 256, 2, 1, 0, NONE,  0)\
   ROW(IEEE_COLUMNS_K,       ieee_columns_k,       IEEE_VECTOR,          VECTOR,   32,   8,1024, 256, 2, 1, 0, B,     2)\
@@ -163,6 +166,7 @@
  *   NONE    none
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
  *   SMALL   a stage is k terms of the tile's lines of A and B, in either order, padded by 4
+ *   DIRECT  for each warpgroup, as many as the last column says: the components of B in a stage, and three stages
  *   B       a stage is k terms of n columns of B, padded by 4; besides, sums from the cluster's other blocks
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
@@ -175,6 +179,8 @@
 #define SHARED_NONE(m, n, k, cluster, components, stages) 0
 #define SHARED_SLABS(m, n, k, cluster, components, stages) ((stages) * (k) * ((m) + 4 + (n) + 4) * 4)
 #define SHARED_SMALL(m, n, k, cluster, components, stages) ((stages) * 8 * ((m) * (k) + 4 * ((m) > (k) ? (m) : (k))))
+#define SHARED_DIRECT(m, n, k, cluster, components, groups) \
+    ((groups) * 4 * ((components) * (n) * (k) + 3 * ((m) * ((k) + 8) + (n) * ((k) + 4))))
 #define SHARED_B(m, n, k, cluster, components, stages) (((stages) * (n) * ((k) + 4) + 256 * (n)) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \

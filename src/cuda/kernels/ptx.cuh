@@ -290,6 +290,26 @@ __device__ inline void wgmma_64x64x16_rows(float (&d)[32], const uint32_t (&a)[4
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
+/* d (64 x 2N) = a (64 x 8) * b (2N x 8)^T + (accumulate ? d : 0) of tf32, N being the length of d. Lane 4g + t of warp
+ * w gives terms t and t + 4 of rows 16w + g (a[0], a[2]) and 16w + g + 8 (a[1], a[3]) of A. */
+__device__ inline void wgmma_tf32(float (&d)[16], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, p, 1, 1;}"
+                 : ACCUMULATORS_16(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+__device__ inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, p, 1, 1;}"
+                 : ACCUMULATORS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+
 /* Makes shared memory that this thread has written visible to matrix instructions and bulk copies. */
 __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -303,6 +323,16 @@ __device__ inline void fma_if(bool wanted, float a, float b, float &sum) {
     asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p fma.rn.f32 %0, %1, %2, %0;}"
         : "+f"(sum)
         : "f"(a), "f"(b), "r"((int)wanted));
+}
+
+/* The same; whether any of them says `yes`, which the compiler then knows to be the same in a warp. */
+__device__ inline bool named_barrier_any(int barrier, int threads, bool yes) {
+    int any;
+    asm volatile("{.reg .pred p, q; setp.ne.b32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.s32 %0, 1, 0, q;}"
+                 : "=r"(any)
+                 : "r"(barrier), "r"(threads), "r"((int)yes)
+                 : "memory");
+    return __any_sync(0xffffffffu, any);
 }
 
 /* 2^x to 2 ulp; results below 2^-126 are 0. */
@@ -359,6 +389,17 @@ __device__ inline void store_to_block(uint32_t address, int rank, float value) {
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(address),
         "r"(rank), "f"(value)
         : "memory");
+}
+
+/* The four floats at the same address in block `rank`. */
+__device__ inline float4 load_16_from_block(uint32_t address, int rank) {
+    float4 v;
+    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;"
+                 " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return v;
 }
 
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit

@@ -17,22 +17,8 @@
  *     ieee_long_*    many threads and terms under way: few tiles, a long k
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
+#include "cuda/kernels/ieee/ieee_stage.cuh"
 #include "cuda/kernels/kernel_list.h"
-#include "cuda/kernels/ptx.cuh"
-
-/* One operand of a block, from its first line and its first term on. */
-struct small_operand {
-    const float *next; /* the stage that is copied next */
-    int64_t line_stride, k_stride;
-    int lines; /* to the end of the matrix */
-    bool along_k, by_vectors;
-
-    __device__ small_operand(const float *data, int64_t line_step, int64_t k_step, int line, int k0, int line_count)
-        : next(data + line * line_step + k0 * k_step), line_stride(line_step), k_stride(k_step),
-          lines(line_count - line), along_k(line_step != 1) {
-        by_vectors = (along_k ? k_step == 1 && line_step % 4 == 0 : k_step % 4 == 0) && (uintptr_t)next % 16 == 0;
-    }
-};
 
 template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     static constexpr int M = TILE, LANES = TILE / 4, THREADS = LANES * LANES * GROUPS;
@@ -44,41 +30,8 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     static_assert(BLOCK_K / 4 % GROUPS == 0, "every group has as many quads");
     static_assert(GROUPS * TILE * SUM_PITCH <= STAGES * STAGE, "sums take the place of the stages");
 
-    /* Copies OUTER x INNER elements to [OUTER][INNER + 4], neighbours along INNER; zeros where the matrix has none. */
-    template <int OUTER, int INNER>
-    static __device__ __forceinline__ void copy(uint32_t to, const float *from, int64_t outer_stride,
-                                                int64_t inner_stride, int outer_left, int inner_left, bool vectors) {
-        const int thread = (int)threadIdx.x;
-        if (vectors) {
-            constexpr int ALONG = INNER / 4, STEP = THREADS / ALONG; /* of OUTER, from pass to pass */
-            static_assert(OUTER % STEP == 0, "whole passes");
-            const int inner = thread % ALONG * 4, outer = thread / ALONG;
-            const int bytes = 4 * min(max(inner_left - inner, 0), 4);
-            from += outer * outer_stride + inner;
-            to += (outer * (INNER + 4) + inner) * 4;
-#pragma unroll
-            for (int pass = 0; pass < OUTER / STEP; pass++, from += STEP * outer_stride)
-                cp_async_bytes(to + pass * (STEP * (INNER + 4) * 4), from,
-                               outer + pass * STEP < outer_left ? bytes : 0);
-        } else {
-            constexpr int STEP = THREADS / INNER;
-            static_assert(STEP && OUTER % STEP == 0, "whole passes");
-            const int inner = thread % INNER, outer = thread / INNER;
-            const int left = inner < inner_left ? outer_left - outer : 0;
-            from += outer * outer_stride + inner * inner_stride;
-            to += (outer * (INNER + 4) + inner) * 4;
-#pragma unroll
-            for (int pass = 0; pass < OUTER / STEP; pass++, from += STEP * outer_stride)
-                cp_async_or_zero<4>(to + pass * (STEP * (INNER + 4) * 4), from, pass * STEP < left);
-        }
-    }
-
-    static __device__ __forceinline__ void copy(uint32_t to, small_operand &x, int k_left) {
-        if (x.along_k)
-            copy<TILE, BLOCK_K>(to, x.next, x.line_stride, x.k_stride, x.lines, k_left, x.by_vectors);
-        else
-            copy<BLOCK_K, TILE>(to, x.next, x.k_stride, 1, k_left, x.lines, x.by_vectors);
-        x.next += BLOCK_K * x.k_stride;
+    static __device__ __forceinline__ void copy(uint32_t to, stage_operand &x, int k_left) {
+        copy_next_stage<TILE, BLOCK_K, K_PITCH, THREADS>((int)threadIdx.x, to, x, x.along_k, k_left);
     }
 
     /* Four terms of a thread's four lines: values[line][term]. */
@@ -114,7 +67,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
 
     /* The sums of the block's terms, as [GROUPS][TILE][SUM_PITCH] where the stages were. */
     template <bool A_ALONG_K, bool B_ALONG_K>
-    static __device__ __forceinline__ void sum_terms(small_operand &a, small_operand &b, int terms, float *shared) {
+    static __device__ __forceinline__ void sum_terms(stage_operand &a, stage_operand &b, int terms, float *shared) {
         const int lane = (int)threadIdx.x % (LANES * LANES), group = (int)threadIdx.x / (LANES * LANES);
         const int lane_m = lane / LANES, lane_n = lane % LANES;
         const int stages = (terms + BLOCK_K - 1) / BLOCK_K;
@@ -192,10 +145,8 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
         find_tile(args, cluster_number(), &tile_row, &tile_col);
         const int row0 = tile_row * TILE, col0 = tile_col * TILE;
         const int k0 = min(rank * args.k_each, args.k), terms = min(args.k_each, args.k - k0);
-        small_operand a(args.a.data + blockIdx.z * args.a.batch_stride, args.a.row_stride, args.a.col_stride, row0, k0,
-                        args.m);
-        small_operand b(args.b.data + blockIdx.z * args.b.batch_stride, args.b.col_stride, args.b.row_stride, col0, k0,
-                        args.n);
+        stage_operand a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m);
+        stage_operand b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n);
         if (a.along_k)
             b.along_k ? sum_terms<true, true>(a, b, terms, shared) : sum_terms<true, false>(a, b, terms, shared);
         else
