@@ -329,37 +329,40 @@ __device__ static void forward(const attention_args &g, ieee_shared<CHUNK, 1> &s
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* Finds lse, delta and shift of `count` queries from i0 on, MOST at most. */
-template <int MOST, int CHUNK>
+/* Finds lse, delta and shift of `count` queries from i0 on. */
+template <int CHUNK>
 __device__ static void find_numbers(const attention_args &g, ieee_shared<CHUNK, 2> &s, int batch, int head, int i0,
                                     int count) {
-    constexpr int EACH = MOST / ROW_STEP; /* of 16 threads; all that they read is under way together */
+    constexpr int AT_ONCE = 4; /* queries of 16 threads: all that is read of them is under way together */
     const place me;
     const bool fours = in_fours(g.o, g.dim) && in_fours(g.grad_o, g.dim), given = g.recompute_q;
     const float *o = head_of(g.o, batch, head), *grad_o = head_of(g.grad_o, batch, head);
-    auto query = [&](int n) { return i0 + min(me.y + ROW_STEP * n, count - 1); };
-    float delta[EACH] = {};
-    for (int c = fours ? 4 * me.x : me.x; c < g.dim && !given; c += fours ? 64 : 16)
+#pragma unroll 1
+    for (int first = me.y; first < me.y + count; first += ROW_STEP * AT_ONCE) {
+        auto query = [&](int n) { return i0 + min(first + ROW_STEP * n, count - 1); };
+        float delta[AT_ONCE] = {};
+        for (int c = fours ? 4 * me.x : me.x; c < g.dim && !given; c += fours ? 64 : 16)
 #pragma unroll
-        for (int n = 0; n < EACH; n++) {
-            const float *x = o + query(n) * g.o.row_stride + c * g.o.col_stride;
-            const float *y = grad_o + query(n) * g.grad_o.row_stride + c * g.grad_o.col_stride;
-            if (fours) {
-                const float4 u = *(const float4 *)x, v = *(const float4 *)y;
-                delta[n] += u.x * v.x + u.y * v.y + (u.z * v.z + u.w * v.w);
-            } else
-                delta[n] = fmaf(*x, *y, delta[n]);
-        }
+            for (int n = 0; n < AT_ONCE; n++) {
+                const float *x = o + query(n) * g.o.row_stride + c * g.o.col_stride;
+                const float *y = grad_o + query(n) * g.grad_o.row_stride + c * g.grad_o.col_stride;
+                if (fours) {
+                    const float4 u = *(const float4 *)x, v = *(const float4 *)y;
+                    delta[n] += u.x * v.x + u.y * v.y + (u.z * v.z + u.w * v.w);
+                } else
+                    delta[n] = fmaf(*x, *y, delta[n]);
+            }
 #pragma unroll
-    for (int n = 0; n < EACH; n++) {
-        const int i = query(n), to = me.y + ROW_STEP * n;
-        const int64_t at = ((int64_t)batch * g.heads + head) * g.tiles_q * ATTENTION_ROWS + i;
-        const float sum = row_sum(delta[n]);
-        const float shift = given ? g.shift[at] : g.mask.data ? lse_shift<16>(g, batch, head, i) : 0;
-        if (me.x == 0 && to < count) {
-            s.lse[to] = head_of(g.lse, batch, head)[i * g.lse.row_stride];
-            s.delta[to] = given ? g.delta[at] : sum;
-            s.shift[to] = shift;
+        for (int n = 0; n < AT_ONCE; n++) {
+            const int i = query(n), to = first + ROW_STEP * n;
+            const int64_t at = ((int64_t)batch * g.heads + head) * g.tiles_q * ATTENTION_ROWS + i;
+            const float sum = row_sum(delta[n]);
+            const float shift = given ? g.shift[at] : g.mask.data ? lse_shift<16>(g, batch, head, i) : 0;
+            if (me.x == 0 && to < count) {
+                s.lse[to] = head_of(g.lse, batch, head)[i * g.lse.row_stride];
+                s.delta[to] = given ? g.delta[at] : sum;
+                s.shift[to] = shift;
+            }
         }
     }
 }
@@ -388,7 +391,7 @@ __device__ static void grad_q(const attention_args &g, ieee_shared<CHUNK, 2> &s,
     go_through<2, 1>(
         s, dq, g.dim, row0, steps, g.causal, rows, columns,
         [&](int step) {
-            if (step == 0) find_numbers<ROWS>(g, s, batch, head, row0, min(ROWS, g.queries - row0));
+            if (step == 0) find_numbers(g, s, batch, head, row0, min(ROWS, g.queries - row0));
         },
         [&](auto &dots, int, int column0) {
             constexpr int B = sizeof dots[0][0] / sizeof(float);
@@ -414,9 +417,7 @@ __device__ static void grad_kv(const attention_args &g, ieee_shared<CHUNK, 2> &s
     const ieee_steps steps = {group, g.causal ? min(row0, g.queries) : 0, g.queries};
     go_through<2, 2>(
         s, sums, g.dim, row0, steps, g.causal, rows, columns,
-        [&](int step) {
-            find_numbers<COLS>(g, s, batch, head0 + steps.head(step), steps.column(step), steps.width(step));
-        },
+        [&](int step) { find_numbers(g, s, batch, head0 + steps.head(step), steps.column(step), steps.width(step)); },
         [&](auto &dots, int step, int column0) {
             constexpr int B = sizeof dots[0][0] / sizeof(float);
             const int head = head0 + steps.head(step);
