@@ -495,6 +495,21 @@ def test_short_k_with_special_values(short_k, rng):
     assert_special_values(short_k.product(a, b), a, b)
 
 
+# ---- A tile for each warp -------------------------------------------------------------------------------------------
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("batch, m, n, k", [(3000, 17, 9, 5), (700, 33, 65, 50), (300, 64, 64, 24), (1, 1000, 3000, 7)])
+@pytest.mark.parametrize("name", [name for name in kernel_names(CUDA) if name.startswith("ieee_warp_")])
+def test_warps_with_several_tiles(driver, rng, name, batch, m, n, k):
+    """Tiles follow each other in a warp, in all four layouts, where rows of 16 bytes begin anywhere in them."""
+    engine = Engine(CUDA, IEEE, name)
+    a, b = integers(rng, batch, m, k), integers(rng, batch, k, n)
+    expected = a.astype(np.float64) @ b
+    for x, y in [(a, b), (a.swapaxes(1, 2).copy().swapaxes(1, 2), b.swapaxes(1, 2).copy().swapaxes(1, 2))]:
+        assert np.array_equal(engine.product(x, b), expected)
+        assert np.array_equal(engine.product(x, y), expected)
+
+
 # ---- Large ----------------------------------------------------------------------------------------------------------
 
 def test_offsets_beyond_32_bits(cuda, driver, rng):

@@ -41,7 +41,8 @@ def pytest_passes(*arguments, **environment):
 # for the kernels, which the driver stands in for.
 GENERAL = ["addend", "attention_calls", "batch", "errors", "packed", "plans", "special_values", "stats", "strides"]
 SAMPLED = ["exact", "scaling"]
-ENGINES = "cuda and not ieee_tile and not t128 and not mma and not small_32 and not ieee_long and not direct_64x32"
+ENGINES = ("cuda and not ieee_tile and not t128 and not mma and not small_32 and not ieee_long and not direct_64x32 "
+           "and not warp_32")
 
 
 @pytest.mark.slow

@@ -36,6 +36,13 @@ typedef struct direct_costs {
     double wave;    /* for each further wave of blocks */
 } direct_costs;
 
+/* Of kernels whose warps have tiles of their own. Seconds; a step is eight terms of a tile. */
+typedef struct warp_costs {
+    double start, latency; /* of a tile that has an SM to itself: before its first step, and each step */
+    double tile, step;     /* of each tile, and each of its steps, of an SM full of warps */
+    double crowded;        /* times that, if the tiles of an item are so many that all SMs read the same lines */
+} warp_costs;
+
 typedef struct vector_costs {
     double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
     double share;             /* more, where warps along k add up their sums */
@@ -59,6 +66,7 @@ typedef struct device_costs {
     double rates[CUDA_KERNELS]; /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
     small_costs small_16, small_32, long_16, long_32;
     direct_costs direct_64x32, direct_64x64;
+    warp_costs warp[IEEE_WARP_32X64 - IEEE_WARP_16X16 + 1];
     vector_costs vector_k, vector_m, columns_k, columns_m;
     double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
     double thin_m_memory;              /* of bytes_per_cycle */
@@ -79,6 +87,7 @@ typedef struct device_costs {
  *
  *   small, long  5 % to 8 %
  *   direct       5 % to 6 %
+ *   warp         8 % to 9 %, where it is within 1.8 x of the fastest
  *   vector       6 % to 13 %, for 230 products */
 static const device_costs measured[] = {{
     .capability = 90,
@@ -114,6 +123,10 @@ static const device_costs measured[] = {{
         {.start = 3.7e-6, .cluster = 0.95e-6, .many = 0.05e-6, .stage = 1.43e-6, .slow = 0.13e-6, .wave = 3.6e-6},
     .direct_64x64 =
         {.start = 4.3e-6, .cluster = 0.75e-6, .many = 0.05e-6, .stage = 1.66e-6, .slow = 0.12e-6, .wave = 4e-6},
+    .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {2.24e-6, 0.162e-6, 0.0513e-6, 0.0290e-6, 1.3},
+             [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {2.45e-6, 0.202e-6, 0.0655e-6, 0.0439e-6, 1.27},
+             [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {2.79e-6, 0.243e-6, 0.1451e-6, 0.0587e-6, 1.21},
+             [IEEE_WARP_32X64 - IEEE_WARP_16X16] = {3.58e-6, 0.351e-6, 0.2864e-6, 0.1078e-6, 1.15}},
     .vector_k = {.start = {1.67e-6},
                  .rate = {1},
                  .share = 0.26e-6,
@@ -205,6 +218,12 @@ static double partial_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, 2 * sums * sizeof(float));
 }
 
+/* Reading operands and writing C once. */
+static double product_seconds(const device_costs *costs, const cuda_device *device, const tsr_problem *p) {
+    const double elements = (double)(p->m * p->n + p->m * p->k + p->n * p->k);
+    return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
+}
+
 /* Every tile in `slices` slices of k. */
 static double cost_slices(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                           const tsr_problem *p) {
@@ -215,6 +234,10 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
     const double cycles = area * cycles_for_blocks(costs, device, kernel, busiest) *
                           ((double)c->k_per_slice + overheads.pipeline_k);
     double seconds = overheads.start + cycles / costs->clock;
+    if (kernel->family == FAMILY_SHORT) { /* with little to multiply, C is written at half of the memory's rate */
+        const double writing = 2 * product_seconds(costs, device, p);
+        if (seconds < writing) seconds = writing;
+    }
     if (c->slices > 1)
         seconds += costs->launch + partial_seconds(costs, device, (double)(p->batch * c->slices * p->m * p->n));
     return seconds;
@@ -242,8 +265,23 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
     return seconds;
 }
 
+/* Multiplications are left out where there is nothing of C; copies and everything else are not. */
+static double cost_warp(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
+                        const tsr_problem *p) {
+    const warp_costs *of = &costs->warp[cuda_kernel_index(c->kernel) - IEEE_WARP_16X16];
+    const double steps = (double)ceil_div(p->k, 8), items = (double)p->batch;
+    const double tiles = items * (double)c->tiles, busiest = tiles / device->multiprocessors;
+    const double filled = items * (double)(round_up(p->m, 16) * round_up(p->n, 8)) /
+                          (tiles * c->kernel->tile_m * c->kernel->tile_n);
+    const double busy = (busiest > 1 ? busiest : 1) * (of->tile + steps * of->step * (0.3 + 0.7 * filled)) *
+                        (c->tiles < device->multiprocessors ? 1 : of->crowded);
+    const double memory = product_seconds(costs, device, p);
+    return of->start + steps * of->latency + (busy > memory ? busy : memory);
+}
+
 double cost_multiply(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = costs_of(device);
+    if (c->kernel->family == FAMILY_WARP) return cost_warp(costs, device, c, p);
     return c->tail_blocks ? cost_tail(costs, device, c, p) : cost_slices(costs, device, c, p);
 }
 

@@ -55,6 +55,10 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
                                        : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
         return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args);
     }
+    if (kernel->family == FAMILY_WARP) {
+        const int64_t blocks = cuda_warp_blocks(kernel, plan->device, tiles * p->batch);
+        return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args);
+    }
     const bool sliced = plan->invariant && plan->slices > 1; /* all tiles of all chunks */
     if (sliced || (plan->tail_blocks && as_planned)) {       /* what is left beyond 32-bit extents is computed whole */
         args.full_tiles = (int32_t)plan->full_tiles;

@@ -152,6 +152,7 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
         if (!cuda_kernel_runs_on(kernel, device)) continue;
         if (p->n > THIN && computes_tiles(kernel, p)) /* which read the long operand of few columns slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
+        if (kernel->family == FAMILY_WARP) consider(&best, device, whole_candidate(kernel, p), p, 0);
         if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_DIRECT_K)))
             consider_one_launch(&best, device, whole_candidate(kernel, p), p);
     }
@@ -321,6 +322,8 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
             c = thin_candidate(plan->device, kernel, p, max_workspace);
     } else if (kernel->family == FAMILY_SMALL)
         consider_one_launch(&c, plan->device, whole_candidate(kernel, p), p);
+    else if (kernel->family == FAMILY_WARP)
+        consider(&c, plan->device, whole_candidate(kernel, p), p, 0);
     else if (!computes_tiles(kernel, p))
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for k of at most %d, not %lld", kernel->name,
                         kernel->tile_k, (long long)p->k);
@@ -400,7 +403,7 @@ static bool is_invariant_candidate(const cuda_plan *plan, const tsr_context *con
     const cuda_kernel *forced = context->cuda->forced;
     if (forced) return kernel == forced;
     if (!cuda_kernel_runs_on(kernel, plan->device)) return false;
-    if (kernel != cuda_split_kernel(context)) return computes_tiles(kernel, p);
+    if (kernel != cuda_split_kernel(context)) return computes_tiles(kernel, p) || kernel->family == FAMILY_WARP;
     if (p->k < MIN_SPLIT_K || p->n <= THIN) return false;
     cuda_plan trial = *plan; /* by a product of few rows: whether max_workspace has room must not depend on m */
     const tsr_problem standard = standard_product(p, 0);
@@ -426,7 +429,8 @@ static void choose_invariant_kernel(cuda_plan *plan, const tsr_context *context,
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!is_invariant_candidate(plan, context, kernel, p)) continue;
         const int reduce = kernel->family == FAMILY_SPLIT ? SPLIT_REDUCE : IEEE_REDUCE;
-        const bool can_cut = kernel->family != FAMILY_SHORT && cuda_kernel_runs_on(&cuda_kernels[reduce], plan->device);
+        const bool can_cut = (kernel->family == FAMILY_SPLIT || kernel->family == FAMILY_TILE) &&
+                             cuda_kernel_runs_on(&cuda_kernels[reduce], plan->device);
         for (int64_t slices = 1; slices <= (can_cut ? most_slices : 1); slices += (slices + 1) / 2) {
             const double worst = slowdown(plan->device, kernel, p, slices, fastest);
             if (plan->multiply && worst >= least) continue;
@@ -441,7 +445,8 @@ static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, co
     const cuda_kernel *forced = context->cuda->forced;
     const size_t max_workspace = context->options.max_workspace;
     const tsr_problem standard = standard_product(p, 0);
-    if (forced && forced->family != FAMILY_SPLIT && forced->family != FAMILY_TILE && forced->family != FAMILY_SHORT)
+    if (forced && forced->family != FAMILY_SPLIT && forced->family != FAMILY_TILE && forced->family != FAMILY_SHORT &&
+        forced->family != FAMILY_WARP)
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is not for options.batch_invariant", forced->name);
     const tsr_status status = forced ? plan_forced(plan, forced, &standard, max_workspace) : TSR_OK;
     if (status) return status;
@@ -523,20 +528,28 @@ int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, i
     return kernel->family == FAMILY_SHORT ? min64(blocks, wave_of(device, kernel)) : blocks;
 }
 
+/* As few as have a warp for each tile: to start a block takes time. */
+int64_t cuda_warp_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles) {
+    const int64_t needed = max64(ceil_div(tiles, kernel->threads / 32), device->multiprocessors);
+    return min64(min64(tiles, needed), wave_of(device, kernel));
+}
+
 /* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     const cuda_kernel *kernel = plan->multiply;
     const int64_t tile_m = kernel->family == FAMILY_VECTOR ? cuda_vector_rows(kernel, plan->share) : kernel->tile_m;
     const int64_t tiles_m = ceil_div(plan->chunk_m, tile_m), tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
-    const int64_t blocks = plan->split ? cuda_split_blocks(kernel, plan->device, tiles_m * tiles_n, plan->slices,
-                                                           plan->chunk_batch)
-                                       : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
+    const bool whole_batch = plan->split || kernel->family == FAMILY_WARP;
+    const int64_t tiles = tiles_m * tiles_n;
+    const int64_t blocks = plan->split ? cuda_split_blocks(kernel, plan->device, tiles, plan->slices, plan->chunk_batch)
+                           : whole_batch ? cuda_warp_blocks(kernel, plan->device, tiles * plan->chunk_batch)
+                                         : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
     tsr_text_add(text, "tile: %lld x %d x %d (m, n, k)\n", (long long)tile_m, kernel->tile_n, kernel->tile_k);
     tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
                  plan->transposed ? ", of c transposed" : "");
     tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),
-                 !plan->split && plan->chunk_batch > 1 ? " for each item" : "");
+                 !whole_batch && plan->chunk_batch > 1 ? " for each item" : "");
     if (plan->split && plan->slices > 1)
         tsr_text_add(text, "slices: %lld of k, %lld long\n", (long long)plan->slices, (long long)plan->k_per_slice);
     if (plan->cluster > 1)

@@ -19,4 +19,7 @@ int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, 
  * persistent kernel no more than fit on the GPU. */
 int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t full_tiles, int64_t tail_blocks);
 
+/* Thread blocks a kernel of one tile for each warp is launched with, for all tiles of all items. */
+int64_t cuda_warp_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles);
+
 #endif

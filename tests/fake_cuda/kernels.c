@@ -148,6 +148,18 @@ static bool ieee_multiply(const fake_launch *l, const ieee_args *g, int tile_m, 
     return true;
 }
 
+/* One tile for each warp: blocks share the tiles of all items. */
+static bool ieee_warp(const fake_launch *l, const ieee_args *g, int tile_m, int tile_n, char *why, size_t size) {
+    const int64_t tiles = ceil_div(g->m, tile_m) * ceil_div(g->n, tile_n);
+    if (g->tile_m != tile_m || g->tile_n != tile_n || g->tiles_n != ceil_div(g->n, tile_n) || g->full_tiles != tiles)
+        return snprintf(why, size, "wrong tiles"), false;
+    if (!l->grid[0] || l->grid[0] > tiles * g->batch || l->grid[2] != 1)
+        return snprintf(why, size, "wrong grid"), false;
+    for (int64_t batch = 0; batch < g->batch; batch++)
+        for (int tile = 0; tile < g->full_tiles; tile++) ieee_segment(g, batch, tile, 0, g->k);
+    return true;
+}
+
 /* Kernels in one launch: each element's sums of the ranges of k that the blocks of a cluster have, in their order. */
 static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, int cols, char *why, size_t size) {
     const int64_t tiles = ceil_div(g->m, rows) * ceil_div(g->n, cols);
@@ -427,6 +439,7 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
         if (((const ieee_args *)args)->k > 64) return snprintf(why, size, "k is too long"), false;
         return ieee_multiply(l, args, 64, 64, why, size);
     }
+    if (sscanf(name, "ieee_warp_%dx%d", &tile_m, &tile_n) == 2) return ieee_warp(l, args, tile_m, tile_n, why, size);
     if (!strcmp(name, "ieee_small_16") || !strcmp(name, "ieee_long_16"))
         return ieee_one_launch(l, args, 16, 16, why, size);
     if (!strcmp(name, "ieee_small_32") || !strcmp(name, "ieee_long_32"))

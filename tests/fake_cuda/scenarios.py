@@ -247,6 +247,15 @@ def test_large_results_of_few_terms_are_for_blocks_that_stay():
     problem.check()
 
 
+@pytest.mark.parametrize("batch, blocks", [(5, 5), (300, 132), (1000, 250), (4000, 5 * 132)])
+def test_warps_share_the_tiles_of_a_batch(batch, blocks):
+    """A warp for each tile, a block for each SM first, and no more blocks than fit."""
+    problem = Problem(11, 13, 7, batch=batch)
+    assert problem.run(Context(CUDA, IEEE, "ieee_warp_16x16")) == 0
+    assert [(one.grid[0], one.grid[2]) for one in launches()] == [(blocks, 1)]
+    problem.check()
+
+
 def test_nothing_synchronises(problem):
     context = Context(CUDA, FP32)
     before = fake.fake_synchronizations()

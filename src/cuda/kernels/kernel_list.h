@@ -25,6 +25,7 @@
     MODULE(IEEE_THIN_K,          ieee_thin_k,          FROM_75)  \
     MODULE(IEEE_THIN_M,          ieee_thin_m,          FROM_75)  \
     MODULE(IEEE_SMALL,           ieee_small,           ONLY_90)  \
+    MODULE(IEEE_WARP,            ieee_warp,            ONLY_90)  \
     MODULE(IEEE_VECTOR,          ieee_vector,          ONLY_90)  \
     MODULE(IEEE_REDUCE,          ieee_reduce,          FROM_75)  \
     MODULE(IEEE_SCALE,           ieee_scale,           FROM_75)  \
@@ -67,6 +68,10 @@
   ROW(IEEE_LONG_32,         ieee_long_32,         IEEE_SMALL,           SMALL,    32,  32,  64, 256, 2, 1, 0, SMALL, 3)\
   ROW(DIRECT_64X32,         direct_64x32,         SPLIT_DIRECT,         SMALL,    64,  32,  32, 512, 1, 1, 2, DIRECT,4)\
   ROW(DIRECT_64X64,         direct_64x64,         SPLIT_DIRECT,         SMALL,    64,  64,  32, 384, 1, 1, 2, DIRECT,3)\
+  ROW(IEEE_WARP_16X16,      ieee_warp_16x16,      IEEE_WARP,            WARP,     16,  16,  24, 128, 5, 1, 0, WARP,  2)\
+  ROW(IEEE_WARP_16X32,      ieee_warp_16x32,      IEEE_WARP,            WARP,     16,  32,  24, 128, 4, 1, 0, WARP,  2)\
+  ROW(IEEE_WARP_32X32,      ieee_warp_32x32,      IEEE_WARP,            WARP,     32,  32,  24, 128, 3, 1, 0, WARP,  2)\
+  ROW(IEEE_WARP_32X64,      ieee_warp_32x64,      IEEE_WARP,            WARP,     32,  64,  24, 128, 2, 1, 0, WARP,  2)\
   ROW(IEEE_VECTOR_K,        ieee_vector_k,        IEEE_VECTOR,          VECTOR,    8,   1, 256, 128, 6, 1, 0, NONE,  0)\
   ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   1,  32, 256, 2, 1, 0, NONE,  0)\
   ROW(IEEE_COLUMNS_K,       ieee_columns_k,       IEEE_VECTOR,          VECTOR,   32,   8,1024, 256, 2, 1, 0, B,     2)\
@@ -167,6 +172,7 @@
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
  *   SMALL   a stage is k terms of the tile's lines of A and B, in either order, padded by 4
  *   DIRECT  for each warpgroup, as many as the last column says: the components of B in a stage, and three stages
+ *   WARP    of each of four warps: a stage is k terms of the tile's lines of A and B, in either order, padded
  *   B       a stage is k terms of n columns of B, padded by 4; besides, sums from the cluster's other blocks
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
@@ -181,6 +187,10 @@
 #define SHARED_SMALL(m, n, k, cluster, components, stages) ((stages) * 8 * ((m) * (k) + 4 * ((m) > (k) ? (m) : (k))))
 #define SHARED_DIRECT(m, n, k, cluster, components, groups) \
     ((groups) * 4 * ((components) * (n) * (k) + 3 * ((m) * ((k) + 8) + (n) * ((k) + 4))))
+#define SHARED_LARGER(x, y) ((x) > (y) ? (x) : (y))
+#define SHARED_WARP_LINES(lines, k) SHARED_LARGER((lines) * ((k) + 4), (k) * ((lines) + 8))
+#define SHARED_WARP(m, n, k, cluster, components, stages) \
+    ((stages) * 16 * (SHARED_WARP_LINES(m, k) + SHARED_WARP_LINES(n, k)))
 #define SHARED_B(m, n, k, cluster, components, stages) (((stages) * (n) * ((k) + 4) + 256 * (n)) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \

@@ -471,6 +471,15 @@ __device__ inline void mma_16x8x8(double (&d)[4], const double (&a0)[2], const d
                      : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]), "d"(0.0));
 }
 
+/* The same, adding to d, if `wanted`, which all lanes agree on. That becomes a predicate, not a branch. */
+__device__ inline void mma_16x8x8_if(double (&d)[4], const double (&a0)[2], const double (&a1)[2], const double (&b)[2],
+                                     int wanted) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; @p mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};}"
+                 : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+                 : "d"(a0[0]), "d"(a1[0]), "d"(a0[1]), "d"(a1[1]), "d"(b[0]), "d"(b[1]), "r"(wanted));
+}
+
 __device__ inline double widen(float x) {
     double y;
     asm volatile("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
