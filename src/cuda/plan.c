@@ -142,10 +142,13 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
                                                         : (along_m ? IEEE_COLUMNS_M : IEEE_COLUMNS_K)];
     const cuda_kernel *thin = &cuda_kernels[along_m ? IEEE_THIN_M : IEEE_THIN_K];
     cuda_candidate best = {0};
-    if (p->n <= THIN && cuda_kernel_runs_on(thin, device)) {
-        best = thin_candidate(device, thin, p, max_workspace);
-        if (!cuda_kernel_runs_on(vector, device)) return best;
-        if (can_read(vector, p)) vector_candidates(&best, device, vector, p);
+    if (p->n <= THIN) {
+        const bool vectors = cuda_kernel_runs_on(vector, device);
+        if (vectors && can_read(vector, p))
+            vector_candidates(&best, device, vector, p);
+        else if (cuda_kernel_runs_on(thin, device))
+            best = thin_candidate(device, thin, p, max_workspace);
+        if (best.kernel && !vectors) return best;
     }
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];

@@ -13,7 +13,7 @@
  *
  *   FROM_75, FROM_80   that compute capability and every newer one: machine code for those that nvcc knows, PTX for
  *                      later ones. FROM_75 also as PTX of 7.5 alone, for TESSERA_CUDA_PTX
- *   PTX_75             the same GPUs as FROM_75, with machine code for Hopper alone: the driver compiles the PTX once
+ *   PTX_75             the same GPUs as FROM_75 but Hopper, as PTX: the driver compiles it once
  *   ONLY_90, ONLY_90a  Hopper alone; with "a", its own instructions, too
  *
  * CMakeLists.txt reads these lines: one for each module. */
