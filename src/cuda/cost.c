@@ -308,8 +308,6 @@ static double cost_small(const small_costs *costs, const cuda_candidate *c, int6
            (double)(busiest - 1) * costs->block;
 }
 
-/* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can: where the two are near each other,
- * neither is all of it. */
 /* Whether the kernels in one launch copy an operand sixteen bytes at a time. */
 static bool copied_by_vectors(int64_t line_stride, int64_t k_stride) {
     return line_stride == 1 ? k_stride % 4 == 0 : k_stride == 1 && line_stride % 4 == 0;
@@ -334,6 +332,8 @@ static double cost_direct(const direct_costs *costs, const cuda_device *device, 
            waves * stages * (costs->stage + slow * costs->slow) + (waves - 1) * costs->wave;
 }
 
+/* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can: where the two are near each other,
+ * neither is all of it. */
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
     const int columns = p->n <= 2 ? 0 : p->n <= 4 ? 1 : 2;
     const bool along_m = cuda_reads_along_m(c->kernel);

@@ -18,8 +18,8 @@ typedef enum cuda_family {
     FAMILY_THIN,   /* the same where C has at most tile_n columns */
     FAMILY_SHORT,  /* the same where k is at most tile_k; persistent */
     FAMILY_SMALL,  /* the same in one launch: clusters of thread blocks share k */
-    FAMILY_WARP,   /* the same: a warp has a tile, persistent thread blocks share those of the whole batch */
     FAMILY_VECTOR, /* the same where C has at most tile_n columns */
+    FAMILY_WARP,   /* as TILE: a warp has a tile, persistent thread blocks share those of the whole batch */
     FAMILY_SPLIT,  /* multiplies packed operands; split_args */
     FAMILY_SUPPORT /* works for the others; a user cannot ask for it */
 } cuda_family;

@@ -153,7 +153,7 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
-        if (p->n > THIN && computes_tiles(kernel, p)) /* which read the long operand of few columns slowly */
+        if ((p->n > THIN || !best.kernel) && computes_tiles(kernel, p)) /* which read the long operand of few columns slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_WARP) consider(&best, device, whole_candidate(kernel, p), p, 0);
         if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_DIRECT_K)))
@@ -336,30 +336,35 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
     return TSR_OK;
 }
 
+/* Adopts a kernel that packs nothing, for such a reason; or because it splits what it multiplies. */
+static void adopt_in_place(cuda_plan *plan, const cuda_candidate *c, const char *reason) {
+    adopt(plan, c, c->kernel->components ? "split as it is multiplied: too small to be packed, by estimate" : reason);
+}
+
 static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
     const size_t max_workspace = context->options.max_workspace;
     const cuda_candidate in_place = ieee_candidate(plan->device, p, max_workspace,
                                                    context->options.precision != TSR_IEEE);
     const cuda_kernel *split = cuda_split_kernel(context);
     if (!split) {
-        adopt(plan, &in_place,
-              context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
-                                                     : "no tensor-core kernel for this GPU");
+        adopt_in_place(plan, &in_place,
+                       context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
+                                                              : "no tensor-core kernel for this GPU");
         return;
     }
     if (p->k < MIN_SPLIT_K || p->n <= THIN) {
-        adopt(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
+        adopt_in_place(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
         return;
     }
     const cuda_candidate packed = split_candidate(plan->device, split, p);
     if (packed.seconds >= in_place.seconds) {
-        adopt(plan, &in_place, "faster than packing for tensor cores, by estimate");
+        adopt_in_place(plan, &in_place, "faster than packing for tensor cores, by estimate");
         return;
     }
     adopt(plan, &packed, "tensor cores, faster than float32 units by estimate");
     if (fit_workspace(plan, p, packed.partial_bytes, max_workspace)) return;
     chunks_of_everything(plan, p);
-    adopt(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
+    adopt_in_place(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
 }
 
 /* ---- Batch-invariant plans --------------------------------------------------------------------------------------- */
@@ -376,6 +381,8 @@ enum { INVARIANT_PARTIAL_BYTES = 256 << 20 };          /* of partial sums at a t
 static tsr_problem standard_product(const tsr_problem *p, int i) {
     tsr_problem standard = *p;
     standard.m = standard_rows[i], standard.batch = 1;
+    standard.a.row_stride = p->k, standard.b.row_stride = p->n; /* whatever the strides are: bits do not depend on them */
+    standard.a.col_stride = standard.b.col_stride = 1;
     return standard;
 }
 

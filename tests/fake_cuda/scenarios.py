@@ -265,7 +265,7 @@ def test_nothing_synchronises(problem):
 
 def test_a_batch_larger_than_a_grid():
     problem = Problem(2, 3, 4, batch=70000)
-    assert problem.run(Context(CUDA, IEEE)) == 0
+    assert problem.run(Context(CUDA, IEEE, "ieee_tile_64x64")) == 0
     assert [one.grid[2] for one in launches()] == [65535, 70000 - 65535]
     problem.check()
 
@@ -545,3 +545,19 @@ def test_a_module_that_does_not_load(problem, own_context):
     refused(problem.run(Context(CUDA, IEEE, "ieee_tile_128x64")), binding.UNSUPPORTED, "compute capability 9.0",
             "TESSERA_CUDA_ARCHITECTURES")
     problem.check()
+
+
+@pytest.mark.parametrize("n, k", [(1, 3000), (5, 700), (64, 3072), (256, 4096), (512, 512), (2048, 768)])
+def test_strides_change_no_batch_invariant_plan(n, k):
+    """A row's bits are the same in a copy, a slice or a transposed matrix: so must be what cuts k."""
+
+    def plan(a_strides, b_strides):
+        context = binding.Context(device=CUDA, precision=binding.FP32, batch_invariant=True)
+        made = binding.Plan(context, binding.Operand(None, 300, k, *a_strides, 0), binding.Operand(
+            None, k, n, *b_strides, 0), binding.Result(None, 300, n, n, 1, 0))
+        return [line for line in made.text().splitlines() if not line.startswith("workspace")]
+
+    expected = plan((k, 1), (n, 1))
+    for a in (k + 1, 1), (k + 4, 1), (1, 301):
+        for b in (n + 1, 1), (1, k + 1):
+            assert plan(a, b) == expected

@@ -32,8 +32,8 @@ typedef struct matrix_out {
  * has room for `segments` of them (at least cuda_ieee_segments); ieee_reduce, given the same arguments, adds them up in
  * order and applies alpha and beta.
  *
- * Kernels in one launch (ieee_small.cu, ieee_vector.cu) have no tail: `cluster` thread blocks share a tile, with k_each
- * terms each, and the threads of a block share these as `share` says.
+ * Kernels in one launch (ieee_small.cu, ieee_vector.cu, split_direct.cu) have no tail: `cluster` thread blocks share a
+ * tile, with k_each terms each, and the threads of a block share these as `share` says.
  *
  * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
  * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only the rows of

@@ -95,7 +95,7 @@ template <typename KIND> struct backward_task {
     }
 };
 
-/* Copies rows of a packed operand, `rows` from `row` on, to tiles that have a multiple of PITCH rows. */
+/* Copies rows of a packed operand, `rows` from `row` on, to tiles that have PITCH rows for each block of columns. */
 template <int BLOCKS, int PITCH>
 __device__ static void copy_rows(uint8_t *to, const packed_heads &from, int64_t row, int rows, uint64_t *full) {
     const uint8_t *source = from.tiles + row / ATTENTION_ROWS * (2 * BLOCKS * ATTENTION_BLOCK_BYTES) +

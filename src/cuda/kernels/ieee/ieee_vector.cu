@@ -34,8 +34,8 @@ struct vector_part {
     }
 };
 
-/* Of a power of two, which everything here is that is shared out: dividing takes long. */
-static __device__ __forceinline__ int log2_of(int power) { return 31 - __clz(power); }
+/* Rounded down. Rows, lanes and warps are powers of two; only a cluster's blocks need not be. Dividing takes long. */
+static __device__ __forceinline__ int log2_of(int number) { return 31 - __clz(number); }
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
@@ -220,7 +220,8 @@ template <int COUNT> static __device__ __forceinline__ float add_lanes(float (&v
 }
 
 /* Stores the block's tile of rows x COLS. sums[parts][rows*COLS] are its own, to be added up in order. With a cluster,
- * its first blocks store `each` elements each, whose sums all blocks bring to their `inbox`. */
+ * its first blocks, a power of two, store `each` elements each, whose sums all blocks bring to their `inbox`: fewer than
+ * 2*rows*COLS, or one of each block. */
 template <int COLS, int THREADS>
 static __device__ __forceinline__ void store_tile(const ieee_args &args, const float *sums, float *inbox, int parts,
                                                   int rows, int row0) {

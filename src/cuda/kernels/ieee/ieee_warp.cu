@@ -31,7 +31,7 @@ enum { WARPS = 4, CHUNK = 24, K_PITCH = CHUNK + 4 };
 struct warp_operand {
     const float *data;
     int64_t line_stride, k_stride, batch_stride;
-    bool along_k, by_vectors; /* rows are lines; there are neighbours */
+    bool along_k, by_vectors; /* rows of shared memory are lines, else terms; one of the strides is 1 */
 
     __device__ warp_operand(const matrix_in &x, int64_t line_step, int64_t k_step)
         : data(x.data), line_stride(line_step), k_stride(k_step), batch_stride(x.batch_stride), along_k(line_step != 1),
@@ -287,7 +287,7 @@ template <int TILE_M, int TILE_N, int STAGES> struct warp_tile {
         const int warp = warp_number(), lane = (int)threadIdx.x % 32;
         /* Neighbouring tiles go to warps of a block, so that what they share is read at the same time; but if there is
          * only one for each warp, to different blocks. */
-        const unsigned tiles = args.full_tiles * args.batch, warps = gridDim.x * WARPS;
+        const unsigned tiles = (unsigned)args.full_tiles * args.batch, warps = gridDim.x * WARPS;
         const bool several = tiles > warps;
         warp_cursor at(args, several ? blockIdx.x * WARPS + warp : warp * gridDim.x + blockIdx.x);
         if (at.index >= tiles) return;
