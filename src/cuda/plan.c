@@ -134,9 +134,9 @@ static void vector_candidates(cuda_candidate *best, const cuda_device *device, c
     }
 }
 
-/* `split`: also by kernels that split what they multiply. */
-static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace,
-                                     bool split) {
+/* The fastest kernel that packs nothing; `split`: also of those that split what they multiply. */
+static cuda_candidate in_place_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace,
+                                         bool split) {
     const bool along_m = p->a.row_stride == 1 && p->a.col_stride != 1;
     const cuda_kernel *vector = &cuda_kernels[p->n == 1 ? (along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K)
                                                         : (along_m ? IEEE_COLUMNS_M : IEEE_COLUMNS_K)];
@@ -153,7 +153,8 @@ static cuda_candidate ieee_candidate(const cuda_device *device, const tsr_proble
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
-        if ((p->n > THIN || !best.kernel) && computes_tiles(kernel, p)) /* which read the long operand of few columns slowly */
+        if (computes_tiles(kernel, p) &&
+            (p->n > THIN || !best.kernel)) /* tiles read few columns' long operand slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_WARP) consider(&best, device, whole_candidate(kernel, p), p, 0);
         if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_DIRECT_K)))
@@ -343,8 +344,8 @@ static void adopt_in_place(cuda_plan *plan, const cuda_candidate *c, const char 
 
 static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
     const size_t max_workspace = context->options.max_workspace;
-    const cuda_candidate in_place = ieee_candidate(plan->device, p, max_workspace,
-                                                   context->options.precision != TSR_IEEE);
+    const cuda_candidate in_place = in_place_candidate(plan->device, p, max_workspace,
+                                                       context->options.precision != TSR_IEEE);
     const cuda_kernel *split = cuda_split_kernel(context);
     if (!split) {
         adopt_in_place(plan, &in_place,
@@ -381,7 +382,8 @@ enum { INVARIANT_PARTIAL_BYTES = 256 << 20 };          /* of partial sums at a t
 static tsr_problem standard_product(const tsr_problem *p, int i) {
     tsr_problem standard = *p;
     standard.m = standard_rows[i], standard.batch = 1;
-    standard.a.row_stride = p->k, standard.b.row_stride = p->n; /* whatever the strides are: bits do not depend on them */
+    standard.a.row_stride = p->k,
+    standard.b.row_stride = p->n; /* whatever the strides are: bits do not depend on them */
     standard.a.col_stride = standard.b.col_stride = 1;
     return standard;
 }
@@ -430,7 +432,7 @@ static void choose_invariant_kernel(cuda_plan *plan, const tsr_context *context,
     double fastest[STANDARDS], least = 0;
     for (int i = 0; i < STANDARDS; i++) {
         const tsr_problem standard = standard_product(p, i);
-        fastest[i] = ieee_candidate(plan->device, &standard, 0, split).seconds;
+        fastest[i] = in_place_candidate(plan->device, &standard, 0, split).seconds;
         const double packed = split ? split_candidate(plan->device, split, &standard).seconds : fastest[i];
         if (packed < fastest[i]) fastest[i] = packed;
     }

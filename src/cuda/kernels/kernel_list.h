@@ -49,7 +49,7 @@
  *   threads        of a thread block
  *   blocks         thread blocks resident on an SM; with clusters, clusters for each SM
  *   cluster        thread blocks that compute a tile together; 1: each has tiles of its own
- *   components     of a split element: 2 keeps TSR_FP32's contract, 1 TSR_TF32's; 0: no split kernel
+ *   components     of a split element: 2 keeps TSR_FP32's contract, 1 TSR_TF32's; 0: nothing is split
  *   shared, stages how a block's dynamic shared memory is laid out (below), and how many stages it has
  *
  *    id                    name                  module                family     m    n    k  thr  b  cl co shared */
