@@ -11,6 +11,7 @@ import re
 import statistics
 
 import gpu as of_gpu
+import models as of_models
 from charts import shown
 from figures import mean, of, ratio, span
 from harness import results
@@ -64,9 +65,8 @@ def gpu(records):
     return "![Speed and error of each library on an H200](docs/results/results-h200.svg)\n\n" + with_note(
         ["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`",
          "`tf32` beside torch's TF32"], rows,
-        f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}, commit "
-        f"{about['commit']}{also}. Uniform [0, 1) data, packing included; the two libraries alternate, one product "
-        "each. Errors are relative Frobenius errors against float64. n: as it is, t: transposed.")
+        f"{about['gpu']}, torch {about['torch']}, {about['date']}, commit {about['commit']}{also}. Uniform data, packing "
+        "included; the two libraries alternate. Errors: relative, Frobenius, against float64. t: transposed.")
 
 
 def sustained(products):
@@ -84,21 +84,13 @@ def sustained(products):
         f"([all rows](docs/results/results.md#in-a-long-run); {about['date']}, commit {about['commit']}).")
 
 
-def loss_difference(result, run, steps):
-    """The furthest a run's loss is from that of the first run, relatively, in its first steps."""
-    return max(abs(x - y) / x for x, y in list(zip(result["runs"][0]["loss"], run["loss"]))[:steps])
-
-
-def gpt2(result):
-    """The training run in one sentence."""
-    torch32, ours = result["runs"][0], result["runs"][-1]
-    half = len(ours["loss"]) // 2
-    return prose(
-        f"Training a transformer of GPT-2's size in float32 takes {torch32['ms_per_step']:.0f} ms a step with torch "
-        "and",
-        f"**{ours['ms_per_step']:.0f} ms with Tessera, {ratio(ours['speedup'])}**. Over the first {half} steps the "
-        f"losses agree to {loss_difference(result, ours, half):.1e}",
-        f"({result['gpu']}, torch {result['torch']}, {result['date']}, commit {result['commit']}).")
+def models(records):
+    """Training steps of models: their products, and whole steps."""
+    rows = [[r["model"], f"**{ratio(of_models.products_speedup(r))}**", f"{r['step_torch_ms']:.1f}",
+             f"{r['step_tf32_ms']:.1f}", f"**{r['step_tessera_ms']:.1f}, {ratio(of_models.step_speedup(r))}**"]
+            for r in of_models.eager(records)]
+    return with_note(["a training step of", "its products", "step, torch float32, ms", "torch TF32", "Tessera"], rows,
+                     measured(records[0], f"torch {records[0]['torch']}"), "Eager, `tessera.enable()`.")
 
 
 # ---- docs/guide/modules.md ------------------------------------------------------------------------------------------
@@ -211,6 +203,11 @@ def programs(records):
 
 # ---- docs/results/pytorch.md ----------------------------------------------------------------------------------------
 
+def loss_difference(result, run, steps):
+    """The furthest a run's loss is from that of the first run, relatively, in its first steps."""
+    return max(abs(x - y) / x for x, y in list(zip(result["runs"][0]["loss"], run["loss"]))[:steps])
+
+
 def training(result):
     steps = len(result["runs"][0]["loss"])
     rows = [[
@@ -275,7 +272,7 @@ PLACES = {
     "README.md": {
         "gpu": (gpu, "h200.json", "make bench-gpu"),
         "sustained": (sustained, "h200.json", "make bench-gpu"),
-        "gpt2": (gpt2, "gpt2-h200.json", "make bench-pytorch"),
+        "models": (models, "models-h200.json", "make bench-models"),
     },
     "docs/guide/modules.md": {
         "modules": (modules, "kernelbench-h200.json", "python3 bench/gpu/kernelbench.py"),
