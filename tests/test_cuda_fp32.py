@@ -244,6 +244,24 @@ def test_sums_of_tiny_elements_alone(accurate_cuda, rng, alpha, beta):
             assert_componentwise(np.ascontiguousarray(c[:, alone]) / alpha, a[:, :512 // 3], b[:512 // 3, alone])
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (-2.0, 0.5)])
+def test_single_rows_of_small_sums(accurate_cuda, rng, alpha, beta):
+    """They are computed again by themselves, whichever way the operands lie."""
+    (a, b), before, rows = uneven(rng, M, N, 516), integers(rng, M, N), [3, 100, M - 1]
+    b[258:] = -b[:258]
+    a[rows, 258:] = a[rows, :258]
+    for left, right in ((a, b), (np.asfortranarray(a), b), (a, np.asfortranarray(b)), (b.T, a.T)):
+        size = left.shape[0], right.shape[1]
+        old, context = before.reshape(size), accurate_cuda.new_context()
+        c = filled(row_major, old) if beta else row_major(*size)
+        accurate_cuda.multiply(left, right, c, alpha, beta, context=context)
+        assert_componentwise(c, left, right, alpha, beta, old)
+        assert_guards(c)
+        stats = context.stats()
+        assert (stats.fallback_tiles > 0) == (stats.split_products > 0)
+
+
 @pytest.mark.parametrize("limit", [2**21, 2**22])
 def test_tiny_elements_in_parts_of_the_product(fp32_cuda, rng, limit):
     a, b = uneven(rng, 700, 600, 512)

@@ -21,7 +21,7 @@ class PackArgs(ctypes.Structure):
     _fields_ = [
         ("data", c_void_p),
         *((name, c_int64) for name in ("row_stride", "k_stride", "batch_stride")),
-        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row")),
+        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row", "is_large")),
         *((name, c_void_p) for name in ("panels", "exponents", "row_overflows")),
         *((name, c_void_p) for name in ("tiny_counts", "overflowed_panels", "marks")),
         *((name, c_int64) for name in ("panels_batch_stride", "exponents_batch_stride", "marks_batch_stride")),
@@ -34,7 +34,7 @@ class PackPairArgs(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def emulate():
-    """emulate(splits, blocks, pair, seed): runs pack_split, or pack_sample."""
+    """emulate(kernel, blocks, pair, seed): runs pack_sample, pack_split, pack_look or pack_scan."""
     return emulated("pack", ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32)
 
 
@@ -43,8 +43,9 @@ def emulate():
 class Model:
     """What packing one matrix comes to, and which of its panels were split twice."""
 
-    def __init__(self, x, count, by_row):
-        self.components, self.counts = count, count == 2 or by_row
+    def __init__(self, x, count, by_row, looked_at=()):
+        """looked_at: rows in which pack_look looks for elements that the samples have no room for."""
+        self.components, self.counts, self.looked_at = count, count == 2 or by_row, looked_at
         with np.errstate(all="ignore"):
             self.pack(x)
 
@@ -52,7 +53,10 @@ class Model:
         rows = len(x)
         panels = -(-rows // PANEL_ROWS)
         panel_of = np.arange(rows) // PANEL_ROWS
-        e = by_sample(x)
+        e, most = by_sample(x), np.fmax.reduce(np.abs(x), axis=1)
+        outgrown = np.isfinite(most) & ~fitting(most[:, None], e)[:, 0]
+        if outgrown[list(self.looked_at)].any():
+            e = np.where(outgrown, exponent_for(most, 14), e)
         first = self.marks_of(x, e, panels)
         self.overflowed_panels = np.isinf(first)
         wrong = np.where(fitting(x, e), 0, np.abs(x)).astype(np.float32)
@@ -185,17 +189,17 @@ def operand(x, memory, strides, components, by_row, keep):
             "tiny_counts": shared((batch, rows), np.uint32, 77)}
     keep += [memory, *made.values()]
     args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, components,
-                    by_row, *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows", "tiny_counts",
-                                                          "overflowed_panels", "marks")),
+                    by_row, 0, *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows",
+                                                                     "tiny_counts", "overflowed_panels", "marks")),
                     made["panels"].shape[1], rows, panels)
     return args, made
 
 
-def check(x, made, components, by_row):
+def check(x, made, components, by_row, looked_at=()):
     """What was made of a batch of matrices is what the model says; returns how many panels are marked."""
     marked = 0
     for one in range(len(x)):
-        model = Model(x[one], components, by_row)
+        model = Model(x[one], components, by_row, looked_at)
         for name in ("exponents", "tiny_counts", "overflowed_panels"):
             assert np.array_equal(made[name][one], getattr(model, name)), name
         for name in ("row_overflows", "marks"):
@@ -219,7 +223,7 @@ def test_packed_as_the_model_says(emulate, rng, components, by_row, layout, data
     for first in [(turn + 2 * i) % len(SHAPES) for i in range(2)]:  # each layout and kind of data meets every shape
         keep, made, matrices = [], [], []
         pair = PackPairArgs()
-        progress, marked = shared(4, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
+        progress, marked = shared(5, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
         for i in range(rng.integers(1, 3)):  # one operand, or two with the same k
             batch, rows, _ = SHAPES[(first + i) % len(SHAPES)]
             shape = batch, rows, SHAPES[first][2]
@@ -232,4 +236,21 @@ def test_packed_as_the_model_says(emulate, rng, components, by_row, layout, data
         emulate(0, samples, pair, int(rng.integers(2**31)))
         emulate(1, min(tiles, int(rng.integers(1, 4))), pair, int(rng.integers(2**31)))
         assert sum(check(x, arrays, components, by_row) for x, arrays in zip(matrices, made)) == marked[0]
-        assert progress[3] == 0xa5a5a5a5
+        assert progress[4] == 0xa5a5a5a5
+
+
+@pytest.mark.parametrize("data", [normal, with_huge, special], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda f: f.__name__)
+def test_large_operands(emulate, rng, layout, data):
+    """Of an operand that is looked at, rows are scaled by their largest elements if one outgrows its sample."""
+    x, keep, pair = data(rng, (1, 150, 700)).astype(np.float32), [], PackPairArgs()
+    progress, marked = shared(5, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
+    pair.operand[1], made = operand(x, *layout(*x.shape, rng), 2, 0, keep)
+    pair.operand[1].is_large, pair.progress, pair.marked_panels = 1, progress.ctypes.data, marked.ctypes.data
+    across_rows = layout(1, 2, 3, rng)[1][1] == 1
+    looked_at = {min(150 * block // 128 + i, 149) for block in range(128) for i in range(32 if across_rows else 1)}
+    for kernel, blocks in ((0, 19), (2, 128), (3, -(-150 // (32 if across_rows else 4))), (1, 3)):
+        emulate(kernel, blocks, pair, int(rng.integers(2**31)))
+    assert check(x, made, 2, 0, looked_at) == marked[0]
+    assert made["overflowed_panels"].any() == (data is special)
+    assert progress[3] == (0 if data is normal else 2) and progress[4] == 0xa5a5a5a5

@@ -210,7 +210,7 @@ def measure(name, compiled, libraries, options):
     model, loss = build(*sizes)
     model = model.to(DEVICE).train()
     record, rows = {"what": "model", "model": name, "compiled": compiled}, []
-    if not compiled:
+    if not compiled and options.only != "steps":
         first = Training(model, loss, "torch", False)
         first.step()  # so that biases are no longer zero
         with Recorder() as recorder:
@@ -218,13 +218,15 @@ def measure(name, compiled, libraries, options):
         del first
         rows = measure_products(recorder, libraries, options.seconds, 3 if options.quick else 7)
         record.update(sums(rows, libraries))
-    record.update(measure_steps(model, loss, compiled, 3 if options.quick else 9, 2 if options.quick else 3))
+    if options.only != "products":
+        record.update(measure_steps(model, loss, compiled, 3 if options.quick else 9, 2 if options.quick else 3))
     line = f"{name:38s}{' compiled' if compiled else ''} " + ", ".join(
         f"{field.removesuffix('_ms').replace('_', ' ')} {value:.2f}" for field, value in record.items()
         if field.endswith("_ms"))
     if rows:
         line += f"; products {record['products_torch_ms'] / record['products_tessera_ms']:.2f} x"
-    line += f"; step {record['step_torch_ms'] / record['step_tessera_ms']:.2f} x"
+    if "step_torch_ms" in record:
+        line += f"; step {record['step_torch_ms'] / record['step_tessera_ms']:.2f} x"
     if options.products:
         rows.sort(key=lambda row: -row["count"] * row["tessera fp32"])
         line += "".join("\n  " + " ".join(f"{value}" for value in row.values()) for row in rows)
@@ -249,12 +251,15 @@ def main():
     parser.add_argument("--tf32", action="store_true", help="products with tf32 beside torch TF32, too")
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile, too")
     parser.add_argument("--products", action="store_true", help="print each distinct product, costliest first")
+    parser.add_argument("--only", choices=("products", "steps"), help="which is then not saved")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
     parser.add_argument("--seconds", type=float, default=0.03, help="time to spend on each product (default 0.03)")
     place = "write the records there as JSON; without FILE to bench/results/models-MACHINE.json"
     parser.add_argument("--save", metavar="FILE", nargs="?", const="", help=place)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
+    if options.only and options.save is not None:
+        parser.error("--save needs products and steps")
     chosen = [name for name in MODELS if not options.model or any(part.lower() in name.lower()
                                                                    for part in options.model)]
     if not chosen:

@@ -17,6 +17,14 @@ split_operand panels_of(const split_source *s) {
     };
 }
 
+/* From this many elements on it pays to look whether rows hold what their samples have no room for, as gradients of
+ * logits do; not where a row must be packed whatever its neighbours are. */
+enum { LARGE_OPERAND = 1 << 27 };
+
+static bool is_large(const split_source *s) {
+    return s->batch == 1 && !s->by_row && (double)s->rows * (double)s->k >= LARGE_OPERAND;
+}
+
 static pack_args pack_args_of(const split_source *s) {
     const panels_layout *l = s->layout;
     return (pack_args){
@@ -30,6 +38,7 @@ static pack_args pack_args_of(const split_source *s) {
         .k_blocks = (int32_t)ceil_div(s->k, SPLIT_K),
         .components = s->components,
         .by_row = s->by_row,
+        .is_large = is_large(s),
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l->exponents),
         .row_overflows = (float *)(s->memory + l->row_overflows),
@@ -50,11 +59,13 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
     const split_source *either = first ? first : second;
     pair.progress = (pack_progress *)(either->memory + either->layout->progress);
     const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
-    int64_t samples = 0, splits = 0; /* blocks */
+    int64_t samples = 0, splits = 0, looks = 0, scans = 0; /* blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
         samples += o->batch * ceil_div(o->rows, sample->tile_m);
         splits += o->batch * ceil_div(o->rows, split->tile_m) * o->k_blocks;
+        looks += o->is_large ? PACK_LOOKS : 0;
+        scans += o->is_large ? ceil_div(o->rows, o->row_stride == 1 ? PACK_SCAN_ACROSS : PACK_SCAN_ALONG) : 0;
     }
     /* They are persistent, share the work, and may wait for each other: no more than fit on the GPU. An SM has the
      * shared memory of its largest block and 1 KB for each. */
@@ -62,6 +73,8 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
     splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
     tsr_status status = launch_kernel(q, sample, (launch_grid){samples, 1, 1}, &pair);
+    if (!status && looks) status = launch_kernel(q, &cuda_kernels[PACK_LOOK], (launch_grid){looks, 1, 1}, &pair);
+    if (!status && scans) status = launch_kernel(q, &cuda_kernels[PACK_SCAN], (launch_grid){scans, 1, 1}, &pair);
     return status ? status : launch_kernel(q, split, (launch_grid){splits, 1, 1}, &pair);
 }
 

@@ -3,8 +3,8 @@
 
 static const pack_pair_args *launched;
 
-/* Runs pack_split, or pack_sample, its thread blocks one after the other in random order. */
-extern "C" void emulate(int splits, unsigned blocks, const pack_pair_args *pair, unsigned seed) {
+/* Runs one of the kernels, its thread blocks one after the other in random order. */
+extern "C" void emulate(int kernel, unsigned blocks, const pack_pair_args *pair, unsigned seed) {
     std::vector<unsigned> order;
     random_state = seed;
     for (unsigned i = 0; i < blocks; i++) order.insert(order.begin() + random_below(i + 1), i);
@@ -13,9 +13,9 @@ extern "C" void emulate(int splits, unsigned blocks, const pack_pair_args *pair,
     for (unsigned block : order) {
         blockIdx.x = block;
         memset(shared_memory, 0xff, sizeof shared_memory); /* NaN */
-        if (splits)
-            run_block([] { pack_split(*launched); });
-        else
-            run_block([] { pack_sample(*launched); });
+        if (kernel == 0) run_block([] { pack_sample(*launched); });
+        if (kernel == 1) run_block([] { pack_split(*launched); });
+        if (kernel == 2) run_block([] { pack_look(*launched); });
+        if (kernel == 3) run_block([] { pack_scan(*launched); });
     }
 }

@@ -146,6 +146,7 @@ typedef struct pack_args {
     int32_t k_blocks;
     int32_t components; /* 2: hi and lo; 1: hi */
     int32_t by_row;     /* not 0: with one component, too, marks are depths, and tiny elements are counted */
+    int32_t is_large;   /* not 0: pack_look and pack_scan look for rows that outgrow their sample; one product only */
     uint8_t *panels;
     int32_t *exponents;
     float *row_overflows;       /* [rows]: 0 where all fits; pack_sample initialises this and what follows */
@@ -160,8 +161,13 @@ typedef struct pack_progress {
     uint32_t blocks;  /* thread blocks that finished the first pass; plus PACK_OVERFLOWED if a panel overflowed */
     uint32_t tickets; /* pack tiles handed out in the first pass, beyond those each block starts with */
     uint32_t second_tickets; /* groups of pack tiles handed out in the second pass */
+    uint32_t outgrown;       /* bit i: pack_look found a row of operand i that outgrows its sample */
 } pack_progress;
 enum { PACK_OVERFLOWED = 1 << 30 };
+
+/* How much pack_look looks at: so many thread blocks, so many elements each; and the rows of a block of pack_scan, where
+ * rows are neighbours in memory and where they are not. */
+enum { PACK_LOOKS = 128, PACK_LOOK_ELEMENTS = 1 << 14, PACK_SCAN_ACROSS = 32, PACK_SCAN_ALONG = 4 };
 
 /* Both operands in one launch; an operand with no rows is skipped. */
 typedef struct pack_pair_args {

@@ -81,6 +81,8 @@
   ROW(IEEE_REDUCE,          ieee_reduce,          IEEE_REDUCE,          SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
   ROW(IEEE_SCALE,           ieee_scale,           IEEE_SCALE,           SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
   ROW(PACK_SAMPLE,          pack_sample,          PACK,                 SUPPORT,   8,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ROW(PACK_LOOK,            pack_look,            PACK,                 SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ROW(PACK_SCAN,            pack_scan,            PACK,                 SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
   ROW(PACK_SPLIT,           pack_split,           PACK,                 SUPPORT,  64,   0,  64, 128, 4, 1, 0, PACK,  3)\
   ROW(SPLIT_FP32_SM90,      split_fp32_sm90,      SPLIT_FP32_SM90,      SPLIT,   128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
   ROW(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, SPLIT_FP32_SM90_T128, SPLIT,   128, 128,  64, 128, 1, 2, 2, WGMMA, 2)\

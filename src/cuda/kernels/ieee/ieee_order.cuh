@@ -116,18 +116,102 @@ static __device__ __forceinline__ bool is_recomputed(const ieee_args &args, cons
     return rows_recomputed(args, recompute, row, col) >> row % CHECK_ROWS & 1;
 }
 
-/* Whether any row of the tile that begins with this element is. All threads of the block call it. */
+/* ---- Few rows ---------------------------------------------------------------------------------------------------- */
+
+/* As many rows of check blocks, of a tile, are computed by themselves: their sums take less time than the tile's. */
+enum { FEW_ROWS = 4 };
+
+/* One of them, from column col0 on, by all threads of the block: float64 sums, added in a fixed order. Not inline: its
+ * registers are not to be the tile's. No load depends on a condition, for such loads wait for each other: past the end
+ * of k the last term is read again, and not added. */
+static __device__ __noinline__ void compute_row(const ieee_args &args, int row, int col0, double *shared) {
+    constexpr int WARPS = 4, COLS = CHECK_COLS / WARPS, AT_ONCE = 32, TERMS = AT_ONCE / COLS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = min(CHECK_COLS, args.n - col0), terms = args.k;
+    const int64_t a_step = args.a.col_stride, b_step = args.b.row_stride, b_stride = args.b.col_stride;
+    const float *a = args.a.data + blockIdx.z * args.a.batch_stride + row * args.a.row_stride;
+    const float *b = args.b.data + blockIdx.z * args.b.batch_stride + col0 * b_stride;
+    if (b_step == 1) { /* lanes along k, a warp has some of the columns */
+        double sums[COLS] = {};
+        for (int k = lane; k < terms; k += 32 * TERMS) {
+            float x[TERMS], y[TERMS][COLS];
+#pragma unroll
+            for (int i = 0; i < TERMS; i++) {
+                const int at = min(k + 32 * i, terms - 1);
+                x[i] = a[at * a_step];
+#pragma unroll
+                for (int j = 0; j < COLS; j++) y[i][j] = b[at + min(warp * COLS + j, cols - 1) * b_stride];
+            }
+#pragma unroll
+            for (int i = 0; i < TERMS * COLS; i++)
+                if (k + 32 * (i / COLS) < terms)
+                    sums[i % COLS] = fma((double)x[i / COLS], (double)y[i / COLS][i % COLS], sums[i % COLS]);
+        }
+#pragma unroll
+        for (int j = 0; j < COLS; j++) {
+            for (int step = 16; step > 0; step /= 2) sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], step);
+            if (lane == j) shared[warp * COLS + j] = sums[j];
+        }
+        __syncthreads();
+    } else { /* lanes have the columns, warps the terms in turn */
+        double sum = 0;
+        b += min(lane, cols - 1) * b_stride;
+        for (int k = warp; k < terms; k += WARPS * AT_ONCE) {
+            float x[AT_ONCE], y[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int at = min(k + WARPS * i, terms - 1);
+                x[i] = a[at * a_step];
+                y[i] = b[at * b_step];
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                if (k + WARPS * i < terms) sum = fma((double)x[i], (double)y[i], sum);
+        }
+        shared[warp * CHECK_COLS + lane] = sum;
+        __syncthreads();
+        if (warp == 0) {
+            for (int i = 1; i < WARPS; i++) sum += shared[i * CHECK_COLS + lane];
+            shared[lane] = sum;
+        }
+        __syncwarp();
+    }
+    if (warp == 0 && lane < cols) store_element(args, row, col0 + lane, (float)shared[lane]);
+    __syncthreads();
+}
+
+/* Computes what is to be recomputed of the tile that begins with this element, if that is nothing or FEW_ROWS at most,
+ * and returns whether it is. by_row: how a row is computed must not depend on the others, so not here. All threads of
+ * the block call it. */
 template <int TILE_M, int TILE_N>
-static __device__ __forceinline__ bool any_recomputed(const ieee_args &args, const uint16_t *recompute, int row,
-                                                      int col) {
+static __device__ __forceinline__ bool compute_few_rows(const ieee_args &args, const uint16_t *recompute, int row,
+                                                        int col, float *shared) {
     constexpr int ACROSS = TILE_N / CHECK_COLS, BLOCKS = TILE_M / CHECK_ROWS * ACROSS;
     static_assert(TILE_M % CHECK_ROWS == 0 && TILE_N % CHECK_COLS == 0 && BLOCKS <= 128,
                   "a thread for each check block");
     row += threadIdx.x / ACROSS * CHECK_ROWS;
     col += threadIdx.x % ACROSS * CHECK_COLS;
     const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
-    return __syncthreads_or(there && rows_recomputed(args, recompute, row, col));
+    const unsigned left = there ? rows_recomputed(args, recompute, row, col) : 0;
+    const int blocks = __syncthreads_count(left);
+    if (blocks == 0) return true;
+    if (args.by_row || blocks > FEW_ROWS || __syncthreads_or(left & (left - 1))) return false; /* one row of each */
+    struct few {
+        int count, row[FEW_ROWS], col[FEW_ROWS];
+    } &found = *(few *)shared;
+    if (threadIdx.x == 0) found.count = 0, atomicAdd(args.fallback_tiles, 1ull);
+    __syncthreads();
+    if (left) {
+        const int at = atomicAdd(&found.count, 1);
+        found.row[at] = row + __ffs((int)left) - 1;
+        found.col[at] = col;
+    }
+    __syncthreads();
+    const int count = found.count;
+    for (int i = 0; i < count; i++) compute_row(args, found.row[i], found.col[i], (double *)(shared + 64));
+    return true;
 }
+
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Computes the segments of this block, by KERNEL::compute, which all its threads call. */
 template <class KERNEL, int TILE_M, int TILE_N>
@@ -152,7 +236,7 @@ static __device__ __forceinline__ void compute_segments(const ieee_args &args, f
                 if (action == STORE) continue;
                 if (action == CHECK_SUMS) {
                     recompute = args.recompute + blockIdx.z * args.recompute_batch_stride;
-                    if (!any_recomputed<TILE_M, TILE_N>(args, recompute, rows.own, cols.own)) continue;
+                    if (compute_few_rows<TILE_M, TILE_N>(args, recompute, rows.own, cols.own, shared)) continue;
                 }
                 if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
             }

@@ -8,6 +8,8 @@
  * does that depends on the row's largest element, and finding it first would read the operand twice. So:
  *
  *   pack_sample    takes e from a sample of 128 elements of the row, with room above for larger ones
+ *   pack_look      of a large operand: looks at more of some rows. Is one larger than its sample has room for?
+ *   pack_scan      then finds the largest element of every row of that operand, which costs less than packing it twice
  *   pack_split     splits with that e. It records the panels' marks, the number of tiny elements of each row, and which
  *                  panels overflowed. A second pass packs these again, with e from the largest element of each row
  *
@@ -80,6 +82,85 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __g
     if (threadIdx.x == 0 && blockIdx.x == 0) *pair.progress = {};
 }
 
+/* ---- Large operands ---------------------------------------------------------------------------------------------- */
+
+constexpr int SCAN_WARPS = PACK_THREADS / 32, SCAN_AT_ONCE = 16;
+
+/* Where rows are neighbours in memory, lanes have the rows and warps the terms in turn; else all threads have one. */
+__device__ inline int scanned_rows(const pack_args &o) { return runs_across(o) ? 32 : 1; }
+static_assert(PACK_SCAN_ACROSS % 32 == 0, "a block scans whole groups of rows");
+
+/* The largest magnitude among the first `terms` of k of a row, of scanned_rows of them from row0 on. It is right in
+ * threads below scanned_rows. All threads of the block call it. */
+__device__ float largest_in_rows(const pack_args &o, int row0, int terms) {
+    __shared__ float of_warps[SCAN_WARPS][32];
+    const bool across = runs_across(o);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, stride = across ? SCAN_WARPS : PACK_THREADS;
+    const float *row = o.data + min(row0 + (across ? lane : 0), o.rows - 1) * o.row_stride;
+    float most = 0;
+    for (int k = across ? warp : threadIdx.x; k < terms; k += SCAN_AT_ONCE * stride) {
+        float x[SCAN_AT_ONCE]; /* past the end the last again */
+#pragma unroll
+        for (int i = 0; i < SCAN_AT_ONCE; i++) x[i] = row[min(k + i * stride, terms - 1) * o.k_stride];
+#pragma unroll
+        for (int i = 0; i < SCAN_AT_ONCE; i++) most = fmaxf(most, fabsf(x[i]));
+    }
+    if (!across)
+        for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    __syncthreads(); /* the last call's have been read */
+    of_warps[warp][lane] = most;
+    __syncthreads();
+    for (int i = 0; i < SCAN_WARPS; i++) most = fmaxf(most, of_warps[i][lane]);
+    return most;
+}
+
+/* Of the operands that are to be looked at, and of `blocks_of` each has, the one of this block; takes those before it
+ * off `block`. NULL past the last. */
+template <typename COUNT>
+__device__ const pack_args *scanned_by(const pack_pair_args &pair, int *block, COUNT blocks_of) {
+    for (const pack_args &o : pair.operand) {
+        const int blocks = o.is_large ? blocks_of(o) : 0;
+        if (*block < blocks) return &o;
+        *block -= blocks;
+    }
+    return nullptr;
+}
+
+/* Whether the row of this thread has an element that its sample has no room for. */
+__device__ inline bool outgrows(const pack_args &o, int row, float most) {
+    return threadIdx.x < scanned_rows(o) && row < o.rows && most < INFINITY && overflows(most, o.exponents[row]);
+}
+
+/* Grid: PACK_LOOKS blocks for each large operand, which look at rows spread over it. */
+extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_look(const __grid_constant__ pack_pair_args pair) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    int block = blockIdx.x;
+    const pack_args *o = scanned_by(pair, &block, [](const pack_args &) { return (int)PACK_LOOKS; });
+    if (!o) return;
+    const int row0 = (int)((int64_t)o->rows * block / PACK_LOOKS), most_terms = PACK_LOOK_ELEMENTS / scanned_rows(*o);
+    const float most = largest_in_rows(*o, row0, min(o->k, most_terms));
+    if (outgrows(*o, row0 + threadIdx.x, most)) atomicOr(&pair.progress->outgrown, 1u << (o - pair.operand));
+}
+
+__device__ inline int scan_rows(const pack_args &o) { return runs_across(o) ? PACK_SCAN_ACROSS : PACK_SCAN_ALONG; }
+
+/* Grid: for each large operand ceil(rows / scan_rows) blocks. */
+extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_scan(const __grid_constant__ pack_pair_args pair) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    int block = blockIdx.x;
+    const pack_args *o = scanned_by(pair, &block, [](const pack_args &p) { return ceil_div(p.rows, scan_rows(p)); });
+    if (!o || !(pair.progress->outgrown >> (o - pair.operand) & 1)) return;
+    for (int i = 0; i < scan_rows(*o); i += scanned_rows(*o)) {
+        const int row0 = block * scan_rows(*o) + i;
+        if (row0 >= o->rows) return;
+        const float most = largest_in_rows(*o, row0, o->k);
+        const int row = row0 + threadIdx.x;
+        if (outgrows(*o, row, most)) o->exponents[row] = exponent_for(most, LARGEST_EXPONENT);
+    }
+}
+
 /* ---- Splitting a tile -------------------------------------------------------------------------------------------- */
 
 /* A row's factors, and the smallest scaled element that is not tiny. `least` is infinite in a row whose sample was all
@@ -108,12 +189,16 @@ __device__ bool split_pair(float x0, float x1, const row_scale &scale, __half2 *
 template <int COMPONENTS> struct counted_components {
     static constexpr int COUNT = COMPONENTS;
 
-    /* The depth of a thread's quads if one element is not normal. Counts the tiny elements of each row and notes what
-     * overflowed. In the second pass it counts only in rows that have another exponent now, and notes what does not
-     * fit: so a row's count does not depend on the other rows of its panel. */
+    static constexpr float INFINITELY_DEEP = 0x1p-142f; /* HALF_LEAST_NORMAL / 2^128: as if it did not fit */
+
+    /* The depth of a thread's quads, called by warps that have an element that is not normal. Counts the tiny elements
+     * of each row and notes what overflowed. In the second pass it counts only in rows that have another exponent now,
+     * and notes what does not fit: so a row's count does not depend on the other rows of its panel. */
     template <typename READ>
     static __device__ float depth(const pack_args &o, const pack_tile &t, const pack_stage &from, READ read) {
-        float depth = 1;
+        const int quad = threadIdx.x % QUADS_PER_ROW;
+        float least = HALF_LEAST_NORMAL;
+        bool all_fit = true;
 #pragma unroll 1
         for (int row = threadIdx.x / QUADS_PER_ROW; row < PACK_ROWS; row += QUAD_ROW_STEP) {
             const int e = from.exponents[row];
@@ -121,22 +206,23 @@ template <int COMPONENTS> struct counted_components {
             float x[QUAD];
             int tiny = 0;
             bool fits = true;
-            read(row, threadIdx.x % QUADS_PER_ROW, x);
+            read(row, quad, x);
+#pragma unroll
             for (int k = 0; k < QUAD; k++) {
-                if (x[k] == 0) continue;
-                float of_x = INFINITY; /* also where scaling sends x to zero */
-                if (overflows(x[k], e))
-                    atomic_max_nonnegative(&o.row_overflows[at], fabsf(x[k]));
-                else
-                    of_x = fmaxf(1, HALF_LEAST_NORMAL / fabsf(x[k] * power_of_two(e)));
-                depth = fmaxf(depth, of_x);
-                tiny += of_x > 1 && of_x < INFINITY;
-                fits &= of_x < INFINITY;
+                const float scaled = fabsf(x[k] * power_of_two(e));
+                const bool too_large = overflows(x[k], e), carried = scaled > INFINITELY_DEEP || x[k] == 0;
+                if (too_large) atomic_max_nonnegative(&o.row_overflows[at], fabsf(x[k]));
+                fits &= !too_large && carried;
+                if (x[k] != 0 && carried && !too_large && scaled < HALF_LEAST_NORMAL)
+                    tiny++, least = fminf(least, scaled);
             }
-            if (tiny && (!t.again || __ldcg(&o.row_overflows[at]) > 0)) atomicAdd(&o.tiny_counts[at], tiny);
+            all_fit &= fits;
+            for (int step = QUADS_PER_ROW / 2; step > 0; step /= 2) tiny += __shfl_xor_sync(0xffffffffu, tiny, step);
+            if (quad == 0 && tiny && (!t.again || __ldcg(&o.row_overflows[at]) > 0))
+                atomicAdd(&o.tiny_counts[at], tiny);
             if (!fits && t.again) atomicOr(&o.tiny_counts[at], (uint32_t)NOT_CARRIED);
         }
-        return depth;
+        return all_fit ? HALF_LEAST_NORMAL / least : INFINITY;
     }
 };
 
@@ -170,7 +256,7 @@ __device__ float split_quads(const pack_args &o, const pack_tile &t, const pack_
             if (COUNT == 2) *(uint2 *)(to + lo_offset) = *(uint2 *)lo;
         }
     }
-    return all_normal ? 1 : COMPONENTS::depth(o, t, from, read);
+    return __any_sync(0xffffffffu, !all_normal) ? COMPONENTS::depth(o, t, from, read) : 1;
 }
 
 /* Splits a tile that has landed into its panel. Every thread of the block calls it and gets the depth of its quads. */
@@ -340,6 +426,8 @@ template <typename SPLIT> __device__ void pack_both(const pack_pair_args &pair, 
 }
 
 ASSERT_LISTED_AS(PACK_SAMPLE, SAMPLE_ROWS, 0, PACK_THREADS, 0);
+ASSERT_LISTED_AS(PACK_LOOK, 0, 0, PACK_THREADS, 0);
+ASSERT_LISTED_AS(PACK_SCAN, 0, 0, PACK_THREADS, 0);
 ASSERT_LISTED_AS(PACK_SPLIT, PACK_ROWS, 0, PACK_THREADS, sizeof(pack_stage[PACK_STAGES]));
 
 /* Grid: any; 4 blocks per SM fill the memory. The next kernel starts early only if no block has more than one tile. Its
