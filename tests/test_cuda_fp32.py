@@ -251,7 +251,7 @@ def test_single_rows_of_small_sums(accurate_cuda, rng, alpha, beta):
     (a, b), before, rows = uneven(rng, M, N, 516), integers(rng, M, N), [3, 100, M - 1]
     b[258:] = -b[:258]
     a[rows, 258:] = a[rows, :258]
-    for left, right in ((a, b), (np.asfortranarray(a), b), (a, np.asfortranarray(b)), (b.T, a.T)):
+    for left, right in ((a, b), (a.T.copy().T, b), (a, b.T.copy().T), (b.T, a.T)):
         size = left.shape[0], right.shape[1]
         old, context = before.reshape(size), accurate_cuda.new_context()
         c = filled(row_major, old) if beta else row_major(*size)
