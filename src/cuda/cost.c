@@ -224,22 +224,25 @@ static double product_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
 }
 
-/* Every tile in `slices` slices of k. */
+/* Tiles [0, full_tiles) whole, the others in `slices` slices of k. */
 static double cost_slices(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                           const tsr_problem *p) {
     const cuda_kernel *kernel = c->kernel;
     const kernel_overheads overheads = overheads_of(costs, kernel);
     const double area = (double)kernel->tile_m * kernel->tile_n;
-    const int64_t busiest = ceil_div(c->tiles * c->slices * p->batch, device->multiprocessors);
-    const double cycles = area * cycles_for_blocks(costs, device, kernel, busiest) *
-                          ((double)c->k_per_slice + overheads.pipeline_k);
+    const int64_t full = c->slices > 1 ? c->full_tiles : c->tiles, parts = (c->tiles - full) * c->slices;
+    const int64_t busiest_full = ceil_div(full * p->batch, device->multiprocessors);
+    const int64_t busiest_parts = ceil_div(parts * p->batch, device->multiprocessors);
+    const double cycles =
+        area *
+        (cycles_for_blocks(costs, device, kernel, busiest_full) * ((double)p->k + overheads.pipeline_k) +
+         cycles_for_blocks(costs, device, kernel, busiest_parts) * ((double)c->k_per_slice + overheads.pipeline_k));
     double seconds = overheads.start + cycles / costs->clock;
     if (kernel->family == FAMILY_SHORT) { /* with little to multiply, C is written at half of the memory's rate */
         const double writing = 2 * product_seconds(costs, device, p);
         if (seconds < writing) seconds = writing;
     }
-    if (c->slices > 1)
-        seconds += costs->launch + partial_seconds(costs, device, (double)(p->batch * c->slices * p->m * p->n));
+    if (c->slices > 1) seconds += costs->launch + partial_seconds(costs, device, (double)(p->batch * parts) * area);
     return seconds;
 }
 

@@ -9,7 +9,7 @@ typedef struct cuda_candidate {
     const cuda_kernel *kernel;       /* NULL: none */
     int64_t tiles;                   /* of C */
     int64_t slices, k_per_slice;     /* of k, for split kernels */
-    int64_t full_tiles, tail_blocks; /* ieee: tiles computed whole; thread blocks that share the stream-K tail, or 0 */
+    int64_t full_tiles, tail_blocks; /* tiles computed whole; ieee: blocks that share the stream-K tail, or 0 */
     int64_t segments;                /* most of a tile of the tail */
     int64_t cluster, k_each, share;  /* ieee in one launch: as in cuda_plan */
     size_t partial_bytes;            /* of partial sums */

@@ -33,7 +33,8 @@ typedef struct cuda_plan {
     bool split;                         /* operands are packed into fp16 components; else read in place */
     bool invariant;                     /* options.batch_invariant: all tiles alike, and fallback row by row */
     int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
-    int64_t full_tiles;       /* ieee: tiles that a thread block each computes whole; the k ranges of all others, */
+    int64_t full_tiles;       /* tiles that a thread block each computes whole; split: of several slices, those without;
+                               * ieee: the k ranges of all others, */
     int64_t tail_blocks;      /* the stream-K tail, are shared by so many, and reduced in order by a second kernel */
     int64_t cluster, k_each;  /* ieee in one launch: thread blocks that share a tile, with so many terms each, */
     int64_t share;            /* which their threads share so (ieee_args) */

@@ -186,30 +186,37 @@ static double elements_of_b(const tsr_problem *p) {
     return (double)operand_count(&p->b, p->batch) * (double)p->n * (double)p->k;
 }
 
-/* The same with every tile in `slices` slices of k; fewer, where rounding leaves none. */
-static cuda_candidate with_slices(cuda_candidate c, const tsr_problem *p, int64_t slices) {
+/* The same with the tiles from full_tiles on in `slices` slices of k; fewer, where rounding leaves none. */
+static cuda_candidate with_slices(cuda_candidate c, const tsr_problem *p, int64_t full_tiles, int64_t slices) {
+    const int64_t area = (int64_t)c.kernel->tile_m * c.kernel->tile_n;
     c.k_per_slice = round_up(ceil_div(p->k, slices), c.kernel->tile_k);
     c.slices = ceil_div(p->k, c.k_per_slice);
-    if (c.slices > 1) c.partial_bytes = (size_t)(p->batch * c.slices * p->m * p->n) * sizeof(float);
+    if (c.slices == 1) return c;
+    c.full_tiles = full_tiles;
+    c.partial_bytes = (size_t)(p->batch * c.slices * (c.tiles - full_tiles) * area) * sizeof(float);
     return c;
 }
 
-/* A split kernel's best: k whole, or cut so that the tiles fill the GPU once, twice or three times. Packing counts even
- * where an operand was packed beforehand: that must not change the kernel, for then it would change the bits of the
- * result. */
+/* A split kernel's best: k whole, or cut so that the tiles fill the GPU once, twice or three times, or cut in the tiles
+ * of the last, incomplete wave alone, so that these fill the GPU once. Packing counts even where an operand was packed
+ * beforehand: that must not change the kernel, for then it would change the bits of the result. */
 static cuda_candidate split_candidate(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     const double elements = elements_of_a(p) + elements_of_b(p);
     const double fraction = elements * sizeof(float) / PARTIAL_FRACTION;
     const size_t max_partial_bytes = fraction > PARTIAL_BYTES ? (size_t)fraction : PARTIAL_BYTES;
     const int64_t max_slices = p->k / (MIN_SLICE_STEPS * kernel->tile_k);
     const cuda_candidate whole = whole_candidate(kernel, p);
+    const bool can_cut = cuda_kernel_runs_on(&cuda_kernels[SPLIT_REDUCE], device);
+    const int64_t wave = wave_of(device, kernel), last = whole.tiles % wave;
     cuda_candidate best = {0};
     consider(&best, device, whole, p, max_partial_bytes);
-    for (int waves = 1; waves <= 3 && cuda_kernel_runs_on(&cuda_kernels[SPLIT_REDUCE], device); waves++) {
-        const int64_t slots = waves * wave_of(device, kernel);
-        const int64_t slices = min64(slots / (whole.tiles * p->batch), max_slices);
-        if (slices > 1) consider(&best, device, with_slices(whole, p, slices), p, max_partial_bytes);
+    for (int waves = 1; waves <= 3 && can_cut; waves++) {
+        const int64_t slices = min64(waves * wave / (whole.tiles * p->batch), max_slices);
+        if (slices > 1) consider(&best, device, with_slices(whole, p, 0, slices), p, max_partial_bytes);
     }
+    const int64_t slices = last ? min64(wave / last, max_slices) : 1;
+    if (can_cut && p->batch == 1 && whole.tiles > wave && slices > 1)
+        consider(&best, device, with_slices(whole, p, whole.tiles - last, slices), p, max_partial_bytes);
     best.seconds += cost_split(device, elements, p->batch);
     return best;
 }
@@ -392,7 +399,7 @@ static tsr_problem standard_product(const tsr_problem *p, int i) {
 static cuda_candidate sliced_candidate(const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
     const cuda_candidate whole = whole_candidate(kernel, p);
     if (slices == 1) return whole;
-    return kernel->family == FAMILY_SPLIT ? with_slices(whole, p, slices)
+    return kernel->family == FAMILY_SPLIT ? with_slices(whole, p, 0, slices)
                                           : with_tail(whole, p, 0, whole.tiles * slices);
 }
 
@@ -493,6 +500,7 @@ static double estimate(const cuda_plan *plan, const tsr_problem *p) {
     cuda_candidate c = whole_candidate(plan->multiply, &chunk);
     c.slices = plan->slices;
     c.k_per_slice = plan->k_per_slice;
+    if (c.slices > 1) c.full_tiles = plan->full_tiles;
     const double elements = (operand_panels(&p->a, p->batch) ? 0 : elements_of_a(&chunk)) +
                             (operand_panels(&p->b, p->batch) ? 0 : elements_of_b(&chunk));
     return chunks * (cost_multiply(plan->device, &c, &chunk) + cost_split(plan->device, elements, chunk.batch));
@@ -527,11 +535,10 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     return status;
 }
 
-int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
-                          int64_t batch) {
-    const int64_t all = tiles * slices * batch;
-    const int64_t waves = ceil_div(all, wave_of(device, kernel));
-    return ceil_div(all, waves) * kernel->cluster; /* as few as need no more waves: idle blocks would cost power */
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices) {
+    const int64_t all = tiles + slices, wave = wave_of(device, kernel);
+    const int64_t blocks = tiles && slices ? wave : ceil_div(all, ceil_div(all, wave)); /* slices follow whole waves */
+    return blocks * kernel->cluster; /* as few as need no more waves: idle blocks would cost power */
 }
 
 int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t full_tiles,
@@ -553,8 +560,9 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     const int64_t tile_m = kernel->family == FAMILY_VECTOR ? cuda_vector_rows(kernel, plan->share) : kernel->tile_m;
     const int64_t tiles_m = ceil_div(plan->chunk_m, tile_m), tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
     const bool whole_batch = plan->split || kernel->family == FAMILY_WARP;
-    const int64_t tiles = tiles_m * tiles_n;
-    const int64_t blocks = plan->split ? cuda_split_blocks(kernel, plan->device, tiles, plan->slices, plan->chunk_batch)
+    const int64_t tiles = tiles_m * tiles_n, full = plan->slices > 1 ? plan->full_tiles : tiles, cut = tiles - full;
+    const int64_t blocks = plan->split ? cuda_split_blocks(kernel, plan->device, plan->chunk_batch * full,
+                                                           plan->chunk_batch * cut * plan->slices)
                            : whole_batch ? cuda_warp_blocks(kernel, plan->device, tiles * plan->chunk_batch)
                                          : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
     tsr_text_add(text, "tile: %lld x %d x %d (m, n, k)\n", (long long)tile_m, kernel->tile_n, kernel->tile_k);
@@ -563,7 +571,9 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),
                  !whole_batch && plan->chunk_batch > 1 ? " for each item" : "");
     if (plan->split && plan->slices > 1)
-        tsr_text_add(text, "slices: %lld of k, %lld long\n", (long long)plan->slices, (long long)plan->k_per_slice);
+        tsr_text_add(text,
+                     full ? "slices: %lld of k, %lld long, in the last %lld tiles\n" : "slices: %lld of k, %lld long\n",
+                     (long long)plan->slices, (long long)plan->k_per_slice, (long long)cut);
     if (plan->cluster > 1)
         tsr_text_add(text, "clusters: %lld blocks, %lld terms of k each\n", (long long)plan->cluster,
                      (long long)plan->k_each);

@@ -11,9 +11,9 @@ const cuda_kernel *cuda_split_kernel(const tsr_context *context);
 /* Where the parts of `batch` packed operands lie, each of `rows` rows of length k. */
 panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int components);
 
-/* Thread blocks a split kernel is launched with. They are persistent and share all tiles and slices of all items. */
-int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices,
-                          int64_t batch);
+/* Thread blocks a split kernel is launched with. They are persistent and share the whole tiles and the slices of all
+ * items. */
+int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices);
 
 /* Thread blocks an ieee kernel is launched with for each item: one for each whole tile and each share of the tail; of a
  * persistent kernel no more than fit on the GPU. */

@@ -323,12 +323,26 @@ static double sum_of(const unpacked *u, int row, int col, int k_begin, int k_end
     return sum;
 }
 
+/* The number of an element's tile among those in slices; negative where it is computed whole. Groups of 8 tile rows,
+ * down the columns of a group. */
+static int64_t cut_tile(const split_args *g, int row, int col) {
+    const int tile_row = row / g->tile_m, first = tile_row / 8 * 8, rows = least(8, g->tiles_m - first);
+    return (int64_t)first * g->tiles_n + (int64_t)(col / g->tile_n) * rows + (tile_row - first) - g->full_tiles;
+}
+
+/* Where a slice's sum of an element is. */
+static float *partial_sum(const split_args *g, int64_t batch, int slice, int row, int col) {
+    const int64_t cut = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
+    return g->partial +
+           (((batch * g->slices + slice) * cut + cut_tile(g, row, col)) * g->tile_m + row % g->tile_m) * g->tile_n +
+           col % g->tile_n;
+}
+
 /* The whole sum of an element: of its products, or, without `u`, of its slices. */
 static double total_of(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
     if (u) return sum_of(u, row, col, 0, u->k);
     float sum = 0;
-    for (int slice = 0; slice < g->slices; slice++)
-        sum += g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col];
+    for (int slice = 0; slice < g->slices; slice++) sum += *partial_sum(g, batch, slice, row, col);
     return sum;
 }
 
@@ -358,7 +372,7 @@ static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int r
     const enum fate fate = fate_of(g->a.marks[batch * g->a.marks_batch_stride + row / PANEL_ROWS], mark_b,
                                    g->mark_limit, g->by_row, g->recompute);
     if (fate != TESTED) return fate == RECOMPUTED;
-    if (u && g->slices > 1) return false;
+    if (u && cut_tile(g, row, col) >= 0) return false;
     uint16_t *flags = &g->recompute[batch * g->recompute_batch_stride + flag_at(g->n, row, col)];
     const int bit = row % CHECK_ROWS;
     if (col % CHECK_COLS == 0) {
@@ -370,9 +384,11 @@ static bool is_left(const split_args *g, int64_t batch, const unpacked *u, int r
 
 static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m, int tile_n, int components, char *why,
                            size_t size) {
-    if (g->tiles_m != ceil_div(g->m, tile_m) || g->tiles_n != ceil_div(g->n, tile_n))
+    if (g->tiles_m != ceil_div(g->m, tile_m) || g->tiles_n != ceil_div(g->n, tile_n) || g->tile_m != tile_m ||
+        g->tile_n != tile_n)
         return snprintf(why, size, "wrong tiles"), false;
-    if (g->slices != ceil_div(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial))
+    if (g->slices != ceil_div(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial) ||
+        (g->slices == 1) != (g->full_tiles == g->tiles_m * g->tiles_n))
         return snprintf(why, size, "wrong slices"), false;
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
     const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
@@ -382,10 +398,12 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
         for (int slice = 0; slice < g->slices; slice++)
             for (int row = 0; row < g->m; row++)
                 for (int col = 0; col < g->n; col++) {
-                    if (is_left(g, batch, &u, row, col)) continue;
-                    const double sum = sum_of(&u, row, col, slice * slice_k, least(k, (slice + 1) * slice_k));
-                    if (g->slices > 1)
-                        g->partial[((batch * g->slices + slice) * g->m + row) * g->n + col] = (float)sum;
+                    const bool cut = cut_tile(g, row, col) >= 0;
+                    if ((!cut && slice) || is_left(g, batch, &u, row, col)) continue;
+                    const double sum = sum_of(&u, row, col, cut ? slice * slice_k : 0,
+                                              cut ? least(k, (slice + 1) * slice_k) : k);
+                    if (cut)
+                        *partial_sum(g, batch, slice, row, col) = (float)sum;
                     else
                         *element(&g->c, batch, row, col) = scaled(g->alpha, (float)sum, g->beta, &g->addend, batch, row,
                                                                   col);
@@ -397,12 +415,13 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
 }
 
 static bool split_reduce(const fake_launch *l, const split_args *g, char *why, size_t size) {
-    if ((int64_t)l->grid[0] * (l->threads / 32) < cuda_check_blocks(g->m, g->n))
+    const int64_t cut = (int64_t)g->tiles_m * g->tiles_n - g->full_tiles;
+    if ((int64_t)l->grid[0] * (l->threads / 32) * CHECK_ROWS * CHECK_COLS < cut * g->tile_m * g->tile_n)
         return snprintf(why, size, "not every block of C has a warp"), false;
     for (int64_t batch = 0; batch < l->grid[1]; batch++)
         for (int row = 0; row < g->m; row++)
             for (int col = 0; col < g->n; col++) {
-                if (is_left(g, batch, NULL, row, col)) continue;
+                if (cut_tile(g, row, col) < 0 || is_left(g, batch, NULL, row, col)) continue;
                 const float sum = (float)total_of(g, batch, NULL, row, col);
                 *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
             }

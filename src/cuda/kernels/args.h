@@ -117,8 +117,9 @@ typedef struct split_operand {
  * by_row: in tiles whose panel of A has a mark above 1, rows without a tiny element are stored, if B's mark is at most
  * mark_limit, and others are tested, also where A's mark is infinite.
  *
- * slices > 1 is split-K: slice s of each tile covers k_blocks_per_slice blocks of k and writes its sums, scaled back
- * but without alpha and beta, to partial[batch*slices + s][m][n]; split_reduce adds the slices and does the rest. */
+ * Tiles are numbered as tile_at_number (split.cuh) says. Those from full_tiles on are in `slices` slices of k: slice s
+ * covers k_blocks_per_slice blocks of k and writes its sums, scaled back but without alpha and beta, to
+ * partial[batch*slices + s][tile - full_tiles][tile_m][tile_n]; split_reduce adds the slices and does the rest. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in addend; /* S; it equals C or does not overlap it, and is not read with beta = 0 */
@@ -130,8 +131,8 @@ typedef struct split_args {
     int32_t by_row;
     uint16_t *recompute; /* may be NULL */
     int64_t recompute_batch_stride;
-    int32_t tiles_m, tiles_n; /* of C, in the kernel's tile */
-    int32_t slices, k_blocks_per_slice;
+    int32_t tile_m, tile_n, tiles_m, tiles_n; /* the kernel's tile, and C in these */
+    int32_t full_tiles, slices, k_blocks_per_slice;
     int32_t short_end; /* not 0: k ends in the first SPLIT_SUM_K of its last block */
     float *partial;
 } split_args;

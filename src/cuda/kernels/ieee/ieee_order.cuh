@@ -153,7 +153,7 @@ static __device__ __noinline__ void compute_row(const ieee_args &args, int row, 
         }
         __syncthreads();
     } else { /* lanes have the columns, warps the terms in turn */
-        double sum = 0;
+        double sums[4] = {};
         b += min(lane, cols - 1) * b_stride;
         for (int k = warp; k < terms; k += WARPS * AT_ONCE) {
             float x[AT_ONCE], y[AT_ONCE];
@@ -165,8 +165,9 @@ static __device__ __noinline__ void compute_row(const ieee_args &args, int row, 
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                if (k + WARPS * i < terms) sum = fma((double)x[i], (double)y[i], sum);
+                if (k + WARPS * i < terms) sums[i % 4] = fma((double)x[i], (double)y[i], sums[i % 4]);
         }
+        double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         shared[warp * CHECK_COLS + lane] = sum;
         __syncthreads();
         if (warp == 0) {

@@ -25,26 +25,44 @@ constexpr int GROUP_ROWS = 8;
 
 /* A tile of C, and the blocks of k that one thread block sums for it at a time. */
 struct work {
-    int batch, slice;
+    int batch;
+    int part;   /* where in `partial` its sums go, counted in tiles; -1: to C */
     int m0, n0; /* first row and column of C */
     int kb_begin, kb_end;
 };
 
-__device__ inline int work_count(const split_args &g) { return g.batch * g.slices * g.tiles_m * g.tiles_n; }
+/* Tiles that are in slices. */
+__device__ inline int cut_tiles(const split_args &g) { return g.tiles_m * g.tiles_n - g.full_tiles; }
 
-/* Number `index` of them: tiles go in groups of GROUP_ROWS tile rows, down the columns of a group; k slices and batch
- * are outermost. */
-template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, int index) {
-    const int tiles = g.tiles_m * g.tiles_n, tile = index % tiles, outer = index / tiles;
+__device__ inline int work_count(const split_args &g) { return g.batch * (g.full_tiles + cut_tiles(g) * g.slices); }
+
+/* Where a tile is, counted in tiles: they go in groups of GROUP_ROWS tile rows, down the columns of a group. */
+struct tile_place {
+    int row, col;
+};
+
+__device__ inline tile_place tile_at_number(const split_args &g, int tile) {
     const int group = tile / (GROUP_ROWS * g.tiles_n), first = group * GROUP_ROWS;
     const int rows = min(GROUP_ROWS, g.tiles_m - first), within = tile - first * g.tiles_n;
+    return {first + within % rows, within / rows};
+}
+
+/* Number `index` of them: whole tiles, then slice after slice of the others; batch is outermost. */
+template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, int index) {
+    const int cut = cut_tiles(g), each = g.full_tiles + cut * g.slices;
     work w;
-    w.slice = outer % g.slices;
-    w.batch = outer / g.slices;
-    w.m0 = (first + within % rows) * TILE_M;
-    w.n0 = within / rows * TILE_N;
-    w.kb_begin = w.slice * g.k_blocks_per_slice;
-    w.kb_end = min(g.k_blocks, w.kb_begin + g.k_blocks_per_slice);
+    w.batch = index / each;
+    int tile = index - w.batch * each;
+    w.part = -1, w.kb_begin = 0, w.kb_end = g.k_blocks;
+    if (tile >= g.full_tiles) {
+        const int part = tile - g.full_tiles, slice = part / cut;
+        tile -= slice * cut;
+        w.part = w.batch * g.slices * cut + part;
+        w.kb_begin = slice * g.k_blocks_per_slice;
+        w.kb_end = min(g.k_blocks, w.kb_begin + g.k_blocks_per_slice);
+    }
+    const tile_place at = tile_at_number(g, tile);
+    w.m0 = at.row * TILE_M, w.n0 = at.col * TILE_N;
     return w;
 }
 
@@ -73,7 +91,7 @@ __device__ panel_rows panel_rows_at(const split_operand &o, int rows, int k_bloc
 
 /* ---- Epilogue ---------------------------------------------------------------------------------------------------- */
 
-/* Where the sums of one `work` go: to C, or as they are to the plane of its k slice in `partial`. */
+/* Where the sums of one `work` go: to C, or as they are to its part of `partial`. */
 struct destination {
     matrix_out c;
     matrix_in addend;
@@ -82,8 +100,9 @@ struct destination {
 
     __device__ destination(const split_args &g, const work &w)
         : c(g.c), addend(g.addend), alpha(g.alpha), beta(g.beta) {
-        if (g.slices > 1) {
-            c = {g.partial + (int64_t)(w.batch * g.slices + w.slice) * g.m * g.n, g.n, 1, 0};
+        if (w.part >= 0) {
+            const int64_t row = w.m0 / g.tile_m * g.tile_m; /* the tile's, of which w may have a part */
+            c = {g.partial + ((int64_t)w.part * g.tile_m - row) * g.tile_n - w.n0, g.tile_n, 1, 0};
             alpha = 1, beta = 0;
         } else {
             c.data += w.batch * c.batch_stride;

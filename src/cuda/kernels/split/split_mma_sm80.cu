@@ -176,7 +176,7 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, fl
                     put_sums(of_block, out);
                 }
         __syncwarp();
-        const bool checks = action == CHECK_SUMS && g.slices == 1;
+        const bool checks = action == CHECK_SUMS && w.part < 0;
         const unsigned left = checks ? rows_left(g, w.batch, row, col, exponent_a, out) : 0;
         store_block(g, d, row, col, exponent_b, left, out);
     }

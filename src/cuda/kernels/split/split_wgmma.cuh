@@ -264,7 +264,7 @@ template <int TILE_N> struct output {
             __syncwarp();
             /* The same in all lanes; by a vote, so that the compiler knows it (warp_number). */
             if (!__any_sync(0xffffffffu, action != RECOMPUTE && row0 < g.m && col0 < g.n)) continue;
-            const bool checks = action == CHECK_SUMS && g.slices == 1;
+            const bool checks = action == CHECK_SUMS && w.part < 0;
             const unsigned left = checks ? rows_left(g, w.batch, row0, col0, exponent_a, out) : 0;
             store_block(g, d, row0, col0, exponent, left, out);
         }
