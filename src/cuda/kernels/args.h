@@ -166,8 +166,8 @@ typedef struct pack_progress {
 } pack_progress;
 enum { PACK_OVERFLOWED = 1 << 30 };
 
-/* How much pack_look looks at: so many thread blocks, so many elements each; and the rows of a block of pack_scan, where
- * rows are neighbours in memory and where they are not. */
+/* How much pack_look looks at: so many thread blocks, so many elements each; and the rows of a block of pack_scan,
+ * where rows are neighbours in memory and where they are not. */
 enum { PACK_LOOKS = 128, PACK_LOOK_ELEMENTS = 1 << 14, PACK_SCAN_ACROSS = 32, PACK_SCAN_ALONG = 4 };
 
 /* Both operands in one launch; an operand with no rows is skipped. */

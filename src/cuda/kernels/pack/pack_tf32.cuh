@@ -27,8 +27,8 @@ struct column {
 struct tf32_components {
     static constexpr int COUNT = 1;
 
-    /* The depth of a thread's quads, where one of its warp is not normal: 1 if tf32 carries them by themselves, as it does all
-     * but odd data, else infinity, until column_depth has looked at the whole tile. */
+    /* The depth of a thread's quads, where one of its warp is not normal: 1 if tf32 carries them by themselves, as it
+     * does all but odd data, else infinity, until column_depth has looked at the whole tile. */
     template <typename READ>
     static __device__ float depth(const pack_args &, const pack_tile &, const pack_stage &from, READ read) {
         column columns[QUAD];
