@@ -242,7 +242,10 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
         const double writing = 2 * product_seconds(costs, device, p);
         if (seconds < writing) seconds = writing;
     }
-    if (c->slices > 1) seconds += costs->launch + partial_seconds(costs, device, (double)(p->batch * parts) * area);
+    if (c->slices > 1) { /* cutting the last tiles alone gains little where k is short, and costs more than it seems */
+        seconds += partial_seconds(costs, device, (double)(p->batch * parts) * area);
+        seconds += (full ? 3 : 1) * costs->launch;
+    }
     return seconds;
 }
 

@@ -561,8 +561,8 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     const int64_t tiles_m = ceil_div(plan->chunk_m, tile_m), tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
     const bool whole_batch = plan->split || kernel->family == FAMILY_WARP;
     const int64_t tiles = tiles_m * tiles_n, full = plan->slices > 1 ? plan->full_tiles : tiles, cut = tiles - full;
-    const int64_t blocks = plan->split ? cuda_split_blocks(kernel, plan->device, plan->chunk_batch * full,
-                                                           plan->chunk_batch * cut * plan->slices)
+    const int64_t blocks = plan->split   ? cuda_split_blocks(kernel, plan->device, plan->chunk_batch * full,
+                                                             plan->chunk_batch * cut * plan->slices)
                            : whole_batch ? cuda_warp_blocks(kernel, plan->device, tiles * plan->chunk_batch)
                                          : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
     tsr_text_add(text, "tile: %lld x %d x %d (m, n, k)\n", (long long)tile_m, kernel->tile_n, kernel->tile_k);
