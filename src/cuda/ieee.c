@@ -53,7 +53,8 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
         const int64_t tiles_of_c = kernel->family == FAMILY_SMALL
                                        ? tiles
                                        : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
-        return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args, sizeof args);
+        return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args,
+                               sizeof args);
     }
     if (kernel->family == FAMILY_WARP) {
         const int64_t blocks = cuda_warp_blocks(kernel, plan->device, tiles * p->batch);
