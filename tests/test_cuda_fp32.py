@@ -208,6 +208,20 @@ def test_scales_at_the_ends_of_the_range(accurate_cuda, rng, low, high):
     assert_componentwise(accurate_cuda.product(b.T, a.T), b.T, a.T, underflow=low < -60)
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("m, n, k", [(300, 260, 256), (130, 70, 8000)])
+def test_rows_at_both_ends_of_the_range(accurate_cuda, rng, m, n, k):
+    """If only the scales of rows and columns are extreme, nothing is computed again, tiny elements or not."""
+    for family in (uniform, uneven):
+        a, b = family(rng, m, n, k)
+        a *= np.float32(2.0)**rng.choice([-97, -70, -5], (m, 1)).astype(np.float32)
+        b *= np.float32(2.0)**rng.choice([0, 64, 90], n).astype(np.float32)
+        for left, right in ((a, b), (b.T, a.T)):
+            context = accurate_cuda.new_context()
+            assert_componentwise(accurate_cuda.product(left, right, context=context), left, right)
+            assert context.stats().marked_panels == 0 or family is uneven
+
+
 # ---- Elements far below their row's largest --------------------------------------------------------------------------
 
 def uneven(rng, m, n, k):

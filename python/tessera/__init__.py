@@ -59,8 +59,7 @@ def _check_tensors(torch, names, arguments) -> None:
             raise TypeError(f"{name} must be a torch.Tensor or a numpy.ndarray, not {type(argument).__name__}")
 
 
-def _module_for(names, *arguments):
-    """The implementation for these arguments: torch's for tensors, else NumPy's, which converts lists and the like."""
+def _chosen_module(names, arguments):
     for argument in arguments:
         if isinstance(argument, (np.ndarray, _numpy.Packed)):
             return _numpy_module(names, arguments)
@@ -70,6 +69,22 @@ def _module_for(names, *arguments):
             _check_tensors(torch, names, arguments)
             return _torch_module()
     return _numpy
+
+
+_modules: dict = {}  # by the arguments' types, which decide it: looking takes as long as a small product
+
+
+def _module_for(casting, names, *arguments):
+    """The implementation for these arguments: torch's for tensors, else NumPy's, which converts lists and the like."""
+    types = tuple(map(type, arguments))
+    module = _modules.get(types)
+    if module is None:
+        module = _chosen_module(names, arguments)
+        if len(_modules) < 100:  # a program may make classes without end
+            _modules[types] = module
+    if casting != "equiv" and module is not _numpy:
+        raise TypeError("casting is for NumPy arrays: convert a tensor with .float()")
+    return module
 
 
 def _torch_module(needs: str = "torch tensors need"):
@@ -84,9 +99,12 @@ def _torch_module(needs: str = "torch tensors need"):
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
+_ALWAYS_INVARIANT = os.environ.get("TESSERA_BATCH_INVARIANT") == "1"
+
+
 def _arithmetic(precision: str, batch_invariant: bool) -> str:
     """Both in one word, which goes all the way down to the library's contexts."""
-    if batch_invariant or os.environ.get("TESSERA_BATCH_INVARIANT") == "1":
+    if batch_invariant or _ALWAYS_INVARIANT:
         return f"{precision}{_library.BATCH_INVARIANT}"
     return precision
 
@@ -104,51 +122,43 @@ def matmul(a: Union[Array, Packed], b: Union[Array, Packed], *, precision: Preci
     out: where to write the result; it must have the result's shape and may not overlap an argument.
     casting: which NumPy arrays of other types are converted to float32, by numpy.can_cast's rules.
     batch_invariant: a row of the result has the same bits however many other rows and products are computed with it;
-    always so if TESSERA_BATCH_INVARIANT is 1 in the environment.
+    always so if TESSERA_BATCH_INVARIANT is 1 in the environment when tessera is imported.
     """
-    module = _module_for(("a", "b"), a, b)
-    return module.matmul(a, b, precision=_arithmetic(precision, batch_invariant), out=out, **_casting(module, casting))
-
-
-def _casting(module, casting: str) -> dict:
-    if module is _numpy:
-        return {"casting": casting}
-    if casting != "equiv":
-        raise TypeError("casting is for NumPy arrays: convert a tensor with .float()")
-    return {}
+    module = _module_for(casting, ("a", "b"), a, b)
+    return module.matmul(a, b, precision=_arithmetic(precision, batch_invariant), out=out, casting=casting)
 
 
 def bmm(a: Array, b: Array, *, precision: Precision = "fp32", out: Optional[Array] = None,
         casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """Products of two batches: a (batch, m, k), b (batch, k, n), as torch.bmm."""
-    module = _module_for(("a", "b"), a, b)
-    return module.bmm(a, b, precision=_arithmetic(precision, batch_invariant), out=out, **_casting(module, casting))
+    module = _module_for(casting, ("a", "b"), a, b)
+    return module.bmm(a, b, precision=_arithmetic(precision, batch_invariant), out=out, casting=casting)
 
 
 def addmm(input: Array, a: Array, b: Array, *, beta: float = 1, alpha: float = 1, precision: Precision = "fp32",
           out: Optional[Array] = None, casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """beta * input + alpha * a @ b for matrices, as torch.addmm; input broadcasts and is added in the same kernel. With
     beta = 0 it is not read. out may be input itself."""
-    module = _module_for(("input", "a", "b"), input, a, b)
+    module = _module_for(casting, ("input", "a", "b"), input, a, b)
     return module.addmm(input, a, b, beta=beta, alpha=alpha, precision=_arithmetic(precision, batch_invariant), out=out,
-                        **_casting(module, casting))
+                        casting=casting)
 
 
 def baddbmm(input: Array, a: Array, b: Array, *, beta: float = 1, alpha: float = 1, precision: Precision = "fp32",
             out: Optional[Array] = None, casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """addmm for batches of matrices, as torch.baddbmm."""
-    module = _module_for(("input", "a", "b"), input, a, b)
+    module = _module_for(casting, ("input", "a", "b"), input, a, b)
     return module.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=_arithmetic(precision, batch_invariant),
-                          out=out, **_casting(module, casting))
+                          out=out, casting=casting)
 
 
 def linear(input: Array, weight: Union[Array, Packed], bias: Optional[Array] = None, *,
            precision: Precision = "fp32", casting: Casting = "equiv", batch_invariant: bool = False) -> Array:
     """input @ weight.T + bias, as torch.nn.functional.linear. weight, (out_features, in_features), may be packed."""
     names, arguments = ("input", "weight", "bias"), (input, weight) if bias is None else (input, weight, bias)
-    module = _module_for(names, *arguments)
+    module = _module_for(casting, names, *arguments)
     return module.linear(input, weight, bias, precision=_arithmetic(precision, batch_invariant),
-                         **_casting(module, casting))
+                         casting=casting)
 
 
 def pack(matrix: Array) -> Packed:
@@ -156,7 +166,7 @@ def pack(matrix: Array) -> Packed:
 
     What is prepared depends on the use, so it happens at the first one. A torch tensor may be written to: it is then
     prepared again. A NumPy array must not change."""
-    return _module_for(("matrix",), matrix).pack(matrix)
+    return _module_for("equiv", ("matrix",), matrix).pack(matrix)
 
 
 # ---- More products of NumPy arrays ----------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ DEVICES = ("cpu", "cuda")
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
+# `casting` is for NumPy arrays; tessera/__init__.py has refused it for tensors. Passing a precision, or choosing among an
+# operator's overloads, takes a microsecond each.
+
 class Packed(_library.Packed):
     """A matrix with the panels made of it for each side, orientation and precision it has been used with; tessera.pack
     makes it. Writing to the tensor is noticed, and the panels are made again."""
@@ -41,8 +44,12 @@ def _check_tensor(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a torch.Tensor or a numpy.ndarray, not {type(value).__name__}")
 
 
-_matmul = _ops.matmul.default
-_matmul_out = _ops.matmul.out
+_matmul, _matmul_out, _bmm = _ops.matmul.default, _ops.matmul.out, _ops.bmm.default
+_addmm, _baddbmm, _linear, _gemm_out = _ops.addmm.default, _ops.baddbmm.default, _ops.linear.default, _ops.gemm.out
+
+
+def _named(precision: str) -> dict:
+    return {} if precision == "fp32" else {"precision": precision}
 
 
 def _untraced(function):
@@ -68,13 +75,13 @@ def _matmul_packed(a, b, precision: str, out) -> torch.Tensor:
     return _ops.matmul_packed(a, b._object, False, None, precision=precision)
 
 
-def matmul(a, b, *, precision: str = "fp32", out: Optional[torch.Tensor] = None) -> torch.Tensor:
+def matmul(a, b, *, precision: str = "fp32", out: Optional[torch.Tensor] = None, casting=None) -> torch.Tensor:
     if isinstance(a, Packed) or isinstance(b, Packed):
         return _matmul_packed(a, b, precision, out)
     if out is None:
-        return _matmul(a, b, precision=precision)
+        return _matmul(a, b, **_named(precision))
     _check_tensor("out", out)
-    _matmul_out(a, b, precision=precision, out=out)
+    _matmul_out(a, b, out=out, **_named(precision))
     return out
 
 
@@ -83,26 +90,26 @@ def _gemm(dims: int, input, a, b, beta, alpha, precision, out) -> torch.Tensor:
         _check_tensor(name, value)
         if name != "out" and value.dim() != dims:
             raise RuntimeError(f"{name} must be a {dims}D tensor, but it is {value.dim()}D")
-    _ops.gemm.out(input, a, b, beta=beta, alpha=alpha, precision=precision, out=out)
+    _gemm_out(input, a, b, beta=beta, alpha=alpha, out=out, **_named(precision))
     return out
 
 
-def bmm(a, b, *, precision: str = "fp32", out=None) -> torch.Tensor:
+def bmm(a, b, *, precision: str = "fp32", out=None, casting=None) -> torch.Tensor:
     if out is not None:
         return _gemm(3, None, a, b, 0, 1, precision, out)
-    return _ops.bmm(a, b, precision=precision)
+    return _bmm(a, b, **_named(precision))
 
 
-def addmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None) -> torch.Tensor:
+def addmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None, casting=None) -> torch.Tensor:
     if out is not None:
         return _gemm(2, input, a, b, beta, alpha, precision, out)
-    return _ops.addmm(input, a, b, beta=beta, alpha=alpha, precision=precision)
+    return _addmm(input, a, b, beta=beta, alpha=alpha, **_named(precision))
 
 
-def baddbmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None) -> torch.Tensor:
+def baddbmm(input, a, b, *, beta=1, alpha=1, precision: str = "fp32", out=None, casting=None) -> torch.Tensor:
     if out is not None:
         return _gemm(3, input, a, b, beta, alpha, precision, out)
-    return _ops.baddbmm(input, a, b, beta=beta, alpha=alpha, precision=precision)
+    return _baddbmm(input, a, b, beta=beta, alpha=alpha, **_named(precision))
 
 
 @_untraced
@@ -111,10 +118,10 @@ def _linear_packed(input, weight, bias, precision: str) -> torch.Tensor:
     return _ops.matmul_packed(input, weight._object, True, bias, precision=precision)
 
 
-def linear(input, weight, bias=None, *, precision: str = "fp32") -> torch.Tensor:
+def linear(input, weight, bias=None, *, precision: str = "fp32", casting=None) -> torch.Tensor:
     if isinstance(weight, Packed):
         return _linear_packed(input, weight, bias, precision)
-    return _ops.linear(input, weight, bias, precision=precision)
+    return _linear(input, weight, bias, **_named(precision))
 
 
 def pack(matrix: torch.Tensor) -> Packed:

@@ -230,13 +230,13 @@ static tsr_status queue_packing(launch_queue *q, const attention_plan *plan, att
     const cuda_kernel *kernel = &cuda_kernels[ATTENTION_PACK_64 + plan->column_blocks - 1];
     const int64_t of_queries = (int64_t)args->batch * args->heads * plan->tiles_q;
     const int64_t of_keys = (int64_t)args->batch * args->kv_heads * plan->tiles_k;
-    return launch_kernel(q, kernel, (launch_grid){max64(of_queries, of_keys), operands, 1}, args);
+    return launch_kernel(q, kernel, (launch_grid){max64(of_queries, of_keys), operands, 1}, args, sizeof *args);
 }
 
 /* A split kernel. Its thread blocks take several tasks each, unless these differ in length. */
 static tsr_status queue_tasks(launch_queue *q, const cuda_kernel *kernel, attention_args *args, int64_t tasks) {
     const int64_t blocks = args->causal ? tasks : min64(tasks, q->cuda->device.multiprocessors);
-    return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, args);
+    return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, args, sizeof *args);
 }
 
 /* The ieee kernel, forward or backward, for all rows or those that were marked. */
@@ -251,7 +251,7 @@ static tsr_status queue_ieee_attention(launch_queue *q, attention_args *args, bo
     if (wants_kv) blocks += (int64_t)args->kv_heads * ceil_div(args->keys, kernel->tile_m);
     blocks *= args->batch;
     if (args->recompute_q) blocks = min64(blocks, 2 * device->multiprocessors); /* few find anything to do */
-    return blocks ? launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, args) : TSR_OK;
+    return blocks ? launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, args, sizeof *args) : TSR_OK;
 }
 
 static tsr_status queue_forward(launch_queue *q, const attention_plan *plan, attention_args *args) {
@@ -325,7 +325,8 @@ static tsr_status check_counts(const tsr_attention_problem *p) {
 static tsr_status run_in_context(const tsr_context *context, const tsr_attention_problem *problem, attention_args io,
                                  bool backward, const tsr_launch *given) {
     const struct cuda_context *cuda = context->cuda;
-    launch_queue q = {cuda, given ? given->stream : NULL, false};
+    launch_queue q;
+    launch_begin(&q, cuda, given ? given->stream : NULL);
     tsr_attention_problem p = seen_part(problem, backward);
     tsr_status status = check_counts(&p);
     if (!status) status = check_stream(cuda, q.stream);
@@ -358,6 +359,7 @@ static tsr_status run_in_context(const tsr_context *context, const tsr_attention
         args.shift = (float *)((char *)workspace + plan.shift);
     }
     status = backward ? queue_backward(&q, &plan, &args) : queue_forward(&q, &plan, &args);
+    if (!status) status = launch_queued(&q);
     const CUresult error = take_own ? cuda_workspace_give(cuda, q.stream, taken) : CUDA_SUCCESS;
     return error && !status ? cuda_fail(error, "giving workspace back on GPU %d", cuda->device.ordinal) : status;
 }

@@ -166,11 +166,14 @@ static tsr_status resident_acquire(struct cuda_context *cuda) {
     tsr_status status = TSR_OK;
     if (!found) {
         found = calloc(1, sizeof *found);
-        if (!found)
+        if (!found || !(found->graphs = cuda_graphs_create()))
             status = tsr_fail(TSR_OUT_OF_MEMORY, "no memory for a context");
-        else if (cuda->device.has_pools && (status = make_pool(cuda, &found->pool)))
+        else if (cuda->device.has_pools)
+            status = make_pool(cuda, &found->pool);
+        if (status) {
+            if (found) free(found->graphs);
             free(found);
-        else {
+        } else {
             found->context_id = id;
             found->next = residents;
             residents = found;
@@ -195,6 +198,7 @@ static void resident_release(const struct cuda_context *cuda, bool alive) {
         cuda_resident **link = &residents;
         while (*link != resident) link = &(*link)->next;
         *link = resident->next;
+        cuda_graphs_destroy(resident->graphs, driver, alive);
         for (int i = 0; alive && i < CUDA_MODULES; i++)
             if (resident->modules[i]) driver->cuModuleUnload(resident->modules[i]);
         if (resident->pool && (alive || !cuda->retained)) driver->cuMemPoolDestroy(resident->pool);

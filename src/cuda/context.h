@@ -6,8 +6,8 @@
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 
-/* What the library keeps in one CUcontext: modules, functions and the workspace pool, shared by every tsr_context
- * there. Known by the CUcontext's id, which the driver never gives out twice, because a CUcontext's address may come
+/* What the library keeps in one CUcontext: modules, functions, the workspace pool and launch graphs, shared by every
+ * tsr_context there. Known by the CUcontext's id, which the driver never gives out twice, because a CUcontext's address may come
  * again. */
 typedef struct cuda_resident {
     struct cuda_resident *next;
@@ -16,6 +16,7 @@ typedef struct cuda_resident {
     CUmodule modules[CUDA_MODULES];              /* NULL until a kernel of it is asked for */
     _Atomic(CUfunction) functions[CUDA_KERNELS]; /* NULL until asked for; read without the lock */
     CUmemoryPool pool;                           /* NULL where the GPU has no stream-ordered memory */
+    struct launch_graphs *graphs;
 } cuda_resident;
 
 /* Two counters in device memory, which the kernels add to. */
@@ -33,6 +34,10 @@ struct cuda_context {
     const cuda_kernel *forced; /* options.kernel, or NULL */
     CUdeviceptr counters;      /* a cuda_counters */
 };
+
+/* graphs.c: what a CUcontext's launches share. alive: it exists still. */
+struct launch_graphs *cuda_graphs_create(void);
+void cuda_graphs_destroy(struct launch_graphs *graphs, const cuda_driver *driver, bool alive);
 
 /* Makes the context current on this thread, until cuda_leave with the same *pushed. */
 tsr_status cuda_enter(const struct cuda_context *cuda, bool *pushed);

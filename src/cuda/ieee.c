@@ -38,7 +38,7 @@ tsr_status queue_scale(launch_queue *q, const tsr_problem *p) {
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t most = 1 << 20; /* blocks: beyond, each takes several elements */
     return launch_kernel(q, kernel, (launch_grid){min64(ceil_div(p->m * p->n, kernel->threads), most), 1, p->batch},
-                         &args);
+                         &args, sizeof args);
 }
 
 tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
@@ -53,11 +53,12 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
         const int64_t tiles_of_c = kernel->family == FAMILY_SMALL
                                        ? tiles
                                        : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
-        return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args);
+        return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args,
+                               sizeof args);
     }
     if (kernel->family == FAMILY_WARP) {
         const int64_t blocks = cuda_warp_blocks(kernel, plan->device, tiles * p->batch);
-        return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args);
+        return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args, sizeof args);
     }
     const bool sliced = plan->invariant && plan->slices > 1; /* all tiles of all chunks */
     if (sliced || (plan->tail_blocks && as_planned)) {       /* what is left beyond 32-bit extents is computed whole */
@@ -67,10 +68,10 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
         args.partial = (float *)(workspace + plan->workspace.partial_sums);
     }
     const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles, args.tail_blocks);
-    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args);
+    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args, sizeof args);
     if (status || args.segments <= 1) return status;
     const int64_t parts = ceil_div(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
-    return launch_kernel(q, reduce, (launch_grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args);
+    return launch_kernel(q, reduce, (launch_grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args, sizeof args);
 }
 
 tsr_status queue_recompute(launch_queue *q, const cuda_device *device, const tsr_problem *p, const split_args *split) {
@@ -86,5 +87,5 @@ tsr_status queue_recompute(launch_queue *q, const cuda_device *device, const tsr
     args.recompute_batch_stride = split->recompute_batch_stride;
     args.fallback_tiles = &((cuda_counters *)q->cuda->counters)->fallback_tiles;
     const int64_t blocks = min64(args.full_tiles, (int64_t)device->multiprocessors * kernel->blocks);
-    return launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args);
+    return launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args, sizeof args);
 }

@@ -7,46 +7,45 @@
  */
 #include "cuda/launch.h"
 
+#include <string.h>
+
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 
-/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. Not so
- * the call's first: the kernel before it is somebody else's, and may let us start without having waited for the one
- * before itself. */
-tsr_status launch_kernel(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, void *args) {
-    return launch_clusters(q, kernel, grid, 1, args);
+void launch_begin(launch_queue *q, const struct cuda_context *cuda, CUstream stream) {
+    q->cuda = cuda;
+    q->stream = stream;
+    q->begun = false;
+    q->count = 0;
 }
 
-tsr_status launch_clusters(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, int64_t cluster, void *args) {
+tsr_status launch_kernel(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, const void *args, size_t size) {
+    return launch_clusters(q, kernel, grid, 1, args, size);
+}
+
+tsr_status launch_clusters(launch_queue *q, const cuda_kernel *kernel, launch_grid grid, int64_t cluster,
+                           const void *args, size_t size) {
     CUfunction function;
     tsr_status status = cuda_function(q->cuda, kernel, &function);
+    if (!status && q->count == MOST_QUEUED) status = launch_queued(q);
     if (status) return status;
     if (grid.x > INT32_MAX || grid.y > UINT16_MAX || grid.z > UINT16_MAX)
         return tsr_fail(TSR_UNSUPPORTED, "%s would need %lld x %lld x %lld blocks, more than a grid may have",
                         kernel->name, (long long)grid.x, (long long)grid.y, (long long)grid.z);
-    const bool waits = kernel != &cuda_kernels[IEEE_SCALE]; /* all others wait by themselves */
-    CUlaunchAttribute attributes[2];
-    unsigned count = 0;
-    if (q->begun && waits && q->cuda->overlap_launches)
-        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                                  .value = {.programmaticStreamSerializationAllowed = 1}};
-    if (cluster > 1)
-        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                                                  .value = {.clusterDim = {(unsigned)cluster, 1, 1}}};
-    CUlaunchConfig config = {
-        .gridDimX = (unsigned)grid.x,
-        .gridDimY = (unsigned)grid.y,
-        .gridDimZ = (unsigned)grid.z,
-        .blockDimX = (unsigned)kernel->threads,
-        .blockDimY = 1,
-        .blockDimZ = 1,
-        .sharedMemBytes = (unsigned)kernel->shared_bytes,
-        .hStream = q->stream,
-        .attrs = attributes,
-        .numAttrs = count,
-    };
-    CUresult error = q->cuda->driver->cuLaunchKernelEx(&config, function, &args, NULL);
-    if (error) return cuda_fail(error, "launching %s", kernel->name);
-    q->begun = true;
+    queued_kernel *const k = &q->kernels[q->count++];
+    k->kernel = kernel;
+    k->function = function;
+    k->grid[0] = (unsigned)grid.x, k->grid[1] = (unsigned)grid.y, k->grid[2] = (unsigned)grid.z;
+    k->cluster = (unsigned)cluster;
+    memcpy(k->args, args, size);
+    return TSR_OK;
+}
+
+tsr_status launch_queued(launch_queue *q) {
+    int failed;
+    const CUresult error = cuda_launch_queued(q->cuda, q->stream, q->kernels, q->count, q->begun, &failed);
+    if (error) return cuda_fail(error, "launching %s", q->kernels[failed].kernel->name);
+    q->begun |= q->count > 0;
+    q->count = 0;
     return TSR_OK;
 }
 
@@ -136,7 +135,8 @@ static tsr_status check_operands(const struct cuda_context *cuda, tsr_problem *p
 
 static tsr_status execute_in_context(const struct cuda_context *cuda, const cuda_plan *plan, const tsr_problem *problem,
                                      const tsr_launch *given) {
-    launch_queue q = {cuda, given ? given->stream : NULL, false};
+    launch_queue q;
+    launch_begin(&q, cuda, given ? given->stream : NULL);
     tsr_problem p = *problem;
     tsr_status status = check_stream(cuda, q.stream);
     if (!status) status = check_operands(cuda, &p);
@@ -153,6 +153,7 @@ static tsr_status execute_in_context(const struct cuda_context *cuda, const cuda
         status = check_memory(cuda, "launch.workspace", &workspace);
     if (status) return status;
     status = queue_chunks(&q, plan, &p, take ? (char *)taken : workspace);
+    if (!status) status = launch_queued(&q);
     const CUresult error = take ? cuda_workspace_give(cuda, q.stream, taken) : CUDA_SUCCESS;
     return error && !status ? cuda_fail(error, "giving workspace back on GPU %d", cuda->device.ordinal) : status;
 }

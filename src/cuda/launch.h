@@ -3,7 +3,7 @@
 #ifndef TESSERA_CUDA_LAUNCH_H
 #define TESSERA_CUDA_LAUNCH_H
 
-#include "cuda/context.h"
+#include "cuda/graphs.h"
 #include "cuda/plan.h"
 
 /* ---- launch.c ---------------------------------------------------------------------------------------------------- */
@@ -13,16 +13,24 @@ typedef struct launch_queue {
     const struct cuda_context *cuda;
     CUstream stream;
     bool begun; /* the last thing in the stream is a kernel of this call */
+    int count;  /* kernels that are not launched yet */
+    queued_kernel kernels[MOST_QUEUED];
 } launch_queue;
 
 typedef struct launch_grid {
     int64_t x, y, z;
 } launch_grid;
 
-/* With clusters of so many thread blocks along x; 1: as the kernel was compiled. */
+void launch_begin(launch_queue *queue, const struct cuda_context *cuda, CUstream stream);
+
+/* Queues a kernel, with clusters of so many thread blocks along x; 1: as the kernel was compiled. */
 tsr_status launch_clusters(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, int64_t cluster,
-                           void *args);
-tsr_status launch_kernel(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, void *args);
+                           const void *args, size_t size);
+tsr_status launch_kernel(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, const void *args,
+                         size_t size);
+
+/* Launches what is queued. */
+tsr_status launch_queued(launch_queue *queue);
 
 /* `*pointer` must be memory this GPU can use; pinned host memory becomes its address on the GPU. */
 tsr_status check_memory(const struct cuda_context *cuda, const char *name, void **pointer);

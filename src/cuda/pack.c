@@ -72,10 +72,12 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
     const cuda_device *device = &q->cuda->device;
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
     splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
-    tsr_status status = launch_kernel(q, sample, (launch_grid){samples, 1, 1}, &pair);
-    if (!status && looks) status = launch_kernel(q, &cuda_kernels[PACK_LOOK], (launch_grid){looks, 1, 1}, &pair);
-    if (!status && scans) status = launch_kernel(q, &cuda_kernels[PACK_SCAN], (launch_grid){scans, 1, 1}, &pair);
-    return status ? status : launch_kernel(q, split, (launch_grid){splits, 1, 1}, &pair);
+    tsr_status status = launch_kernel(q, sample, (launch_grid){samples, 1, 1}, &pair, sizeof pair);
+    if (!status && looks)
+        status = launch_kernel(q, &cuda_kernels[PACK_LOOK], (launch_grid){looks, 1, 1}, &pair, sizeof pair);
+    if (!status && scans)
+        status = launch_kernel(q, &cuda_kernels[PACK_SCAN], (launch_grid){scans, 1, 1}, &pair, sizeof pair);
+    return status ? status : launch_kernel(q, split, (launch_grid){splits, 1, 1}, &pair, sizeof pair);
 }
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */
@@ -109,9 +111,11 @@ tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream) {
         .memory = packed->panels,
         .layout = &layout,
     };
-    const tsr_status status = check_memory(cuda, "operand.data", (void **)&source.data);
-    launch_queue q = {cuda, stream, false};
-    return status ? status : queue_pack(&q, &source, NULL);
+    tsr_status status = check_memory(cuda, "operand.data", (void **)&source.data);
+    launch_queue q;
+    launch_begin(&q, cuda, stream);
+    if (!status) status = queue_pack(&q, &source, NULL);
+    return status ? status : launch_queued(&q);
 }
 
 static tsr_status pack_in_context(tsr_packed *packed, const tsr_launch *given) {

@@ -62,11 +62,11 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         args.mark_limit = 0;
     const int64_t blocks = cuda_split_blocks(kernel, plan->device, p->batch * args.full_tiles,
                                              p->batch * (tiles - args.full_tiles) * args.slices);
-    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args);
+    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args, sizeof args);
     if (!status && args.slices > 1) {
         const int64_t cut = (int64_t)(tiles - args.full_tiles) * kernel->tile_m * kernel->tile_n;
         const int64_t reduce_blocks = ceil_div(cut / (CHECK_ROWS * CHECK_COLS), reduce->threads / 32);
-        status = launch_kernel(q, reduce, (launch_grid){reduce_blocks, p->batch, 1}, &args);
+        status = launch_kernel(q, reduce, (launch_grid){reduce_blocks, p->batch, 1}, &args, sizeof args);
     }
     return status ? status : queue_recompute(q, plan->device, p, &args);
 }

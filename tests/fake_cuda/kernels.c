@@ -276,7 +276,9 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                 if (sample) {
                     const float most = largest_of(o, batch, row);
                     const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
-                    *exponent = most == 0 ? ALL_ZERO : e > 62 ? 62 : e < -62 ? -62 : e;
+                    *exponent = most == 0                   ? ALL_ZERO
+                                : e < -SPLIT_EXPONENT_LIMIT ? -SPLIT_EXPONENT_LIMIT
+                                                            : least(e, SPLIT_EXPONENT_LIMIT);
                     o->overflowed_panels[panel] = 0;
                     o->marks[panel] = 1;
                     o->tiny_counts[batch * o->exponents_batch_stride + row] = 0;

@@ -45,6 +45,7 @@ struct CUgraph_st {
     int kind;
     int count;
     struct node {
+        CUfunction function;
         fake_launch launch;
         void *args;
         void *freed; /* a free node */
@@ -444,7 +445,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph, unsigned long long flags) {
     (void)flags;
     *executable = (CUgraphExec)graph; /* one executable a graph, which then belongs to it */
-    return CUDA_SUCCESS;
+    return injected("cuGraphInstantiate");
 }
 
 EXPORT CUresult cuGraphDestroy(CUgraph graph) {
@@ -509,9 +510,40 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
     CUgraph graph = (CUgraph)executable;
     CUresult error = injected("cuGraphLaunch");
     if (!error) error = check_stream(stream);
-    for (int i = 0; i < graph->count && !error; i++)
-        if (graph->nodes[i].args) error = run(&graph->nodes[i].launch, graph->nodes[i].args);
+    for (int i = 0; i < graph->count && !error; i++) {
+        const struct node *node = &graph->nodes[i];
+        if (node->args && is_lazy(stream)) {
+            const size_t size = fake_kernel_args_size(node->launch.kernel);
+            void *args = memcpy(malloc(size), node->args, size);
+            error = queue(stream, (operation){.what = LAUNCH, .launch = node->launch, .args = args});
+        } else if (node->args)
+            error = run(&node->launch, node->args);
+    }
     return error;
+}
+
+/* A node's handle is where it lies: a graph that was captured does not grow. */
+EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    *count = (size_t)graph->count < *count ? (size_t)graph->count : *count;
+    for (size_t i = 0; i < *count; i++) nodes[i] = (CUgraphNode)&graph->nodes[i];
+    return injected("cuGraphGetNodes");
+}
+
+EXPORT CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *params) {
+    *params = (CUDA_KERNEL_NODE_PARAMS){.func = ((struct node *)handle)->function};
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec executable, CUgraphNode handle,
+                                               const CUDA_KERNEL_NODE_PARAMS *params) {
+    (void)executable; /* which is the graph */
+    struct node *node = (struct node *)handle;
+    if (params->func != node->function || !params->gridDimX || !params->gridDimY || !params->gridDimZ ||
+        params->gridDimX % node->launch.cluster || params->sharedMemBytes != node->launch.shared_bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(node->launch.grid, (unsigned[]){params->gridDimX, params->gridDimY, params->gridDimZ}, sizeof(unsigned[3]));
+    memcpy(node->args, params->kernelParams[0], fake_kernel_args_size(node->launch.kernel));
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec executable) {
@@ -791,6 +823,7 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
     }
     if (!capture) return run(&launch, parameters[0]);
     struct node *node = add_node(capture);
+    node->function = function;
     node->launch = launch;
     node->args = malloc(size);
     memcpy(node->args, parameters[0], size);
@@ -812,6 +845,11 @@ EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 
 EXPORT CUresult cuStreamDestroy(CUstream stream) {
     stream->kind = 0; /* never freed: its handle stays recognisably dead */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+    *status = !is_default(stream) && stream->capture ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 

@@ -456,6 +456,70 @@ def test_the_default_stream_beside_a_capture(problem):
     problem.check()
 
 
+# ---- Graphs of kernels that come again -------------------------------------------------------------------------------
+
+BEFORE_GRAPH = 33  # calls
+
+
+def repeat(problems, context, calls, launch=None):
+    """So often each; how many kernels were launched one by one."""
+    before = fake.fake_launches()
+    for problem in problems * calls:
+        problem.forget()
+        assert problem.run(context, launch) == 0
+        problem.check()
+    return fake.fake_launches() - before
+
+
+def test_kernels_that_come_again_are_a_graph(own_context):
+    """One for all shapes and arguments; other kernels, other streams and captured streams do without it."""
+    context, stream, other = Context(CUDA, FP32, "split_fp32_sm90"), DRIVER.stream(), DRIVER.stream()
+    problems = [Problem(100, 90, 200), Problem(60, 70, 130, batch=2)]
+    assert repeat(problems, context, BEFORE_GRAPH, Launch(stream)) == 4 * BEFORE_GRAPH  # the last to record it
+    assert repeat(problems, context, 2, Launch(stream)) == 0
+    assert repeat(problems, context, 1, Launch(other)) == 8
+    assert repeat(problems[:1], Context(CUDA, IEEE), 1, Launch(stream)) > 0
+    executable = DRIVER.capture(other, lambda: problems[0].run(context, Launch(other)))
+    assert [one.captured for one in launches()[-4:]] == [1] * 4
+    problems[0].forget()
+    DRIVER.replay(executable, other)
+    problems[0].check()
+    DRIVER.graph_destroy(executable)
+    assert repeat(problems, context, 1, Launch(stream)) == 0
+
+
+def test_a_graph_in_many_threads(own_context):
+    context, problems = Context(CUDA, FP32, "split_fp32_sm90"), [Problem(100 + i, 90, 200) for i in range(4)]
+
+    def work(index):
+        DRIVER.use(own_context)
+        repeat([problems[index]], context, BEFORE_GRAPH)
+
+    at_once(work, len(problems))
+    assert repeat(problems, context, 1) == 0
+
+
+@pytest.mark.parametrize("problem", [(100, 90, 200)], indirect=True)
+def test_a_graph_that_fails(problem, own_context):
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    repeat([problem], context, BEFORE_GRAPH)
+    fake.fake_break(b"cuGraphLaunch", 701)
+    refused(problem.run(context), binding.DEVICE_ERROR, "launching pack_sample", "CUDA_ERROR_701")
+    assert repeat([problem], context, 1) == 0
+
+
+@pytest.mark.parametrize("problem", [(100, 90, 200)], indirect=True)
+@pytest.mark.parametrize("call", [b"cuStreamCreate", b"cuGraphGetNodes", b"cuGraphInstantiate"])
+def test_a_graph_that_cannot_be_made(problem, own_context, call):
+    """Kernels go on being launched one by one."""
+    context = Context(CUDA, FP32, "split_fp32_sm90")
+    kernels = repeat([problem], context, 1)
+    repeat([problem], context, BEFORE_GRAPH - 2)
+    fake.fake_break(call, 801)
+    repeat([problem], context, 1)
+    assert repeat([problem], context, 3) == 3 * kernels
+
+
 # ---- Memory ---------------------------------------------------------------------------------------------------------
 
 def test_host_memory_is_refused_as_addend(problem):

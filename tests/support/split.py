@@ -4,10 +4,10 @@ depths and components. An operand is seen as rows of length k."""
 import numpy as np
 
 # What args.h has.
-PANEL_ROWS, SPLIT_K, SPLIT_SUM_K, ROW_BYTES, LO_SHIFT, ALL_ZERO = 128, 64, 32, 128, 11, 63
+PANEL_ROWS, SPLIT_K, SPLIT_SUM_K, ROW_BYTES, LO_SHIFT, ALL_ZERO = 128, 64, 32, 128, 11, 116
 PACK_ROWS, SAMPLE_ROWS = 64, 8
 LEAST_NORMAL, OVERFLOW = np.float32(2.0**-14), np.float32(65520)
-SAMPLE_EXPONENT, LARGEST_EXPONENT, EXPONENT_LIMIT = 12, 14, 62
+SAMPLE_EXPONENT, LARGEST_EXPONENT, EXPONENT_LIMIT = 12, 14, 115
 
 
 def bits(x):
@@ -19,7 +19,7 @@ def power(e):
 
 
 def exponent_for(largest, target):
-    """What brings a number to [2^target, 2^(target + 1)), within +-62; 0 for 0."""
+    """What brings a number to [2^target, 2^(target + 1)), within +-EXPONENT_LIMIT; 0 for 0."""
     e = np.clip(target - (bits(largest) >> 23 & 0xff) + 127, -EXPONENT_LIMIT, EXPONENT_LIMIT)
     return np.where(largest == 0, 0, e)
 

@@ -96,8 +96,9 @@ enum { SPLIT_SUM_K = 32 };
  * the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 enum { OUT_STRIDE = 40 };
 
-/* The exponent of a row of zeros; those of others are within +-62. */
-enum { ALL_ZERO = 63 };
+/* The exponents of rows are within +-SPLIT_EXPONENT_LIMIT, so that 2^(e + SPLIT_LO_SHIFT) is a float; that of a row of zeros is
+ * ALL_ZERO. */
+enum { SPLIT_EXPONENT_LIMIT = 115, ALL_ZERO = SPLIT_EXPONENT_LIMIT + 1 };
 
 typedef struct split_operand {
     const uint8_t *panels;

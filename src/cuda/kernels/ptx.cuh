@@ -136,7 +136,7 @@ __device__ inline void barrier_arrive_and_expect(uint64_t *barrier, uint32_t byt
                  : "memory");
 }
 
-__device__ inline void barrier_wait(uint64_t *barrier, uint32_t phase) {
+__device__ inline void barrier_wait(const uint64_t *barrier, uint32_t phase) {
     asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;"
                  " @!done bra wait;}" ::"r"(shared_address(barrier)),
                  "r"(phase)

@@ -62,13 +62,12 @@ __device__ inline int64_t panel_of(const pack_args &o, const pack_tile &t) {
 
 constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
 constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
-constexpr int EXPONENT_LIMIT = 62;   /* 2^(e of A + e of B) and its inverse stay normal floats */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
 
 __device__ inline int exponent_for(float largest, int target) {
     if (largest == 0) return 0;
     int e = target - (int)(__float_as_uint(largest) >> 23 & 0xff) + 127;
-    return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, e));
+    return max(-SPLIT_EXPONENT_LIMIT, min(SPLIT_EXPONENT_LIMIT, e));
 }
 
 /* The exponent of a row in the second pass; only rows that overflowed get a new one. From L2: other blocks wrote it. */

@@ -150,12 +150,22 @@ __device__ inline void note_rows(const split_args &g, int batch, int row0, int c
 /* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. */
 typedef float out_buffer[CHECK_ROWS][OUT_STRIDE];
 
+/* Sums are scaled back by 2^-e for their row and again for their column. A nonzero sum is at least 2^-59, so with
+ * exponents up to NEAR_EXPONENT nothing on the way is subnormal. Beyond that scale_far does it. */
+constexpr int NEAR_EXPONENT = 62;
+
+__device__ inline int near_exponent(int e) { return max(-NEAR_EXPONENT, min(NEAR_EXPONENT, e)); }
+__device__ inline bool is_far(int e) { return near_exponent(e) != e && e != ALL_ZERO; }
+
+/* x * 2^-e for the e of a row and a column together: both steps go the same way, so only the result is rounded. */
+__device__ inline float scaled_back(float x, int e) { return x * power_of_two(-(e / 2)) * power_of_two(e / 2 - e); }
+
 /* Scales a warp's sums back by their rows: v[4j + 2h + i] is row lane/4 + 8h, column 8j + lane%4*2 + i of a check
  * block, the matrix instructions' layout of accumulators. exponent_a is that of row number `lane`. */
 template <int N> __device__ void scale_rows(float (&v)[N], int exponent_a) {
     const int row = threadIdx.x % 32 / 4;
-    const float down[2] = {power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row)),
-                           power_of_two(-__shfl_sync(0xffffffffu, exponent_a, row + 8))};
+    const float down_a = power_of_two(-near_exponent(exponent_a));
+    const float down[2] = {__shfl_sync(0xffffffffu, down_a, row), __shfl_sync(0xffffffffu, down_a, row + 8)};
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] *= down[i / 2 % 2];
 }
@@ -178,7 +188,7 @@ __device__ inline unsigned rows_left(const split_args &g, int batch, int row0, i
     const int lane = threadIdx.x % 32, rows = min(CHECK_ROWS, g.m - row0);
     const float of_row = least_sum_of_a(g, batch, row0 + min(lane, rows - 1), col0); /* row number `lane` */
     const float of_col = least_sum(g, g.b, batch, min(col0 + lane, g.n - 1));
-    const float up = power_of_two(exponent_a);
+    const float up = power_of_two(near_exponent(exponent_a));
     unsigned left = 0;
 #pragma unroll 4
     for (int r = 0; r < CHECK_ROWS; r++) {
@@ -191,13 +201,28 @@ __device__ inline unsigned rows_left(const split_args &g, int batch, int row0, i
     return left;
 }
 
+/* Scales a check block back by rows and columns, after scale_rows. */
+__device__ inline void scale_far(out_buffer &sums, int exponent_a, int exponent_b) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int r = 0; r < CHECK_ROWS; r++) {
+        const int e = __shfl_sync(0xffffffffu, exponent_a, r);
+        sums[r][lane] = scaled_back(sums[r][lane] * power_of_two(near_exponent(e)), e + exponent_b);
+    }
+    __syncwarp();
+}
+
 /* Scales a check block back by its columns and stores it, 32 neighbours of a row at a time, or of four rows where
  * vectors of four columns are possible; rows with a bit in `left` are not. exponent_b is that of column col0 + lane. */
-__device__ inline void store_block(const split_args &g, const destination &d, int row0, int col0, int exponent_b,
-                                   unsigned left, const out_buffer &sums) {
+__device__ inline void store_block(const split_args &g, const destination &d, int row0, int col0, int exponent_a,
+                                   int exponent_b, unsigned left, out_buffer &sums) {
+    if (__any_sync(0xffffffffu, is_far(exponent_a) || is_far(exponent_b))) {
+        scale_far(sums, exponent_a, exponent_b);
+        exponent_b = 0;
+    }
     const int lane = threadIdx.x % 32, rows = min(CHECK_ROWS, g.m - row0);
     const unsigned stored = ((1u << rows) - 1) & ~left;
-    const float down = power_of_two(-exponent_b);
+    const float down = power_of_two(-near_exponent(exponent_b)); /* ALL_ZERO may be left */
     if (d.vectors && col0 + CHECK_COLS <= g.n) {
         constexpr int AT_ONCE = 4; /* rows */
         const int row = lane / 8, col = lane % 8 * 4;

@@ -178,7 +178,7 @@ __device__ void store(const split_args &g, const work &w, int row0, int col0, fl
         __syncwarp();
         const bool checks = action == CHECK_SUMS && w.part < 0;
         const unsigned left = checks ? rows_left(g, w.batch, row, col, exponent_a, out) : 0;
-        store_block(g, d, row, col, exponent_b, left, out);
+        store_block(g, d, row, col, exponent_a, exponent_b, left, out);
     }
 }
 

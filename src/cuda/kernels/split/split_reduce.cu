@@ -59,13 +59,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) split_reduce(const __gr
     if (action == CHECK_SUMS) {
         const int row = row0 + min(lane, rows - 1); /* number `lane` */
         const float of_row = least_sum_of_a(g, batch, row, col0), of_col = least_sum(g, g.b, batch, col);
-        const float up_a = power_of_two(exponent_of(g.a, batch, row, g.m));
-        const float up_b = power_of_two(exponent_of(g.b, batch, col, g.n));
+        const int exponent_a = exponent_of(g.a, batch, row, g.m), exponent_b = exponent_of(g.b, batch, col, g.n);
 #pragma unroll
         for (int r = 0; r < CHECK_ROWS; r++) {
             const float least = __shfl_sync(0xffffffffu, of_row, r) + of_col;
-            const float up = __shfl_sync(0xffffffffu, up_a, r);
-            const bool too_small = r < rows && there && !(fabsf(sums[r] * up * up_b) >= least);
+            const float sum = scaled_back(sums[r], -(__shfl_sync(0xffffffffu, exponent_a, r) + exponent_b));
+            const bool too_small = r < rows && there && !(fabsf(sum) >= least);
             left |= (unsigned)__any_sync(0xffffffffu, too_small) << r;
         }
         note_rows(g, batch, row0, col0, left);

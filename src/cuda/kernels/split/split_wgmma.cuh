@@ -46,6 +46,7 @@ template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
     STAGE stages[STAGES];
     out_buffer out[WARPS];
     uint64_t full[STAGES], empty[STAGES];
+    uint64_t skipped[STAGES]; /* not 0: of a tile that ieee recomputes */
 };
 
 /* `copiers` threads issue the copies of a stage; the warps of all blocks of the cluster release it. */
@@ -75,6 +76,16 @@ template <int STAGES> struct ring {
 
 /* ---- The producer: one thread that keeps the stages full --------------------------------------------------------- */
 
+/* Whether ieee recomputes all of a tile: then nothing but its first stage is copied, and nothing multiplied. */
+template <int TILE_N> __device__ bool is_recomputed(const split_args &g, const work &w) {
+    const float mark_a = mark_of(g.a, w.batch, w.m0);
+    bool all = true;
+#pragma unroll
+    for (int col = w.n0; col < w.n0 + TILE_N; col += PANEL_ROWS)
+        all &= col >= g.n || action_for(g, mark_a, mark_of(g.b, w.batch, col)) == RECOMPUTE;
+    return all;
+}
+
 /* Copies a tile's operands, block after block of k. */
 template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
     static_assert(TILE_M == PANEL_ROWS && TILE_N % PANEL_ROWS == 0, "tiles are whole panels");
@@ -94,7 +105,6 @@ template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
     }
 
     __device__ void copy_next(stage<TILE_M, TILE_N, COMPONENTS> &s, uint64_t *full) {
-        barrier_arrive_and_expect(full, bytes);
 #pragma unroll
         for (int i = 0; i < PANELS; i++)
 #pragma unroll
@@ -113,12 +123,27 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
         tile_source<TILE_M, TILE_N, COMPONENTS> source(g, w);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
+        const bool recomputed = is_recomputed<TILE_N>(g, w);
 #pragma unroll 1
-        for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
+        for (int kb = w.kb_begin; kb < w.kb_end; kb++) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
             source.copy_next(s.stages[at.index], &s.full[at.index]);
+            if (kb == w.kb_begin) s.skipped[at.index] = recomputed; /* known by now: the copies did not wait for it */
+            barrier_arrive_and_expect(&s.full[at.index], source.bytes);
+            at.advance();
+            if (recomputed) break;
         }
     }
+}
+
+/* Waits for a tile's first stage. True if the tile is skipped: then the stage is released, too. */
+template <typename SHARED, int STAGES, typename RELEASE>
+__device__ bool skips_tile(const SHARED &s, ring<STAGES> &at, RELEASE release) {
+    barrier_wait(&s.full[at.index], at.phase);
+    if (!s.skipped[at.index]) return false;
+    release(at.index);
+    at.advance();
+    return true;
 }
 
 // region: fp32_products
@@ -266,7 +291,7 @@ template <int TILE_N> struct output {
             if (!__any_sync(0xffffffffu, action != RECOMPUTE && row0 < g.m && col0 < g.n)) continue;
             const bool checks = action == CHECK_SUMS && w.part < 0;
             const unsigned left = checks ? rows_left(g, w.batch, row0, col0, exponent_a, out) : 0;
-            store_block(g, d, row0, col0, exponent, left, out);
+            store_block(g, d, row0, col0, exponent_a, exponent, left, out);
         }
     }
 };
