@@ -47,6 +47,8 @@ FIELDS = {
     "torch_error": (NUMBER, "the same of torch; of gradients the largest of the three"),
     "worst_units": (NUMBER, "worst error of an element, in units of 2^-24 (|A||B|); the contract allows k + 2"),
     "gflops_best": (NUMBER, "2 m n k over the shortest sample"),
+    "peer_gflops": (NUMBER, "the same of the peer"),
+    "ratio_to_best_peer": (NUMBER, "Tessera's rate over that of the best other library"),
     "gflops_median": (NUMBER, "the same over the median"),
     "samples": (COUNT, "samples of each library"),
     "spread": (NUMBER, "half the distance between the samples' quartiles, relative to the median"),
@@ -146,6 +148,8 @@ KINDS = {
     # random products beside torch (bench/gpu/sweep.py)
     "sweep": "kind batch m n k layout padding torch_us tessera_us speedup limit_share kernel worst_units seed gpu "
              "torch commit date",
+    # random products on the CPU beside the best of the other libraries (bench/cpu/sweep.py)
+    "cpu_sweep": "m n k layout threads seed gflops_best peer peer_gflops ratio_to_best_peer samples machine commit date",
     # float32 attention beside torch's efficient attention (bench/gpu/attention.py)
     "attention": "problem batch heads kv_heads q_length k_length dim causal mask direction taken torch_us tessera_us "
                  "speedup error torch_error gpu torch commit date",
