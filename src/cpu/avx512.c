@@ -30,6 +30,10 @@ enum { TALL_MR = 2 * MR, TALL_NR = NR / 2 };
 /* Rows of a small product's tile. */
 enum { SMALL_MR = 4 };
 
+/* The most terms for which a small product's rows are computed one at a time; and the fewest for which the lines of C
+ * are prefetched. */
+enum { SHALLOW = 12, SHALLOW_FLOATS = 8192, FETCHES_C = 3 };
+
 static_assert(NR == VECTORS * LANES, "multiply_tile keeps four vectors of B");
 static_assert(MR * VECTORS + VECTORS + 1 <= 32, "the sums, the row of B and the broadcast are in registers");
 static_assert((int)NR <= (int)CPU_STRIP_COLUMNS, "kernel.h leaves no room for wider strips");
@@ -111,8 +115,9 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
     const float *group[TALL_MR / 3], *b = t->b, *c = t->c, *next_a = t->next_a, *next_b = t->next_b;
     start_tile(sum, group, t, rows, vectors);
     int c_left = rows;
+    const int c_at_once = t->k < rows * CPU_FETCH_STEPS ? (int)((rows * CPU_FETCH_STEPS + t->k - 1) / t->k) : 1;
     for (int64_t left = t->k; left > 0;) {
-        if (c_left-- > 0) {
+        for (int i = 0; i < c_at_once && c_left > 0; i++, c_left--) {
             CPU_UNROLL
             for (int v = 0; v < vectors; v++) _mm_prefetch((const char *)(c + v * LANES), _MM_HINT_T0);
             _mm_prefetch((const char *)(c + vectors * LANES - 1), _MM_HINT_T0); /* rows may begin within a line */
@@ -126,6 +131,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
         for (int i = 0; next_b && i < CPU_FETCH_ROWS; i++, next_b += t->next_b_step) {
             CPU_UNROLL
             for (int v = 0; v < VECTORS; v++) _mm_prefetch((const char *)(next_b + v * LANES), _MM_HINT_T1);
+            _mm_prefetch((const char *)(next_b + NR - 1), _MM_HINT_T1); /* rows may begin within a line */
         }
         const bool more = next_a || next_b || c_left > 0;
         const int64_t end = more && left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
@@ -139,6 +145,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
                     if (left > ROWS_AHEAD)
                         _mm_prefetch((const char *)(b + ROWS_AHEAD * b_step + v * LANES), _MM_HINT_T0);
                 }
+                if (left > ROWS_AHEAD) _mm_prefetch((const char *)(b + ROWS_AHEAD * b_step + NR - 1), _MM_HINT_T0);
                 panel_b += vectors * LANES;
             }
             if (panel_a && left > STEPS_AHEAD)
@@ -418,12 +425,18 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
                                                                       const __mmask16 last) {
     enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
+    const float *lines = t->next_a; /* of the next rows of A: where it is transposed, a line of each term has 16 */
     for (int part = 1; m >= SMALL_MR; m -= SMALL_MR, part++) {
-        if (t->next_a || t->next_b)
+        if (t->k >= FETCHES_C)
             multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL, NULL);
         else
             multiply_tile(t, SMALL_MR, vectors, last);
-        if (t->next_a) t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;
+        if (t->next_a && t->a_step == 1)
+            t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;
+        else if (t->next_a) {
+            t->next_a = part % PARTS ? t->next_a + t->k / PARTS * t->a_step : (lines += LANES);
+            if (m <= LANES) t->next_a = NULL;
+        }
         if (t->next_b) t->next_b = part < PARTS ? t->next_b + t->k / PARTS * t->next_b_step : NULL;
         t->a += SMALL_MR * t->a_row;
         t->s = t->c += SMALL_MR * t->c_row;
@@ -550,26 +563,81 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
 }
 
 static void multiply_strips(struct cpu_tile *t) {
-    enum { DEPTH_WORTH_FETCHING = 64 };
+    enum { DEPTH_WORTH_FETCHING = 16 };
     const int m = t->m, n = t->n;
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
-    const bool fetches = t->k >= DEPTH_WORTH_FETCHING && t->a_step == 1;
-    t->next_a_row = t->a_row;
-    t->next_a_step = CPU_FETCH_STEPS;
+    const bool fetches = t->k >= DEPTH_WORTH_FETCHING, contiguous = t->a_step == 1;
+    t->next_a_row = contiguous ? t->a_row : t->a_step;
+    t->next_a_step = contiguous ? CPU_FETCH_STEPS : SMALL_MR * t->a_step;
     t->next_b_step = t->b_step;
     for (int j = 0; j < n; j += t->n) {
         t->n = strip_width(n - j);
         t->a = a;
         t->b = b + j;
         t->s = t->c = c + j;
-        t->next_a = fetches && j == 0 && m > SMALL_MR ? a + SMALL_MR * t->a_row : NULL;
+        t->next_a = !fetches || j                ? NULL
+                    : contiguous && m > SMALL_MR ? a + SMALL_MR * t->a_row
+                    : t->a_row == 1 && m > LANES ? a + LANES
+                                                 : NULL;
         t->next_b = fetches && n - j >= 2 * NR ? t->b + NR : NULL;
         multiply_strip(t, m);
     }
 }
 
+/* Few terms: writing C takes longest, which memory does fastest where it gets one row after the other. B is copied to
+ * panels in the first-level cache, unless it is used too seldom. */
+static inline __attribute__((always_inline)) void multiply_rows_of_panels(const struct cpu_tile *t, int64_t panel,
+                                                                          const int vectors) {
+    const __mmask16 last = last_mask(t->n);
+    struct cpu_tile row = *t;
+    for (int i = 0; i < t->m; i++) {
+        struct cpu_tile part = row;
+        for (int left = t->n; left > NR; left -= NR) {
+            multiply_tile(&part, 1, VECTORS, 0xffff);
+            part.b += panel;
+            part.s = part.c += NR;
+        }
+        multiply_tile(&part, 1, vectors, last);
+        row.a += t->a_row;
+        row.s = row.c += t->c_row;
+    }
+}
+
+static __attribute__((noinline)) void multiply_shallow(struct cpu_tile *t, int64_t b_col) {
+    enum { ROWS_WORTH_COPYING_B = 4 };
+    _Alignas(64) float copy[SHALLOW_FLOATS + 2 * NR];
+    const int n = t->n, k = (int)t->k;
+    int64_t panel = NR;
+    if (b_col != 1 || t->m >= ROWS_WORTH_COPYING_B) {
+        for (int j = 0; j < n; j += NR) {
+            const int columns = n - j < NR ? n - j : NR;
+            float *to = copy + j * k;
+            if (b_col != 1)
+                transpose(to, NR, t->b + j * b_col, b_col, columns, k);
+            else
+                for (int p = 0; p < k; p++)
+                    for (int v = 0; v < columns; v += LANES)
+                        store(to + p * NR + v,
+                              load_first(t->b + p * t->b_step + j + v, columns - v < LANES ? columns - v : LANES));
+        }
+        t->b = copy;
+        t->b_step = NR;
+        panel = NR * k;
+    }
+    switch ((n - 1) % NR / LANES) {
+    case 0: multiply_rows_of_panels(t, panel, 1); break;
+    case 1: multiply_rows_of_panels(t, panel, 2); break;
+    case 2: multiply_rows_of_panels(t, panel, 3); break;
+    default: multiply_rows_of_panels(t, panel, VECTORS);
+    }
+}
+
 static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
+    if (t->k <= SHALLOW && t->n > TALL_NR && t->n * t->k <= (t->k > 2 ? SHALLOW_FLOATS / 2 : SHALLOW_FLOATS)) {
+        multiply_shallow(t, b_col);
+        return;
+    }
     const bool one_tile = t->m <= TALL_MR && t->n <= TALL_NR;
     if (b_col == 1 && one_tile)
         multiply(t);
@@ -590,6 +658,7 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .kc = KC,
                                              .multiply = multiply,
                                              .multiply_and_pack = multiply_and_pack,
+                                             .transpose = transpose,
                                              .multiply_row = multiply_row,
                                              .multiply_few = multiply_few,
                                              .multiply_row_in_order = multiply_row_in_order,

@@ -13,7 +13,7 @@
 #include "cpu/row.h"
 
 /* Columns whose sums are computed at a time. */
-enum { FEW_COLUMNS = 1024 };
+enum { FEW_COLUMNS = 512 };
 
 static_assert(FEW_COLUMNS % LANES == 0, "the sums of a row are whole vectors");
 
@@ -29,8 +29,8 @@ static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_
  * of all these there are is a constant wherever this is inlined; `last` columns are in the last vector. */
 static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, int part,
                                                                   vector x[ROWS_AT_ONCE][CPU_FEW_ROWS], const float *b,
-                                                                  int64_t b_step, int last, const int vectors,
-                                                                  const int rows, const int m) {
+                                                                  int64_t b_step, int64_t ahead, int last,
+                                                                  const int vectors, const int rows, const int m) {
     vector sum[CPU_FEW_ROWS][2];
     CPU_UNROLL
     for (int i = 0; i < m; i++) {
@@ -43,7 +43,7 @@ static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, i
         CPU_UNROLL
         for (int v = 0; v < vectors; v++) {
             const float *at = b + p * b_step + v * LANES;
-            ask_for(at + rows * b_step);
+            ask_for(at + ahead);
             y[v] = last < LANES ? load_first(at, last) : load(at);
         }
         CPU_UNROLL
@@ -63,6 +63,8 @@ static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, i
 static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, int part, const struct cpu_tile *t,
                                                                    const float *a, const float *b, int columns,
                                                                    const int rows, const int m) {
+    enum { LEAST_AHEAD = 1024 };
+    const int64_t ahead = rows * t->b_step * (1 + LEAST_AHEAD / (ROWS_AT_ONCE * t->b_step));
     vector x[ROWS_AT_ONCE][CPU_FEW_ROWS];
     CPU_UNROLL
     for (int p = 0; p < rows; p++) {
@@ -71,9 +73,10 @@ static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, 
     }
     int j = 0;
     for (; j + 2 * LANES <= columns; j += 2 * LANES)
-        add_rows_to_few(sums + j, part, x, b + j, t->b_step, LANES, 2, rows, m);
+        add_rows_to_few(sums + j, part, x, b + j, t->b_step, ahead, LANES, 2, rows, m);
     for (; j < columns; j += LANES)
-        add_rows_to_few(sums + j, part, x, b + j, t->b_step, columns - j < LANES ? columns - j : LANES, 1, rows, m);
+        add_rows_to_few(sums + j, part, x, b + j, t->b_step, ahead, columns - j < LANES ? columns - j : LANES, 1, rows,
+                        m);
 }
 
 static inline __attribute__((always_inline)) void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc,
@@ -104,6 +107,7 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
                                                                      int64_t b_col, int64_t terms, int columns,
                                                                      const int m, const bool contiguous) {
     enum { AHEAD = 128 };
+    const int64_t ahead = terms <= 4 * AHEAD ? LANES * b_col : AHEAD; /* short columns: the next ones */
     vector sum[CPU_FEW_ROWS];
     CPU_UNROLL
     for (int i = 0; i < m; i++) sum[i] = zeros();
@@ -114,7 +118,7 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
         CPU_UNROLL
         for (int q = 0; q < LANES; q++) {
             const float *at = b + q * b_col + p;
-            if (q < columns) ask_for(at + AHEAD);
+            if (q < columns) ask_for(at + ahead);
             x[q] = q >= columns ? zeros() : steps < LANES ? load_first(at, steps) : load(at);
         }
         transpose_square(x);
@@ -162,6 +166,10 @@ static void multiply_few(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
     switch (t->m) {
     case 2: multiply_so_many(t, b_col, kc, 2); break;
     case 3: multiply_so_many(t, b_col, kc, 3); break;
+    case 4: multiply_so_many(t, b_col, kc, 4); break;
+    case 5: multiply_so_many(t, b_col, kc, 5); break;
+    case 6: multiply_so_many(t, b_col, kc, 6); break;
+    case 7: multiply_so_many(t, b_col, kc, 7); break;
     default: multiply_so_many(t, b_col, kc, CPU_FEW_ROWS);
     }
 }

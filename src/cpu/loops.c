@@ -267,7 +267,10 @@ static void pack_panel(const struct stage *s, float *panel, int64_t j, int colum
         tile.b_step = b->row_stride;
     } else {
         tile.b = panel;
-        cpu_pack_panels(panel, from, columns, s->terms, b->col_stride, b->row_stride, kernel->nr);
+        if (kernel->transpose && b->row_stride == 1 && b->col_stride != 1)
+            kernel->transpose(panel, kernel->nr, from, b->col_stride, columns, (int)s->terms);
+        else
+            cpu_pack_panels(panel, from, columns, s->terms, b->col_stride, b->row_stride, kernel->nr);
     }
     if (!s->rows_done) return;
     multiply_tile(s, &tile, panel_a, at_once ? panel : NULL);
@@ -330,6 +333,7 @@ static void multiply_by_row(const struct stage *s, int64_t block) {
     const int64_t most = contiguous ? INT32_MAX / 2 : BUFFER_FLOATS / s->rows;
     for (int64_t j = block * s->plan->nc; j < j_end; j += most) {
         struct cpu_tile tile = tile_at(s, 0, j);
+        tile.m = (int)s->rows;
         tile.n = (int)min64(most, j_end - j);
         tile.b = s->b + j * s->p->b.col_stride;
         multiply_tile(s, &tile, NULL, NULL);

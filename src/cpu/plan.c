@@ -34,12 +34,9 @@ static bool is_row(const struct cpu_kernel *kernel, const tsr_problem *p) {
            !operand_is_only_packed(&p->b);
 }
 
-/* Whether multiply_few computes C: a few rows, and a B so large that memory is the limit. */
 static bool is_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
-    enum { LONG = 256 };
-    return kernel->multiply_few && cpu_is_few_rows(p->m, p->n, p->k) && !operand_panels(&p->a, p->batch) &&
-           !operand_panels(&p->b, p->batch) &&
-           (p->b.col_stride == 1 ? p->n >= LONG : p->b.row_stride == 1 && p->k >= LONG);
+    return kernel->multiply_few && cpu_is_few_rows(p->m, p->n, p->k, p->b.row_stride, p->b.col_stride) &&
+           !operand_panels(&p->a, p->batch) && !operand_panels(&p->b, p->batch);
 }
 
 /* Whether C^T = B^T A^T is the better product. It is for a column, if the kernel computes rows; and for a large operand
@@ -69,7 +66,7 @@ bool cpu_has_narrow_blocks(const struct cpu_kernel *kernel, const tsr_problem *p
 
 /* The columns of a single row, or of a few, in parts that begin on cache lines. */
 static void cut_row(cpu_plan *plan, const tsr_problem *p, int64_t shared) {
-    plan->mc = plan->rows_at_once = plan->kernel->mr;
+    plan->mc = plan->rows_at_once = max64(plan->kernel->mr, p->m);
     const int64_t wanted = shared == 1 || p->b.row_stride != 1 ? shared : PARTS_OF_A_ROW * shared;
     plan->blocks = max64(1, min64(wanted, p->n / CPU_LINE));
     plan->nc = round_up(max64(1, ceil_div(p->n, plan->blocks)), CPU_LINE);

@@ -12,12 +12,13 @@
 #include "cpu/cpu.h"
 #include "cpu/kernel.h"
 #include "cpu/pack.h"
+#include "cpu/plan.h"
 #include "cpu/team.h"
 #include "rounding.h"
 
 /* Multiply-adds of a small product; larger ones are worth packing for. Where no side is longer than SHORT, all of it
- * stays in cache without being packed. */
-enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256 };
+ * stays in cache without being packed; where k is not longer than SHALLOW, writing C takes longest. */
+enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256, MOST_WORK_IF_SHALLOW = 1 << 26, SHALLOW = 128 };
 
 /* Where a matrix ends: behind its last element. Unsigned, because it may overflow for a matrix that is not plain. */
 static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
@@ -41,14 +42,11 @@ static inline bool fits_strips(const struct cpu_kernel *kernel, uint64_t n, uint
            (n < (uint64_t)kernel->nr ? n : (uint64_t)kernel->nr) * k <= PANEL_FLOATS;
 }
 
-static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
+/* A transposed A times few columns is better transposed, which a plan does. */
+static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k, int64_t a_row) {
+    enum { FEW = 64, MANY = 256 };
+    if (k <= SHALLOW && !(a_row == 1 && n <= FEW && m >= MANY && k >= FEW)) return MOST_WORK_IF_SHALLOW;
     return m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT : MOST_WORK;
-}
-
-/* What the planned path computes by row, reading the large operand once. */
-static inline bool is_few_rows(const struct cpu_kernel *kernel, uint64_t m, uint64_t n, uint64_t k) {
-    return kernel->multiply_few &&
-           (cpu_is_few_rows((int64_t)m, (int64_t)n, (int64_t)k) || cpu_is_few_rows((int64_t)n, (int64_t)m, (int64_t)k));
 }
 
 /* Whether the product is small and C row-major, by shapes and strides. */
@@ -56,8 +54,7 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
                                    const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
-        m * n * k > most_work(m, n, k) || is_few_rows(kernel, m, n, k) ||
-        (n == 1 && c->row_stride != 1 && kernel->multiply_row))
+        m * n * k > most_work(m, n, k, a->row_stride) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
            has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
@@ -123,11 +120,12 @@ static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_ti
         multiply_tiles(kernel, tile);
 }
 
-/* A row or a column of C, whose sums have the order of the kernel's multiply_row. Its terms are made contiguous: they
- * are read once for every eight elements of C. */
+/* A row or a column of C, whose sums have the order of the kernel's multiply_row. That is the order of tiles where B's
+ * rows are contiguous: if B is near, tiles are faster. Otherwise the terms are made contiguous: they are read once for
+ * every eight elements of C. */
 static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
                                                    int64_t b_col) {
-    enum { MOST_TERMS = 640 }; /* as many as the longest kc */
+    enum { MOST_TERMS = 640 /* as many as the longest kc */, MOST_COLUMNS_OF_TILE = 64 };
     float terms[MOST_TERMS];
     struct cpu_tile row = *tile;
     if (tile->m > 1) {
@@ -138,6 +136,10 @@ static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kern
         row.b = tile->a;
         row.b_step = tile->a_step;
         b_col = tile->a_row;
+    }
+    if (b_col == 1 && row.k > 1 && row.n <= MOST_COLUMNS_OF_TILE) {
+        multiply_whole(kernel, &row, 1);
+        return;
     }
     if (row.a_step != 1 && row.k <= MOST_TERMS) {
         for (int64_t p = 0; p < row.k; p++) terms[p] = row.a[p * row.a_step];
@@ -153,11 +155,83 @@ static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile
            (tile->m > 1 && cpu_is_row(kernel, tile->n, tile->m, tile->k, tile->a_step, tile->a_row));
 }
 
+/* ---- A few rows or columns of C, in the order of tiles ----------------------------------------------------------- */
+
+enum few { NOT_FEW, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY_TILES };
+
+/* By tiles, where a transposed A is near. */
+static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
+    if (!kernel->multiply_few || (t->m > CPU_FEW_ROWS && t->n > CPU_FEW_ROWS)) return NOT_FEW;
+    if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
+    if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
+    enum { LEAST_TERMS = 16 };
+    return t->n <= CPU_FEW_ROWS && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES
+                                                                                           : NOT_FEW;
+}
+
+/* C transposed, part by part in a buffer. */
+static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
+                                                           int64_t b_col, bool by_tiles) {
+    _Alignas(64) float buffer[CPU_TILE_FLOATS];
+    const int few = tile->n, most = CPU_TILE_FLOATS / few / CPU_LINE * CPU_LINE;
+    for (int first = 0; first < tile->m; first += most) {
+        const int rows = tile->m - first < most ? tile->m - first : most;
+        float *c = tile->c + first * tile->c_row;
+        struct cpu_tile part = {.m = few,
+                                .n = rows,
+                                .k = tile->k,
+                                .a = tile->b,
+                                .a_row = b_col,
+                                .a_step = tile->b_step,
+                                .b = tile->a + first * tile->a_row,
+                                .b_step = tile->a_step,
+                                .s = buffer,
+                                .s_row = most,
+                                .c = buffer,
+                                .c_row = most,
+                                .alpha = tile->alpha,
+                                .beta = tile->beta};
+        for (int j = 0; !is_zero(tile->beta) && j < rows; j++)
+            for (int i = 0; i < few; i++) buffer[i * most + j] = c[j * tile->c_row + i];
+        if (by_tiles)
+            kernel->multiply_whole(&part, 1);
+        else
+            kernel->multiply_few(&part, tile->a_row, kernel->kc);
+        for (int j = 0; j < rows; j++)
+            for (int i = 0; i < few; i++) c[j * tile->c_row + i] = buffer[i * most + j];
+    }
+}
+
+/* ---- A whole product --------------------------------------------------------------------------------------------- */
+
+/* Reads a line of each of a matrix that the kernel reads in another order than it lies in memory, so that misses overlap
+ * if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
+static inline void touch(const float *from, int64_t rows, int64_t length, int64_t apart) {
+    enum { LEAST = 1 << 9, MOST = 1 << 15 };
+    const int64_t floats = (rows - 1) * apart + length;
+    if (rows * length < LEAST || floats > MOST) return;
+    for (int64_t i = 0; i < floats; i += CPU_LINE) (void)*(const volatile float *)(from + i);
+}
+
+static inline void touch_operands(const struct cpu_tile *t, int64_t b_col) {
+    enum { FEW_COLUMNS_OF_B = 64, FEW_ROWS_OF_A = 128, LEAST_TERMS = 40 };
+    if (t->n <= FEW_COLUMNS_OF_B && t->a_step == 1 && t->k >= LEAST_TERMS) touch(t->a, t->m, t->k, t->a_row);
+    if (t->n <= FEW_COLUMNS_OF_B && t->a_row == 1) touch(t->a, t->k, t->m, t->a_step);
+    if (t->m <= FEW_ROWS_OF_A && b_col != 1 && t->b_step == 1) touch(t->b, t->n, t->k, b_col);
+}
+
 static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
+    const enum few few = few_rows_or_columns(kernel, product, b_col);
     if (is_row(kernel, product, b_col))
         multiply_row(kernel, product, b_col);
-    else
+    else if (few == FEW_ROWS)
+        kernel->multiply_few(product, b_col, kernel->kc);
+    else if (few != NOT_FEW && (few == FEW_COLUMNS || kernel->multiply_whole))
+        multiply_few_columns(kernel, product, b_col, few == FEW_COLUMNS_BY_TILES);
+    else {
+        touch_operands(product, b_col);
         multiply_whole(kernel, product, b_col);
+    }
 }
 
 /* ---- By several threads ------------------------------------------------------------------------------------------ */
@@ -231,9 +305,9 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
     const bool adds_to_c = p->addend.data == p->c.data && p->addend.row_stride == p->c.row_stride &&
                            p->addend.batch_stride == p->c.batch_stride && p->addend.col_stride == 1;
     return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
-           (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
-           !is_few_rows(kernel, (uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) && p->c.col_stride == 1 &&
-           (is_zero(p->beta) || adds_to_c) && !p->a.packed && !p->b.packed &&
+           (uint64_t)(p->m * p->n * p->k) <=
+               most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k, p->a.row_stride) &&
+           p->c.col_stride == 1 && (is_zero(p->beta) || adds_to_c) && !p->a.packed && !p->b.packed &&
            (p->b.col_stride == 1 || fits_strips(kernel, (uint64_t)p->n, (uint64_t)p->k, p->b.row_stride));
 }
 
@@ -277,7 +351,7 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     const int64_t work = a->rows * b->cols * a->cols;
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
-    if (threads > 1 && kernel->multiply_row && (a->rows == 1 || b->cols == 1)) return false;
+    if (threads > 1 && kernel->multiply_row && (a->rows <= CPU_FEW_ROWS || b->cols <= CPU_FEW_ROWS)) return false;
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
                             .k = a->cols,
