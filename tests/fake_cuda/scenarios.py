@@ -306,7 +306,7 @@ def test_every_kernel_forced(kernel, shape):
     most = 1 if "vector" in kernel else 8 if "thin" in kernel or "columns" in kernel else 999  # columns, or rows
     along_m = kernel.endswith("_m") and m >= n and k > 1
     along_k = kernel in ("ieee_vector_k", "ieee_columns_k") and m < n and k > 1
-    if min(m, n) > most or along_m or along_k or "short" in kernel and k > 64:
+    if min(m, n) > most or along_m or along_k or "short" in kernel and k > (96 if "96" in kernel else 64):
         refused(status, binding.INVALID_ARGUMENT, kernel)
     else:
         assert status == 0 and kernel in names()
@@ -389,7 +389,7 @@ def test_modules_are_loaded_once_for_a_context(problem, own_context):
 
 def test_threads_load_modules_once(own_context):
     problem = Problem(40, 50, 60)
-    context, before = Context(CUDA, IEEE), fake.fake_modules_loaded()
+    context, before = Context(CUDA, IEEE, "ieee_tile_64x64"), fake.fake_modules_loaded()
     at_once(lambda _: binding.check(problem.run(context)), 32)  # no context is current on these threads
     assert fake.fake_modules_loaded() == before + 1
     problem.check()
