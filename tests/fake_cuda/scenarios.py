@@ -202,13 +202,20 @@ def kernels_that_wait():
 
 @pytest.mark.parametrize("problem", [(300, 200, 700), (100, 100, 3000)], indirect=True)
 @pytest.mark.parametrize("kernel", ["split_fp32_sm90", "split_fp32_sm90_t128", "split_fp32_mma_sm80"])
-def test_the_first_kernel_of_a_call_is_never_launched_early(problem, kernel):
+def test_the_first_kernel_of_a_long_call_is_not_launched_early(problem, kernel):
     context = Context(CUDA, FP32, kernel)
     for _ in range(2):
         fake.fake_forget_launches()
         assert problem.run(context) == 0
         assert early() == [False] + [True] * (len(launches()) - 1)
         assert set(names()) <= kernels_that_wait()
+
+
+def test_a_short_call_is_launched_early():
+    problem = Problem(40, 50, 60)
+    assert problem.run(Context(CUDA, IEEE)) == 0
+    assert early() == [True]
+    problem.check()
 
 
 def test_sums_are_added_up_by_a_kernel_launched_early():
