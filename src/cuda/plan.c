@@ -164,6 +164,7 @@ static cuda_candidate in_place_candidate(const cuda_device *device, const tsr_pr
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
+        if (kernel == &cuda_kernels[IEEE_MMA_SHORT_96] && p->k <= cuda_kernels[IEEE_MMA_SHORT_K].tile_k) continue;
         if (computes_tiles(kernel, p) &&
             (p->n > THIN || !best.kernel)) /* tiles read few columns' long operand slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
