@@ -371,7 +371,7 @@ static int64_t clusters_at_once(const device_costs *costs, const cuda_device *de
     if (blocks == 1) return max64(1, costs->clusters[cluster - 1] * device->multiprocessors / MEASURED);
     if (cluster <= 2) return blocks * device->multiprocessors / cluster;
     const int64_t groups = max64(1, device->multiprocessors / TOGETHER - 1);
-    return groups * (TOGETHER * blocks / cluster) + REST * blocks / cluster;
+    return groups * (TOGETHER * blocks / cluster) + (cluster <= REST ? REST * blocks / cluster : 0);
 }
 
 /* The thread blocks of the busiest SM, if so many clusters are computed. */
