@@ -94,7 +94,7 @@ typedef struct device_costs {
  *   split_fp32_sm90   6 %
  *   ieee_mma          7 % to 9 %, 64 x 128 15 %; for short k 6 %, of up to 96 terms 10 %
  *   small, long       7 % to 8 %
- *   direct            9 % to 13 %
+ *   direct            5 %
  *   warp              7 % to 13 %
  *   vector, columns   8 % to 11 %
  *
@@ -136,9 +136,9 @@ static const device_costs measured[] = {{
     .long_16 = {2.13e-6, .cluster = 1.02e-6, 0.067e-6, 0.531e-6, .together = 1.3, .slow = 0.061, .block = 1.26e-6},
     .long_32 = {2.42e-6, .cluster = 0.96e-6, 0.043e-6, 0.733e-6, .together = 1.24, .slow = 0.041, .block = 1.27e-6},
     .direct_64x32 =
-        {.start = 3.66e-6, .cluster = 0.6e-6, .many = 0.07e-6, .stage = 1.5e-6, .slow = 0.155e-6, .wave = 3.6e-6},
+        {.start = 3.95e-6, .cluster = 0.41e-6, .many = 0.066e-6, .stage = 1.51e-6, .slow = 0.152e-6, .wave = 3.5e-6},
     .direct_64x64 =
-        {.start = 4.1e-6, .cluster = 0.38e-6, .many = 0.117e-6, .stage = 1.7e-6, .slow = 0.168e-6, .wave = 3.8e-6},
+        {.start = 4.24e-6, .cluster = 0.485e-6, .many = 0.125e-6, .stage = 1.7e-6, .slow = 0.17e-6, .wave = 3.75e-6},
     .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {2.01e-6, 0.166e-6, 0.0644e-6, 0.0195e-6},
              [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {2.22e-6, 0.21e-6, 0.0792e-6, 0.0306e-6},
              [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {2.52e-6, 0.275e-6, 0.135e-6, 0.049e-6},
