@@ -452,12 +452,12 @@ def test_nothing_leaks(driver, rng):
 
 # ---- Short k --------------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def short_k():
-    """The kernel that takes no other products, so that it is not among the engines of the general tests."""
-    if "ieee_mma_short_k" not in kernel_names(CUDA):
-        pytest.skip("ieee_mma_short_k does not run here")
-    return Engine(CUDA, IEEE, "ieee_mma_short_k")
+@pytest.fixture(scope="module", params=["ieee_mma_short_k", "ieee_mma_short_96"])
+def short_k(request):
+    """The kernels that take no other products, so that they are not among the engines of the general tests."""
+    if request.param not in kernel_names(CUDA):
+        pytest.skip(f"{request.param} does not run here")
+    return Engine(CUDA, IEEE, request.param)
 
 
 SHORT = [(1, 1, 1), (64, 128, 64), (65, 130, 8), (200, 300, 33), (500, 1030, 63), (3000, 100, 40), (100, 5000, 24)]
@@ -482,6 +482,16 @@ def test_short_k_aligned(short_k, rng, m, n, k):
     a, b = integers(rng, m, k), integers(rng, k, n)
     for alpha in (1.0, 3.0):
         assert_exact(short_k.product(a, b, alpha), a, b, alpha)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("m, n, k", [(64, 64, 65), (130, 190, 90), (1000, 500, 96)])
+def test_short_k_of_more_terms(rng, m, n, k):
+    """What one of the two takes alone."""
+    if "ieee_mma_short_96" not in kernel_names(CUDA):
+        pytest.skip("ieee_mma_short_96 does not run here")
+    a, b = integers(rng, m, k), integers(rng, k, n)
+    assert_exact(Engine(CUDA, IEEE, "ieee_mma_short_96").product(a, b), a, b)
 
 
 def test_short_k_in_a_batch(short_k, rng):

@@ -18,15 +18,15 @@ from split import (ALL_ZERO, EXPONENT_LIMIT, LARGEST_EXPONENT, LO_SHIFT, OVERFLO
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN, infinities and overflows are among the data
 
 
-def depth_limit(k):
+def depth_limit(chip, k):
     """The largest product of the depths of two panels with which k terms keep the bound."""
-    return (k - k / 32 - 76) / (16.1 + k / 800)
+    return (k - k / 32 - (76 if chip is AMPERE else 45)) / (16.1 + k / 800)
 
 
-def least_per_tiny(k):
+def least_per_tiny(chip, k):
     """How large a sum, before it is scaled back, must be for each tiny element behind it where the depths are beyond
     that."""
-    lost = 94 + k / 24
+    lost = (94 if chip is AMPERE else 74) + k / 24
     return 5 * lost / (k + 2 - lost) if k + 2 > lost else np.inf
 
 
@@ -262,7 +262,7 @@ def tiny_beside_ordinary(rng, k):
 def small_meets_small(rng, k, depth=None, largest=2.0**SAMPLE_EXPONENT):
     """Nothing counts but products of small elements: large ones, which set the scales, meet zeros. The depths of both
     operands multiply to `depth`, and small elements lose as much as their depth allows, always on the same side."""
-    depth, made = depth or depth_limit(k), []
+    depth, made = depth or depth_limit(AMPERE, k), []
     share = rng.random()
     for side, own in enumerate((max(depth, 1)**share, max(depth, 1)**(1 - share))):
         steps = np.floor(2.0**10 / own)  # of 2^-24, hi's last bit there
@@ -295,6 +295,7 @@ FAMILIES = {  # and which elements of C are left to the split kernels
     "largest": (at_random_places([LARGEST, -LARGEST]), AS_IT_COMES),
     "swallowed terms": (swallowed, ALL),
     "small meets small": (small_meets_small, ALL),
+    "small meets small, Hopper": (lambda rng, k: small_meets_small(rng, k, depth_limit(HOPPER, k)), AS_IT_COMES),
     "tiny meets ordinary": (tiny_meets_ordinary, AS_IT_COMES),
     "tiny beside ordinary": (tiny_beside_ordinary, AS_IT_COMES),
     "uneven parts": (uneven_parts, ALL_FROM_128),
@@ -334,18 +335,18 @@ def test_depths(rng):
     assert (np.abs(low) <= 2.0**-11 * most)[fits].all() and (np.abs(rest) <= 2.0**-22 * most)[fits].all()
     e = np.arange(-100, 21)
     do_not_fit = np.tile(np.float32([np.inf, -np.inf, np.nan, 2.0**127, 2.0**-149, 2.0**-120]), (len(e), 1))
-    assert (depths(do_not_fit, e) > depth_limit(2**31)).all()
+    assert (depths(do_not_fit, e) > depth_limit(HOPPER, 2**31)).all()
     assert (depths(np.float32([[0.0, -0.0]] * 2), np.array([5, -62])) == 1).all()
 
 
-@pytest.mark.parametrize("chip, k", [*((HOPPER, k) for k in (96, 128, 129, 200, 512, 1000, 4096, 16384)),
+@pytest.mark.parametrize("chip, k", [*((HOPPER, k) for k in (64, 75, 76, 96, 128, 129, 200, 512, 1000, 4096, 16384)),
                                      *((AMPERE, k) for k in (96, 128, 129, 200, 512, 1000, 4096))],
                          ids=lambda value: getattr(value, "name", None))
 def test_the_bound(rng, chip, k):
     """|C - AB| <= (K+2) 2^-24 (|A||B|) wherever the depths, or the size of the sum, allow the split."""
     for group in np.array_split(list(FAMILIES), 3):  # arrays that fit into a cache
         a, b = (np.stack(side) for side in zip(*(FAMILIES[name][0](rng, k) for name in group)))
-        for name, split, worst in zip(group, *multiply(chip, a, b, depth_limit(k), least_per_tiny(k))):
+        for name, split, worst in zip(group, *multiply(chip, a, b, depth_limit(chip, k), least_per_tiny(chip, k))):
             expected, exempt = FAMILIES[name][1], (ALL_FROM_128,) if k < 128 else ()
             assert worst.max() <= 1, f"{name}: an element is off by {worst.max():.3g} times the bound"
             assert split.all() or expected in (NONE, AS_IT_COMES, *exempt), f"{name}: not all are split"
@@ -353,22 +354,22 @@ def test_the_bound(rng, chip, k):
 
 
 def test_a_short_k_is_not_split():
-    assert all(depth_limit(k) < 1 for k in range(1, 96))
+    assert all(depth_limit(chip, k) < 1 for chip, least in ((HOPPER, 64), (AMPERE, 96)) for k in range(1, least))
 
 
 @pytest.mark.parametrize("k", [128, 256, 512, 1024, 2048, 4096])
 def test_the_rules_are_needed(rng, k):
     """Far beyond the depths allowed the bound does not hold, nor whatever the sums are."""
-    a, b = small_meets_small(rng, k, 8 * depth_limit(k), 2.0**LARGEST_EXPONENT)
+    a, b = small_meets_small(rng, k, 8 * depth_limit(HOPPER, k), 2.0**LARGEST_EXPONENT)
     assert multiply(HOPPER, a, b, np.inf, 0)[1].max() > 1
-    assert multiply(HOPPER, *tiny_meets_ordinary(rng, k), depth_limit(k), 0)[1].max() > 1
+    assert multiply(HOPPER, *tiny_meets_ordinary(rng, k), depth_limit(HOPPER, k), 0)[1].max() > 1
 
 
 @pytest.mark.parametrize("make", [uniform, normal])
 def test_ordinary_data_are_not_tiny(rng, make):
     """Panels of uniform and normal data: all fits, and no pair is near the limit."""
     x = make(rng, (2 * PANEL_ROWS, 4096))
-    assert depths(x, by_sample(x)).max() <= depth_limit(4096) / 4
+    assert depths(x, by_sample(x)).max() <= depth_limit(AMPERE, 4096) / 4
 
 
 def test_promotion(rng):

@@ -330,6 +330,29 @@ static tsr_status choose_context(struct cuda_context *cuda, int device_index, CU
     return retain_primary(cuda, *handle);
 }
 
+/* What the driver allows kernels that ask for large clusters. */
+static tsr_status ask_max_cluster(struct cuda_context *cuda) {
+    const cuda_kernel *kernel = &cuda_kernels[IEEE_LONG_32];
+    CUfunction function;
+    cuda->device.max_cluster = 1;
+    if (!cuda_kernel_runs_on(kernel, &cuda->device)) return TSR_OK;
+    tsr_status status = cuda_function(cuda, kernel, &function);
+    if (status) return status;
+    const CUlaunchConfig config = {
+        .gridDimX = MAX_CLUSTER,
+        .gridDimY = 1,
+        .gridDimZ = 1,
+        .blockDimX = (unsigned)kernel->threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = (unsigned)kernel->shared_bytes,
+    };
+    CUresult error = cuda->driver->cuOccupancyMaxPotentialClusterSize(&cuda->device.max_cluster, function, &config);
+    if (error) return cuda_fail(error, "asking GPU %d for its largest cluster", cuda->device.ordinal);
+    if (cuda->device.max_cluster > MAX_CLUSTER) cuda->device.max_cluster = MAX_CLUSTER;
+    return TSR_OK;
+}
+
 /* With the context current: everything that can go wrong later for want of a kernel goes wrong here. */
 static tsr_status settle(struct cuda_context *cuda, const tsr_options *options) {
     CUfunction function;
@@ -338,6 +361,7 @@ static tsr_status settle(struct cuda_context *cuda, const tsr_options *options) 
     if (options->kernel) status = cuda_kernel_find(options->kernel, options->precision, &cuda->device, &cuda->forced);
     /* Every precision needs the ieee kernels, so a driver that cannot load them is of no use. */
     if (!status) status = cuda_function(cuda, &cuda_kernels[IEEE_SCALE], &function);
+    if (!status) status = ask_max_cluster(cuda);
     if (!status) status = make_counters(cuda);
     if (status) resident_release(cuda, true);
     return status;

@@ -15,14 +15,24 @@
 typedef struct kernel_overheads {
     double pipeline_k; /* filling a thread block's pipeline and writing its tile, as terms of k */
     double start;      /* seconds from the end of the kernel before it to its work */
-    double reduce;     /* seconds from its end to the work of ieee_reduce, launched early */
+    double reduce;     /* seconds from its end to the work of the kernel that adds up partial sums, launched early */
+    double slow;       /* of its time, more for each operand that is copied by single floats */
+    double edge;       /* the same for each of these if the matrix has fewer lines than a tile */
 } kernel_overheads;
+
+/* Of the kernel for short k. Seconds, of a thread block that has an SM to itself; a step is eight terms. */
+typedef struct short_costs {
+    double start, tile, step;
+    double unaligned; /* of a tile, more where rows of C are not of sixteen bytes */
+    double memory;    /* reading and writing everything once, in times of product_seconds */
+} short_costs;
 
 /* Of kernels in one launch. Seconds and bytes. */
 typedef struct small_costs {
     double start;           /* with one thread block on an SM, before its first stage */
-    double cluster;         /* more, where blocks add up their sums */
+    double cluster, many;   /* more, where blocks add up their sums; for each of these beyond eight */
     double stage, together; /* of so many blocks on an SM at the same time */
+    double slow;            /* of a stage, more for each operand that is copied by single floats */
     double block;           /* more, for each further block on an SM */
 } small_costs;
 
@@ -40,13 +50,12 @@ typedef struct direct_costs {
 typedef struct warp_costs {
     double start, latency; /* of a tile that has an SM to itself: before its first step, and each step */
     double tile, step;     /* of each tile, and each of its steps, of an SM full of warps */
-    double crowded;        /* times that, if the tiles of an item are so many that all SMs read the same lines */
 } warp_costs;
 
 typedef struct vector_costs {
     double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
     double share;             /* more, where warps along k add up their sums */
-    double cluster;           /* more, where thread blocks do */
+    double cluster, many;     /* more, where thread blocks do; for each of these beyond eight */
     double block;             /* for each thread block on an SM beyond those that are resident */
     double block_bytes;       /* of A that a thread block reads in a second */
     double bytes;             /* that all of them do */
@@ -62,7 +71,10 @@ typedef struct device_costs {
     double split_launches;     /* what packing and recomputing, three kernels, cost a small product, in launches */
     double split_item;         /* the same for each product of a batch, in seconds */
     double single_block_stall; /* stall cycles per busy cycle with one resident thread block */
-    kernel_overheads ieee_mma, ieee_mma_32x64, ieee_mma_32x32, ieee_short_k, other;
+    double cached;             /* reading and writing everything once, in times of product_seconds: L2 has a part */
+    int clusters[MAX_CLUSTER]; /* of 1, 2, .. thread blocks, one block on an SM, how many have a place at once */
+    kernel_overheads ieee_mma_64x128, ieee_mma_64x64, ieee_mma_32x64, ieee_mma_32x32, split_fp32, split, other;
+    short_costs short_64, short_96;
     double rates[CUDA_KERNELS]; /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
     small_costs small_16, small_32, long_16, long_32;
     direct_costs direct_64x32, direct_64x64;
@@ -76,93 +88,99 @@ typedef struct device_costs {
 
 /* One row for each device that was measured.
  *
- * H200: estimated over measured time, for 53 products of bench/results/h200.json and 8 of other shapes:
+ * H200: fitted to 18,000 times of 478 random products (bench/gpu/sweep.py), each kernel with each cluster, share and
+ * slice. The standard deviation of estimates, where a kernel is within 1.25 x of the fastest:
  *
- *   ieee tiles   1.05 to 1.14; 256 cubed 1.22, 200704 x 384 x 96 1.30
- *   fp32 split   0.94 to 1.11; 1024 cubed 1.36, 12544 x 384 x 1536 0.71
- *   tf32 split   1.10 to 1.31
- *   thin         0.90 to 1.08, of three products
+ *   split_fp32_sm90   6 %
+ *   ieee_mma          7 % to 9 %, 64 x 128 15 %; for short k 6 %, of up to 96 terms 10 %
+ *   small, long       7 % to 8 %
+ *   direct            5 %
+ *   warp              7 % to 13 %
+ *   vector, columns   8 % to 11 %
  *
- * and of the kernels in one launch, for 240 random products (bench/gpu/sweep.py), the mean deviation:
- *
- *   small, long  5 % to 8 %
- *   direct       5 % to 6 %
- *   warp         8 % to 9 %, where it is within 1.8 x of the fastest
- *   vector       6 % to 13 %, for 230 products */
+ * tf32 split: estimated over measured time 1.10 to 1.31, before packing's share was fitted; thin 0.90 to 1.08, of three
+ * products. */
 static const device_costs measured[] = {{
     .capability = 90,
     .clock = H200_CLOCK,
     .bytes_per_cycle = 16,
     .launch = 4000 / H200_CLOCK,
-    .split_launches = 5,
-    .split_item = 0.1e-6,
-    .single_block_stall = 1.6,
+    .split_launches = 2.5,
+    .split_item = 0.05e-6,
+    .single_block_stall = 1.25,
+    .cached = 0.7,
+    .clusters = {132, 66, 38, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7},
     .other = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 2000 / H200_CLOCK},
-    .ieee_mma = {.pipeline_k = 72, .start = 6000 / H200_CLOCK, .reduce = 7000 / H200_CLOCK},
-    .ieee_mma_32x64 = {.pipeline_k = 120, .start = 6000 / H200_CLOCK, .reduce = 7000 / H200_CLOCK},
-    .ieee_mma_32x32 = {.pipeline_k = 180, .start = 6000 / H200_CLOCK, .reduce = 7000 / H200_CLOCK},
-    .ieee_short_k = {.pipeline_k = 16, .start = 4300 / H200_CLOCK, .reduce = 0},
-    .rates = {[IEEE_MMA_64X128] = 126,
-              [IEEE_MMA_64X64] = 122,
-              [IEEE_MMA_32X64] = 112,
-              [IEEE_MMA_32X32] = 92,
+    .ieee_mma_64x128 = {.pipeline_k = 84, .start = 3.35e-6, .reduce = 3.7e-6, .slow = 0, .edge = 0.38},
+    .ieee_mma_64x64 = {.pipeline_k = 86, .start = 2.85e-6, .reduce = 3.7e-6, .slow = 0, .edge = 0.4},
+    .ieee_mma_32x64 = {.pipeline_k = 149, .start = 2.42e-6, .reduce = 3.7e-6, .slow = 0.05, .edge = 0.31},
+    .ieee_mma_32x32 = {.pipeline_k = 228, .start = 2e-6, .reduce = 3.2e-6, .slow = 0.05, .edge = 0.32},
+    .split = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 4000 / H200_CLOCK},
+    .split_fp32 = {.pipeline_k = 240, .start = 4000 / H200_CLOCK, .reduce = 4.1e-6},
+    .short_64 = {.start = 1.8e-6, .tile = 0.372e-6, .step = 0.165e-6, .unaligned = 0.38, .memory = 1.3},
+    .short_96 = {.start = 1.8e-6, .tile = 0.43e-6, .step = 0.2e-6, .unaligned = 0, .memory = 1.4},
+    .rates = {[IEEE_MMA_64X128] = 140,
+              [IEEE_MMA_64X64] = 140,
+              [IEEE_MMA_32X64] = 124,
+              [IEEE_MMA_32X32] = 104,
               [IEEE_TILE_128X128] = 103,
               [IEEE_TILE_128X64] = 97,
               [IEEE_TILE_64X64] = 88,
-              [IEEE_MMA_SHORT_K] = 110,
-              [SPLIT_FP32_SM90] = 570,
+              [SPLIT_FP32_SM90] = 640,
               [SPLIT_FP32_SM90_T128] = 500,
               [SPLIT_TF32_SM90] = 1400,
               [SPLIT_FP32_MMA_SM80] = 250,
               [SPLIT_TF32_MMA_SM80] = 650},
-    .small_16 = {.start = 2.5e-6, .cluster = 0.9e-6, .stage = 0.3e-6, .together = 2.25, .block = 0.145e-6},
-    .small_32 = {.start = 3.8e-6, .cluster = 0.63e-6, .stage = 0.63e-6, .together = 2.05, .block = 0.28e-6},
-    .long_16 = {.start = 2.3e-6, .cluster = 1.13e-6, .stage = 0.55e-6, .together = 1.1, .block = 0.75e-6},
-    .long_32 = {.start = 2.7e-6, .cluster = 0.9e-6, .stage = 0.73e-6, .together = 1.1, .block = 0.98e-6},
+    .small_16 = {2.22e-6, .cluster = 0.82e-6, 0.054e-6, 0.305e-6, .together = 2.65, .slow = 0.053, .block = 0.197e-6},
+    .small_32 = {3.5e-6, .cluster = 0.57e-6, 0, 0.662e-6, .together = 2.28, .slow = 0.039, .block = 0.278e-6},
+    .long_16 = {2.13e-6, .cluster = 1.02e-6, 0.067e-6, 0.531e-6, .together = 1.3, .slow = 0.061, .block = 1.26e-6},
+    .long_32 = {2.42e-6, .cluster = 0.96e-6, 0.043e-6, 0.733e-6, .together = 1.24, .slow = 0.041, .block = 1.27e-6},
     .direct_64x32 =
-        {.start = 3.7e-6, .cluster = 0.95e-6, .many = 0.05e-6, .stage = 1.43e-6, .slow = 0.13e-6, .wave = 3.6e-6},
+        {.start = 3.95e-6, .cluster = 0.41e-6, .many = 0.066e-6, .stage = 1.51e-6, .slow = 0.152e-6, .wave = 3.5e-6},
     .direct_64x64 =
-        {.start = 4.3e-6, .cluster = 0.75e-6, .many = 0.05e-6, .stage = 1.66e-6, .slow = 0.12e-6, .wave = 4e-6},
-    .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {2.24e-6, 0.162e-6, 0.0513e-6, 0.0290e-6, 1.3},
-             [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {2.45e-6, 0.202e-6, 0.0655e-6, 0.0439e-6, 1.27},
-             [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {2.79e-6, 0.243e-6, 0.1451e-6, 0.0587e-6, 1.21},
-             [IEEE_WARP_32X64 - IEEE_WARP_16X16] = {3.58e-6, 0.351e-6, 0.2864e-6, 0.1078e-6, 1.15}},
-    .vector_k = {.start = {1.67e-6},
+        {.start = 4.24e-6, .cluster = 0.485e-6, .many = 0.125e-6, .stage = 1.7e-6, .slow = 0.17e-6, .wave = 3.75e-6},
+    .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {2.01e-6, 0.166e-6, 0.0644e-6, 0.0195e-6},
+             [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {2.22e-6, 0.21e-6, 0.0792e-6, 0.0306e-6},
+             [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {2.52e-6, 0.275e-6, 0.135e-6, 0.049e-6},
+             [IEEE_WARP_32X64 - IEEE_WARP_16X16] = {3.08e-6, 0.427e-6, 0.239e-6, 0.0951e-6}},
+    .vector_k = {.start = {1.87e-6},
                  .rate = {1},
-                 .share = 0.26e-6,
-                 .cluster = 0.63e-6,
-                 .block = 0.11e-6,
-                 .block_bytes = 57e9,
-                 .bytes = 4.3e12,
-                 .unaligned = 0.81,
-                 .narrow = 1},
-    .vector_m = {.start = {1.82e-6},
-                 .rate = {1},
-                 .share = 0,
-                 .cluster = 0.69e-6,
-                 .block = 0.84e-6,
-                 .block_bytes = 104e9,
-                 .bytes = 3.98e12,
+                 .share = 0.27e-6,
+                 .cluster = 0.55e-6,
+                 .many = 0.065e-6,
+                 .block = 0.25e-6,
+                 .block_bytes = 55.4e9,
+                 .bytes = 4.49e12,
                  .unaligned = 0.7,
-                 .narrow = 0.81},
-    .columns_k = {.start = {2.29e-6, 2.26e-6, 3.12e-6},
-                  .rate = {1, 0.74, 0.66},
-                  .share = 0.73e-6,
-                  .cluster = 0.6e-6,
-                  .block = 2.4e-6,
-                  .block_bytes = 110e9,
-                  .bytes = 4.3e12,
-                  .unaligned = 0.54,
+                 .narrow = 1},
+    .vector_m = {.start = {1.85e-6},
+                 .rate = {1},
+                 .cluster = 0.54e-6,
+                 .many = 0.061e-6,
+                 .block = 1.25e-6,
+                 .block_bytes = 108e9,
+                 .bytes = 4.39e12,
+                 .unaligned = 0.39,
+                 .narrow = 0.895},
+    .columns_k = {.start = {2.12e-6, 2.35e-6, 3.05e-6},
+                  .rate = {1, 0.685, 0.554},
+                  .share = 0.58e-6,
+                  .cluster = 0.47e-6,
+                  .many = 0.05e-6,
+                  .block = 1.85e-6,
+                  .block_bytes = 56e9,
+                  .bytes = 6.2e12,
+                  .unaligned = 0.89,
                   .narrow = 1},
-    .columns_m = {.start = {2.53e-6, 2.89e-6, 3.7e-6},
-                  .rate = {1, 0.9, 0.65},
-                  .share = 0,
-                  .cluster = 0.33e-6,
-                  .block = 6.1e-6,
-                  .block_bytes = 63.5e9,
-                  .bytes = 3.75e12,
-                  .unaligned = 1.5,
-                  .narrow = 0.94},
+    .columns_m = {.start = {2.1e-6, 2.85e-6, 2.45e-6},
+                  .rate = {1, 0.856, 0.649},
+                  .cluster = 0.5e-6,
+                  .many = 0.048e-6,
+                  .block = 1.83e-6,
+                  .block_bytes = 40.6e9,
+                  .bytes = 4.2e12,
+                  .unaligned = 0.88,
+                  .narrow = 0.904},
     .thin_m_memory = 0.72,
     .thin_k_bytes = 1.75,
     .thin_m_bytes = 5,
@@ -179,10 +197,14 @@ static const device_costs *costs_of(const cuda_device *device) {
 }
 
 static kernel_overheads overheads_of(const device_costs *costs, const cuda_kernel *kernel) {
-    if (kernel->family == FAMILY_SHORT) return costs->ieee_short_k;
-    if (kernel == &cuda_kernels[IEEE_MMA_32X64]) return costs->ieee_mma_32x64;
-    if (kernel == &cuda_kernels[IEEE_MMA_32X32]) return costs->ieee_mma_32x32;
-    return kernel->module == MODULE_IEEE_MMA_SM90 ? costs->ieee_mma : costs->other;
+    switch (cuda_kernel_index(kernel)) {
+    case IEEE_MMA_64X128: return costs->ieee_mma_64x128;
+    case IEEE_MMA_64X64: return costs->ieee_mma_64x64;
+    case IEEE_MMA_32X64: return costs->ieee_mma_32x64;
+    case IEEE_MMA_32X32: return costs->ieee_mma_32x32;
+    case SPLIT_FP32_SM90: return costs->split_fp32;
+    default: return kernel->family == FAMILY_SPLIT ? costs->split : costs->other;
+    }
 }
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
@@ -199,14 +221,18 @@ static double full_rate(const device_costs *costs, const cuda_device *device, co
     return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? rate / 4 : rate;
 }
 
-/* Cycles in which an SM does a multiply-add for each of `blocks` thread blocks, as many at a time as it holds. With r
- * resident blocks an SM is busy in r of r + stall cycles; full_rate is that with as many as it holds. */
-static double cycles_for_blocks(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
-                                int64_t blocks) {
+/* How many times as long as one by itself, with others beside it, an SM takes for `blocks` thread blocks, as many at a
+ * time as it holds. With r resident blocks an SM is busy in r of r + stall cycles. */
+static double blocks_in_turn(const device_costs *costs, const cuda_kernel *kernel, int64_t blocks) {
     const double stall = costs->single_block_stall, resident = kernel->blocks;
     const int64_t last = blocks % kernel->blocks;
-    const double last_wave = last ? ((double)last + stall) * resident / (resident + stall) : 0;
-    return ((double)(blocks - last) + last_wave) / full_rate(costs, device, kernel);
+    return (double)(blocks - last) + (last ? ((double)last + stall) * resident / (resident + stall) : 0);
+}
+
+/* Cycles in which an SM does a multiply-add for each of `blocks` thread blocks; full_rate is with as many as it holds. */
+static double cycles_for_blocks(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
+                                int64_t blocks) {
+    return blocks_in_turn(costs, kernel, blocks) / full_rate(costs, device, kernel);
 }
 
 static double memory_seconds(const device_costs *costs, const cuda_device *device, double bytes) {
@@ -224,6 +250,24 @@ static double product_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
 }
 
+/* How much longer an ieee kernel takes for the way operands lie: copied by single floats, unless lines are neighbours and
+ * aligned; or where there are too few of them for a tile. */
+static double reading_factor(const kernel_overheads *overheads, const cuda_kernel *kernel, const tsr_problem *p) {
+    double factor = 1;
+    if (kernel->family != FAMILY_TILE) return factor;
+    if (p->a.row_stride != 1 || p->a.col_stride % 4)
+        factor += overheads->slow + (p->m < kernel->tile_m ? overheads->edge : 0);
+    if (p->b.col_stride != 1 || p->b.row_stride % 4)
+        factor += overheads->slow + (p->n < kernel->tile_n ? overheads->edge : 0);
+    return factor;
+}
+
+/* Multiplying, where memory may take longer: if the two are near each other, neither is all of it. */
+static double beside_memory(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
+                            const tsr_problem *p, double seconds) {
+    return kernel->family == FAMILY_TILE ? hypot(seconds, costs->cached * product_seconds(costs, device, p)) : seconds;
+}
+
 /* Tiles [0, full_tiles) whole, the others in `slices` slices of k. */
 static double cost_slices(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                           const tsr_problem *p) {
@@ -233,20 +277,26 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
     const int64_t full = c->slices > 1 ? c->full_tiles : c->tiles, parts = (c->tiles - full) * c->slices;
     const int64_t busiest_full = ceil_div(full * p->batch, device->multiprocessors);
     const int64_t busiest_parts = ceil_div(parts * p->batch, device->multiprocessors);
-    const double cycles =
-        area *
-        (cycles_for_blocks(costs, device, kernel, busiest_full) * ((double)p->k + overheads.pipeline_k) +
-         cycles_for_blocks(costs, device, kernel, busiest_parts) * ((double)c->k_per_slice + overheads.pipeline_k));
-    double seconds = overheads.start + cycles / costs->clock;
-    if (kernel->family == FAMILY_SHORT) { /* with little to multiply, C is written at half of the memory's rate */
-        const double writing = 2 * product_seconds(costs, device, p);
-        if (seconds < writing) seconds = writing;
-    }
+    const double factor = reading_factor(&overheads, kernel, p);
+    const double cycles = area * (cycles_for_blocks(costs, device, kernel, busiest_full) *
+                                      ((double)p->k * factor + overheads.pipeline_k) +
+                                  cycles_for_blocks(costs, device, kernel, busiest_parts) *
+                                      ((double)c->k_per_slice * factor + overheads.pipeline_k));
+    double seconds = overheads.start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
     if (c->slices > 1) { /* cutting the last tiles alone gains little where k is short, and costs more than it seems */
         seconds += partial_seconds(costs, device, (double)(p->batch * parts) * area);
-        seconds += (full ? 3 : 1) * costs->launch;
+        seconds += overheads.reduce + (full ? costs->launch : 0);
     }
     return seconds;
+}
+
+static double cost_short(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
+                         const tsr_problem *p) {
+    const short_costs *of = c->kernel == &cuda_kernels[IEEE_MMA_SHORT_K] ? &costs->short_64 : &costs->short_96;
+    const int64_t busiest = ceil_div(c->tiles * p->batch, device->multiprocessors);
+    const double tile = of->tile * (p->n % 4 ? 1 + of->unaligned : 1) + (double)ceil_div(p->k, 8) * of->step;
+    return of->start +
+           hypot(blocks_in_turn(costs, c->kernel, busiest) * tile, of->memory * product_seconds(costs, device, p));
 }
 
 /* Tiles [0, full_tiles) whole, and then the segments of the tail. */
@@ -260,11 +310,12 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
     const double area = (double)kernel->tile_m * kernel->tile_n;
     const double k_per_block = (double)tail * (double)p->k / (double)c->tail_blocks;
     const int tiles_per_block = c->tail_blocks % tail ? 2 : 1; /* its range of k may end in a second tile */
+    const double factor = reading_factor(&overheads, kernel, p);
     const double cycles = area * (cycles_for_blocks(costs, device, kernel, busiest_full) *
-                                      ((double)p->k + overheads.pipeline_k) +
+                                      ((double)p->k * factor + overheads.pipeline_k) +
                                   cycles_for_blocks(costs, device, kernel, busiest_tail) *
-                                      (k_per_block + tiles_per_block * overheads.pipeline_k));
-    double seconds = overheads.start + cycles / costs->clock;
+                                      (k_per_block * factor + tiles_per_block * overheads.pipeline_k));
+    double seconds = overheads.start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
     if (c->segments > 1)
         seconds += overheads.reduce +
                    partial_seconds(costs, device, (double)(p->batch * (c->tail_blocks + tail)) * area);
@@ -279,8 +330,7 @@ static double cost_warp(const device_costs *costs, const cuda_device *device, co
     const double tiles = items * (double)c->tiles, busiest = tiles / device->multiprocessors;
     const double filled = items * (double)(round_up(p->m, 16) * round_up(p->n, 8)) /
                           (tiles * c->kernel->tile_m * c->kernel->tile_n);
-    const double busy = (busiest > 1 ? busiest : 1) * (of->tile + steps * of->step * (0.3 + 0.7 * filled)) *
-                        (c->tiles < device->multiprocessors ? 1 : of->crowded);
+    const double busy = (busiest > 1 ? busiest : 1) * (of->tile + steps * of->step * (0.3 + 0.7 * filled));
     const double memory = product_seconds(costs, device, p);
     return of->start + steps * of->latency + (busy > memory ? busy : memory);
 }
@@ -288,6 +338,7 @@ static double cost_warp(const device_costs *costs, const cuda_device *device, co
 double cost_multiply(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = costs_of(device);
     if (c->kernel->family == FAMILY_WARP) return cost_warp(costs, device, c, p);
+    if (c->kernel->family == FAMILY_SHORT) return cost_short(costs, device, c, p);
     return c->tail_blocks ? cost_tail(costs, device, c, p) : cost_slices(costs, device, c, p);
 }
 
@@ -308,34 +359,48 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, co
            (c->tail_blocks ? costs->other.reduce : 0);
 }
 
-static double cost_small(const small_costs *costs, const cuda_candidate *c, int64_t busiest) {
-    const double stages = (double)ceil_div(c->k_each, c->kernel->tile_k), turns = (double)busiest / costs->together;
-    return costs->start + (c->cluster > 1 ? costs->cluster : 0) + stages * costs->stage * (turns > 1 ? turns : 1) +
-           (double)(busiest - 1) * costs->block;
-}
-
 /* Whether the kernels in one launch copy an operand sixteen bytes at a time. */
 static bool copied_by_vectors(int64_t line_stride, int64_t k_stride) {
     return line_stride == 1 ? k_stride % 4 == 0 : k_stride == 1 && line_stride % 4 == 0;
 }
 
-/* How many clusters find a place at once, with one thread block on an SM. Their SMs lie together, sixteen at most; on
- * an H200 seven such groups are whole, and nine SMs of the rest lie together. */
-static int64_t clusters_at_once(const cuda_device *device, int64_t cluster) {
-    enum { TOGETHER = 16, REST = 9 };
-    if (cluster <= 2) return device->multiprocessors / cluster;
-    return max64(1, (device->multiprocessors / TOGETHER - 1) * (TOGETHER / cluster) + REST / cluster);
+/* How many clusters find a place at once, with so many thread blocks on an SM. Their SMs lie together, sixteen at most;
+ * on an H200 seven such groups are whole, and nine SMs of the rest lie together. */
+static int64_t clusters_at_once(const device_costs *costs, const cuda_device *device, int64_t cluster, int64_t blocks) {
+    enum { MEASURED = 132, TOGETHER = 16, REST = 9 }; /* SMs */
+    if (blocks == 1) return max64(1, costs->clusters[cluster - 1] * device->multiprocessors / MEASURED);
+    if (cluster <= 2) return blocks * device->multiprocessors / cluster;
+    const int64_t groups = max64(1, device->multiprocessors / TOGETHER - 1);
+    return groups * (TOGETHER * blocks / cluster) + (cluster <= REST ? REST * blocks / cluster : 0);
 }
 
-static double cost_direct(const direct_costs *costs, const cuda_device *device, const cuda_candidate *c,
-                          const tsr_problem *p) {
-    const double waves = (double)ceil_div(c->tiles * p->batch, clusters_at_once(device, c->cluster));
+/* The thread blocks of the busiest SM, if so many clusters are computed. */
+static int64_t busiest_of(const device_costs *costs, const cuda_device *device, int64_t clusters, int64_t cluster) {
+    int64_t blocks = ceil_div(clusters * cluster, device->multiprocessors);
+    while (clusters_at_once(costs, device, cluster, blocks) < clusters) blocks++;
+    return blocks;
+}
+
+static double cluster_seconds(double cluster, double many, int64_t blocks) {
+    return (blocks > 1 ? cluster : 0) + (blocks > 8 ? (double)(blocks - 8) * many : 0);
+}
+
+static int operands_by_floats(const tsr_problem *p) {
+    return !copied_by_vectors(p->a.row_stride, p->a.col_stride) + !copied_by_vectors(p->b.col_stride, p->b.row_stride);
+}
+
+static double cost_small(const small_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
+    const double stages = (double)ceil_div(c->k_each, c->kernel->tile_k), turns = (double)busiest / costs->together;
+    const double stage = costs->stage * (1 + costs->slow * operands_by_floats(p));
+    return costs->start + cluster_seconds(costs->cluster, costs->many, c->cluster) +
+           stages * stage * (turns > 1 ? turns : 1) + (double)(busiest - 1) * costs->block;
+}
+
+static double cost_direct(const direct_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t waves) {
     const double stages = (double)ceil_div(c->k_each, c->kernel->threads / 128 * c->kernel->tile_k);
-    const int slow = !copied_by_vectors(p->a.row_stride, p->a.col_stride) +
-                     !copied_by_vectors(p->b.col_stride, p->b.row_stride);
-    return costs->start + (c->cluster > 1 ? costs->cluster : 0) +
-           (c->cluster > 8 ? (double)(c->cluster - 8) * costs->many : 0) +
-           waves * stages * (costs->stage + slow * costs->slow) + (waves - 1) * costs->wave;
+    return costs->start + cluster_seconds(costs->cluster, costs->many, c->cluster) +
+           (double)waves * stages * (costs->stage + operands_by_floats(p) * costs->slow) +
+           (double)(waves - 1) * costs->wave;
 }
 
 /* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can: where the two are near each other,
@@ -353,19 +418,20 @@ static double cost_vector(const vector_costs *costs, const cuda_candidate *c, co
         blocks = blocks * (double)busiest / resident + ((double)busiest - resident) * costs->block;
     const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes);
     return costs->start[columns] + (c->share > 1 && !along_m ? costs->share : 0) +
-           (c->cluster > 1 ? costs->cluster : 0) + sqrt(blocks * blocks + memory * memory);
+           cluster_seconds(costs->cluster, costs->many, c->cluster) + hypot(blocks, memory);
 }
 
 double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = costs_of(device);
-    const int64_t busiest = ceil_div(c->tiles * c->cluster * p->batch, device->multiprocessors);
+    const int64_t busiest = busiest_of(costs, device, c->tiles * p->batch, c->cluster);
+    const int64_t waves = ceil_div(c->tiles * p->batch, clusters_at_once(costs, device, c->cluster, 1));
     switch (cuda_kernel_index(c->kernel)) {
-    case IEEE_SMALL_16: return cost_small(&costs->small_16, c, busiest);
-    case IEEE_SMALL_32: return cost_small(&costs->small_32, c, busiest);
-    case IEEE_LONG_16: return cost_small(&costs->long_16, c, busiest);
-    case IEEE_LONG_32: return cost_small(&costs->long_32, c, busiest);
-    case DIRECT_64X32: return cost_direct(&costs->direct_64x32, device, c, p);
-    case DIRECT_64X64: return cost_direct(&costs->direct_64x64, device, c, p);
+    case IEEE_SMALL_16: return cost_small(&costs->small_16, c, p, busiest);
+    case IEEE_SMALL_32: return cost_small(&costs->small_32, c, p, busiest);
+    case IEEE_LONG_16: return cost_small(&costs->long_16, c, p, busiest);
+    case IEEE_LONG_32: return cost_small(&costs->long_32, c, p, busiest);
+    case DIRECT_64X32: return cost_direct(&costs->direct_64x32, c, p, waves);
+    case DIRECT_64X64: return cost_direct(&costs->direct_64x64, c, p, waves);
     case IEEE_VECTOR_K: return cost_vector(&costs->vector_k, c, p, busiest);
     case IEEE_VECTOR_M: return cost_vector(&costs->vector_m, c, p, busiest);
     case IEEE_COLUMNS_K: return cost_vector(&costs->columns_k, c, p, busiest);

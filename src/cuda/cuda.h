@@ -32,6 +32,7 @@ typedef struct cuda_plan {
     bool transposed;                    /* C^T = B^T A^T is computed */
     bool split;                         /* operands are packed into fp16 components; else read in place */
     bool invariant;                     /* options.batch_invariant: all tiles alike, and fallback row by row */
+    bool early;                         /* its first kernel may start before what is in front of it has finished */
     int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
     int64_t full_tiles;       /* tiles that a thread block each computes whole; split: of several slices, those without;
                                * ieee: the k ranges of all others, */

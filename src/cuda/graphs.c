@@ -56,9 +56,8 @@ void cuda_graphs_destroy(struct launch_graphs *graphs, const cuda_driver *driver
 
 /* ---- One by one -------------------------------------------------------------------------------------------------- */
 
-/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. Not so
- * the call's first: the kernel before it is somebody else's, and may let us start without having waited for the one
- * before itself. */
+/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. It waits
+ * for all that is in front of it in the stream, on Hopper even if the kernel before it, somebody else's, has not. */
 static CUresult launch_one(const struct cuda_context *cuda, CUstream stream, const queued_kernel *k, bool overlaps) {
     const bool waits = k->kernel != &cuda_kernels[IEEE_SCALE]; /* all others wait by themselves */
     CUlaunchAttribute attributes[2];

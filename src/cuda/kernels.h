@@ -36,6 +36,8 @@ typedef struct cuda_kernel {
 
 extern const cuda_kernel cuda_kernels[CUDA_KERNELS];
 
+enum { MAX_CLUSTER = 16 }; /* thread blocks: what Hopper allows kernels that ask for it */
+
 /* What a plan knows of a GPU: pure data. */
 typedef struct cuda_device {
     char name[128];
@@ -44,6 +46,7 @@ typedef struct cuda_device {
     bool from_ptx;  /* TESSERA_CUDA_PTX: kernels are taken from the PTX of the oldest GPU, and chosen as for it: */
     int planned_capability; /* else the same as capability */
     int multiprocessors;
+    int max_cluster;      /* thread blocks of the largest cluster; a part of a GPU may have few SMs side by side */
     int shared_per_block; /* most dynamic shared memory a block may have, bytes */
     bool has_pools;       /* stream-ordered memory */
 } cuda_device;

@@ -137,6 +137,7 @@ static tsr_status execute_in_context(const struct cuda_context *cuda, const cuda
                                      const tsr_launch *given) {
     launch_queue q;
     launch_begin(&q, cuda, given ? given->stream : NULL);
+    q.begun = plan->early;
     tsr_problem p = *problem;
     tsr_status status = check_stream(cuda, q.stream);
     if (!status) status = check_operands(cuda, &p);

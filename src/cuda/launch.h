@@ -12,8 +12,9 @@
 typedef struct launch_queue {
     const struct cuda_context *cuda;
     CUstream stream;
-    bool begun; /* the last thing in the stream is a kernel of this call */
-    int count;  /* kernels that are not launched yet */
+    bool
+        begun; /* the next kernel may start before what is in front of it has finished: a kernel of this call, at least */
+    int count; /* kernels that are not launched yet */
     queued_kernel kernels[MOST_QUEUED];
 } launch_queue;
 

@@ -15,8 +15,10 @@ enum { MIN_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slic
 enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
 enum { THIN = 8 };             /* C with as few columns or rows is for the thin kernels */
 
-/* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. */
-enum { MIN_SPLIT_K = 128, MIN_DIRECT_K = 64 };
+/* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. Hopper's tensor cores
+ * truncate less; but tiny elements in an operand of fewer than MIN_SPLIT_K terms cost much time, or in a batch-invariant
+ * product any (docs/internals/numerics.md). */
+enum { MIN_SPLIT_K = 128, MIN_HOPPER_K = 64 };
 
 /* Kernels index with 32 bits: larger extents are computed in chunks. And a grid has at most so many blocks along z. */
 enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535 };
@@ -25,6 +27,13 @@ enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535 };
 enum { CHUNK_STEP = 2 * PANEL_ROWS };
 
 enum { ALIGNMENT = 256 }; /* of everything in a workspace that kernels read by vectors */
+
+/* A call that takes no longer, by estimate, may begin before the kernel in front of it has finished: 0.3 us are gained.
+ * Thread blocks that are placed early land in any order, some SMs get more than their share, and longer kernels lose more
+ * by that. On Hopper it was measured that a kernel waits for all that is in front of it. */
+static bool begins_early(const cuda_device *device, double seconds) {
+    return seconds < 5e-6 && device->capability == 90;
+}
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
 static bool should_transpose(const tsr_problem *p) {
@@ -96,10 +105,6 @@ static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kerne
 
 /* ---- Candidates of one launch ------------------------------------------------------------------------------------ */
 
-/* Thread blocks of a cluster. Sixteen is what Hopper allows a kernel that asks for it; a part of a GPU may not have so
- * many SMs side by side. */
-static int64_t max_cluster(const cuda_device *device) { return device->multiprocessors >= 100 ? 16 : 8; }
-
 /* k shared by as many thread blocks as cluster says, or fewer, where rounding leaves none. */
 static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64_t cluster) {
     c.k_each = round_up(ceil_div(p->k, cluster), IEEE_RUN);
@@ -107,10 +112,16 @@ static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64
     return c;
 }
 
+/* Clusters of powers of two and three quarters of these; those that split what they multiply, of any size. */
+static int64_t next_cluster(const cuda_kernel *kernel, int64_t cluster) {
+    if (kernel->components || cluster < 3) return cluster + 1;
+    return cluster % 3 ? cluster + cluster / 2 : cluster / 3 * 4;
+}
+
 static void consider_one_launch(cuda_candidate *best, const cuda_device *device, cuda_candidate c,
                                 const tsr_problem *p) {
-    for (int64_t cluster = 1; cluster <= max_cluster(device) && (cluster == 1 || cluster * IEEE_RUN <= p->k);
-         cluster += c.kernel->components ? 1 : cluster) {
+    for (int64_t cluster = 1; cluster <= device->max_cluster && (cluster == 1 || cluster * IEEE_RUN <= p->k);
+         cluster = next_cluster(c.kernel, cluster)) {
         c = with_cluster(c, p, cluster);
         c.seconds = cost_one_launch(device, &c, p);
         if (!best->kernel || c.seconds < best->seconds) *best = c;
@@ -148,16 +159,17 @@ static cuda_candidate in_place_candidate(const cuda_device *device, const tsr_pr
             vector_candidates(&best, device, vector, p);
         else if (cuda_kernel_runs_on(thin, device))
             best = thin_candidate(device, thin, p, max_workspace);
-        if (best.kernel && !vectors) return best;
+        if (best.kernel && (!vectors || p->n == 1)) return best; /* nothing reads a matrix for one vector faster */
     }
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
+        if (kernel == &cuda_kernels[IEEE_MMA_SHORT_96] && p->k <= cuda_kernels[IEEE_MMA_SHORT_K].tile_k) continue;
         if (computes_tiles(kernel, p) &&
             (p->n > THIN || !best.kernel)) /* tiles read few columns' long operand slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_WARP) consider(&best, device, whole_candidate(kernel, p), p, 0);
-        if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_DIRECT_K)))
+        if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_HOPPER_K)))
             consider_one_launch(&best, device, whole_candidate(kernel, p), p);
     }
     return best;
@@ -298,6 +310,7 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->share = c->share;
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
     plan->seconds = c->seconds;
+    plan->early = begins_early(plan->device, c->seconds);
     plan->reason = reason;
 }
 
@@ -360,7 +373,8 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
                                                               : "no tensor-core kernel for this GPU");
         return;
     }
-    if (p->k < MIN_SPLIT_K || p->n <= THIN) {
+    const bool on_hopper = split->components == 2 && split->module != MODULE_SPLIT_MMA_SM80;
+    if (p->k < (on_hopper ? MIN_HOPPER_K : MIN_SPLIT_K) || p->n <= THIN) {
         adopt_in_place(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
         return;
     }
@@ -472,7 +486,7 @@ static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, co
     choose_invariant_kernel(plan, context, p);
     const int64_t slices = plan->slices;
     for (;;) {
-        tsr_problem chunk = *p;
+        tsr_problem chunk = standard; /* nor does the estimate look at strides */
         chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
         cuda_candidate c = sliced_candidate(plan->multiply, &chunk, slices);
         if (c.partial_bytes > INVARIANT_PARTIAL_BYTES && plan->chunk_batch > 1)

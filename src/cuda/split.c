@@ -3,21 +3,24 @@
 
 #include "cuda/launch.h"
 
+/* Whether it adds as Ampere's tensor cores do, which truncate more than Hopper's (docs/internals/numerics.md). */
+static bool truncates_more(const cuda_kernel *kernel) { return kernel->module == MODULE_SPLIT_MMA_SM80; }
+
 /* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md).
  * fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and sums; below 1, as it is for short
  * k, every tile is recomputed. tf32: a panel is carried or it is not; in a batch-invariant product, without tiny
  * elements it is. */
-static float mark_limit(int64_t k, int components) {
-    if (components == 1) return 1;
-    const float terms = (float)k;
-    return (terms - terms / 32 - 76) / (16.1f + terms / 800);
+static float mark_limit(int64_t k, const cuda_kernel *kernel) {
+    if (kernel->components == 1) return 1;
+    const float terms = (float)k, lost = truncates_more(kernel) ? 76 : 45;
+    return (terms - terms / 32 - lost) / (16.1f + terms / 800);
 }
 
 /* How large a sum, before it is scaled back, must be for each tiny element behind it, to be good although its tile's
  * marks exceed mark_limit (docs/internals/numerics.md); infinite where no sum is. */
-static float least_per_tiny(int64_t k, int components) {
-    if (components == 1) return 1 << 13;
-    const float terms = (float)k, lost = 94 + terms / 24;
+static float least_per_tiny(int64_t k, const cuda_kernel *kernel) {
+    if (kernel->components == 1) return 1 << 13;
+    const float terms = (float)k, lost = (truncates_more(kernel) ? 94 : 74) + terms / 24;
     return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
 
@@ -35,8 +38,8 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         .k_blocks = (int32_t)ceil_div(p->k, SPLIT_K),
         .alpha = p->alpha,
         .beta = p->beta,
-        .mark_limit = mark_limit(p->k, kernel->components),
-        .least_per_tiny = least_per_tiny(p->k, kernel->components),
+        .mark_limit = mark_limit(p->k, kernel),
+        .least_per_tiny = least_per_tiny(p->k, kernel),
         .by_row = plan->invariant,
         .tile_m = kernel->tile_m,
         .tile_n = kernel->tile_n,

@@ -456,8 +456,9 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);
-    if (!strcmp(name, "ieee_mma_short_k")) {
-        if (((const ieee_args *)args)->k > 64) return snprintf(why, size, "k is too long"), false;
+    if (!strncmp(name, "ieee_mma_short_", 15)) {
+        const int most = strstr(name, "96") ? 96 : 64;
+        if (((const ieee_args *)args)->k > most) return snprintf(why, size, "k is too long"), false;
         return ieee_multiply(l, args, 64, 64, why, size);
     }
     if (sscanf(name, "ieee_warp_%dx%d", &tile_m, &tile_n) == 2) return ieee_warp(l, args, tile_m, tile_n, why, size);

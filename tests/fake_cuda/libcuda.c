@@ -788,6 +788,14 @@ EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute att
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuOccupancyMaxPotentialClusterSize(int *size, CUfunction function, const CUlaunchConfig *config) {
+    CUresult error = injected("cuOccupancyMaxPotentialClusterSize");
+    if (error) return error;
+    if (config->sharedMemBytes > (unsigned)function->shared_limit) return CUDA_ERROR_INVALID_VALUE;
+    *size = function->large_clusters ? 16 : 8;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     CUresult error = injected("cuLaunchKernelEx");
     if (!error) error = check_stream(config->hStream);

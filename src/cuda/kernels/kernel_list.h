@@ -62,6 +62,7 @@
   ROW(IEEE_TILE_128X64,     ieee_tile_128x64,     IEEE_TILE_128X64,     TILE,    128,  64,  32, 128, 3, 1, 0, SLABS, 2)\
   ROW(IEEE_TILE_64X64,      ieee_tile_64x64,      IEEE_TILE_64X64,      TILE,     64,  64,  32, 128, 5, 1, 0, SLABS, 2)\
   ROW(IEEE_MMA_SHORT_K,     ieee_mma_short_k,     IEEE_MMA_SM90,        SHORT,    64,  64,  64, 128, 3, 1, 0, SLABS, 2)\
+  ROW(IEEE_MMA_SHORT_96,    ieee_mma_short_96,    IEEE_MMA_SM90,        SHORT,    64,  64,  96, 128, 2, 1, 0, SLABS, 2)\
   ROW(IEEE_SMALL_16,        ieee_small_16,        IEEE_SMALL,           SMALL,    16,  16,  32,  64,10, 1, 0, SMALL, 2)\
   ROW(IEEE_SMALL_32,        ieee_small_32,        IEEE_SMALL,           SMALL,    32,  32,  32,  64,10, 1, 0, SMALL, 2)\
   ROW(IEEE_LONG_16,         ieee_long_16,         IEEE_SMALL,           SMALL,    16,  16, 128, 256, 2, 1, 0, SMALL, 3)\

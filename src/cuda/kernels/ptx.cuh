@@ -80,11 +80,21 @@ __device__ inline void cp_async_bytes(uint32_t to, const void *from, int bytes) 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* Copies BYTES if `wanted`. That becomes a predicate, not a branch, so that copies can stand between
- * multiplications. */
-template <int BYTES> __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
+/* The same by way of the L1 cache: for what several warps of an SM read, and all SMs at about the same time. */
+__device__ inline void cp_async_cached(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+/* Copies BYTES if `wanted`, sixteen of them by way of the L1 cache if CACHED. That becomes a predicate, not a branch, so
+ * that copies can stand between multiplications. */
+template <int BYTES, bool CACHED = false>
+__device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
 #if __CUDA_ARCH__ >= 800
-    if constexpr (BYTES == 16)
+    if constexpr (BYTES == 16 && CACHED)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 16;}" ::"r"(to),
+                     "l"(from), "r"(wanted)
+                     : "memory");
+    else if constexpr (BYTES == 16)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to),
                      "l"(from), "r"(wanted)
                      : "memory");

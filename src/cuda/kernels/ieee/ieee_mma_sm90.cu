@@ -483,3 +483,13 @@ extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_short_k(const __gr
     allow_next_kernel();
     mma_short_k::run(args);
 }
+
+using mma_short_96 = ieee_mma_short<64, 64, 2, 2, 96>;
+ASSERT_LISTED_AS(IEEE_MMA_SHORT_96, mma_short_96::tile::M, mma_short_96::tile::N, mma_short_96::tile::THREADS,
+                 mma_short_96::SHARED_BYTES);
+
+extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_short_96(const __grid_constant__ ieee_args args) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    mma_short_96::run(args);
+}

@@ -97,7 +97,8 @@ template <int LINES, int SLAB, int PARTS, int THREADS> struct operand_tile {
      * lines, and the pitch of LINES + 4 floats puts these into 32 different banks. */
     template <reading HOW> __device__ __forceinline__ void copy(int i, int more) {
         if constexpr (HOW == READ_VECTORS) {
-            cp_async_if<16>(to + i * (THREADS * 4 / LINES * PITCH * 4), next, more);
+            /* where tiles are small, many blocks read the same lines */
+            cp_async_if<16, LINES <= 64>(to + i * (THREADS * 4 / LINES * PITCH * 4), next, more);
             next += pass_stride;
         } else if constexpr (HOW == READ_TERMS || HOW == READ_TERMS_EDGE) {
             constexpr int PASS_LINES = THREADS / LANE_TERMS, ALONG = SLAB / LANE_TERMS;

@@ -31,7 +31,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     static_assert(GROUPS * TILE * SUM_PITCH <= STAGES * STAGE, "sums take the place of the stages");
 
     static __device__ __forceinline__ void copy(uint32_t to, stage_operand &x, int k_left) {
-        copy_next_stage<TILE, BLOCK_K, K_PITCH, THREADS>((int)threadIdx.x, to, x, x.along_k, k_left);
+        copy_next_stage<true, TILE, BLOCK_K, K_PITCH, THREADS>((int)threadIdx.x, to, x, x.along_k, k_left);
     }
 
     /* Four terms of a thread's four lines: values[line][term]. */

@@ -20,8 +20,8 @@ struct stage_operand {
 };
 
 /* Copies OUTER x INNER elements to [OUTER][PITCH], neighbours along INNER, by THREADS threads, of which this is
- * `thread`; zeros where the matrix has none. */
-template <int OUTER, int INNER, int PITCH, int THREADS>
+ * `thread`; zeros where the matrix has none. CACHED: by way of the L1 cache. */
+template <bool CACHED, int OUTER, int INNER, int PITCH, int THREADS>
 static __device__ __forceinline__ void copy_stage(int thread, uint32_t to, const float *from, int64_t outer_stride,
                                                   int64_t inner_stride, int outer_left, int inner_left, bool vectors) {
     if (vectors) {
@@ -32,8 +32,13 @@ static __device__ __forceinline__ void copy_stage(int thread, uint32_t to, const
         from += outer * outer_stride + inner;
         to += (outer * PITCH + inner) * 4;
 #pragma unroll
-        for (int pass = 0; pass < OUTER / STEP; pass++, from += STEP * outer_stride)
-            cp_async_bytes(to + pass * (STEP * PITCH * 4), from, outer + pass * STEP < outer_left ? bytes : 0);
+        for (int pass = 0; pass < OUTER / STEP; pass++, from += STEP * outer_stride) {
+            const int wanted = outer + pass * STEP < outer_left ? bytes : 0;
+            if (CACHED)
+                cp_async_cached(to + pass * (STEP * PITCH * 4), from, wanted);
+            else
+                cp_async_bytes(to + pass * (STEP * PITCH * 4), from, wanted);
+        }
     } else {
         constexpr int STEP = THREADS / INNER;
         static_assert(STEP && OUTER % STEP == 0, "whole passes");
@@ -49,14 +54,14 @@ static __device__ __forceinline__ void copy_stage(int thread, uint32_t to, const
 
 /* Copies STAGE_K terms of LINES lines: where terms of k are neighbours to [LINES][K_PITCH], where lines are to
  * [STAGE_K][LINES + 4]. */
-template <int LINES, int STAGE_K, int K_PITCH, int THREADS>
+template <bool CACHED, int LINES, int STAGE_K, int K_PITCH, int THREADS>
 static __device__ __forceinline__ void copy_next_stage(int thread, uint32_t to, stage_operand &x, bool along_k,
                                                        int k_left) {
     if (along_k)
-        copy_stage<LINES, STAGE_K, K_PITCH, THREADS>(thread, to, x.next, x.line_stride, x.k_stride, x.lines, k_left,
-                                                     x.by_vectors);
+        copy_stage<CACHED, LINES, STAGE_K, K_PITCH, THREADS>(thread, to, x.next, x.line_stride, x.k_stride, x.lines,
+                                                             k_left, x.by_vectors);
     else
-        copy_stage<STAGE_K, LINES, LINES + 4, THREADS>(thread, to, x.next, x.k_stride, 1, k_left, x.lines,
-                                                       x.by_vectors);
+        copy_stage<CACHED, STAGE_K, LINES, LINES + 4, THREADS>(thread, to, x.next, x.k_stride, 1, k_left, x.lines,
+                                                               x.by_vectors);
     x.next += STAGE_K * x.k_stride;
 }

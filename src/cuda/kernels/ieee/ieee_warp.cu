@@ -4,7 +4,8 @@
  * Like ieee_mma_sm90.cu it multiplies on Hopper's float64 tensor cores, where a product of two float32 is exact: what
  * remains is one rounding to float32 at the end. Thread blocks stay: the warps of all blocks share the tiles of all
  * items of the batch evenly. A warp copies CHUNK terms of a tile at a time to shared memory of its own by cp.async,
- * STAGES - 1 chunks ahead of what it multiplies, and waits for no other warp.
+ * STAGES - 1 chunks ahead of what it multiplies, and waits for no other warp. Copies pass through the L1 cache: where all
+ * warps read the same few lines, L2 would be asked for them too often.
  *
  * What it costs is instructions. So operands are copied sixteen bytes at a time, aligned or not: they lie in shared
  * memory in rows of what is neighbours in global memory, and a row begins with the sixteen bytes that its first element
@@ -105,16 +106,16 @@ template <int LINES> struct warp_source {
             if (terms >= K_PITCH && lines == LINES) {
 #pragma unroll
                 for (int i = 0; i < LINES; i += 4, next += step)
-                    cp_async_if<16>(to + i * (K_PITCH * 4), next, vector < K_PITCH * 4);
+                    cp_async_if<16, true>(to + i * (K_PITCH * 4), next, vector < K_PITCH * 4);
             } else {
                 const int bytes = min(max(terms * 4 + shift - vector, 0), 16);
                 const int rows = vector < K_PITCH * 4 ? lines - row : 0;
 #pragma unroll
                 for (int i = 0; i < LINES; i += 8, next += step) {
                     if (i && i >= lines) break;
-                    if (i < rows) cp_async_bytes(to + i * (K_PITCH * 4), next, bytes);
+                    if (i < rows) cp_async_cached(to + i * (K_PITCH * 4), next, bytes);
                     next += step;
-                    if (i + 4 < rows) cp_async_bytes(to + (i + 4) * (K_PITCH * 4), next, bytes);
+                    if (i + 4 < rows) cp_async_cached(to + (i + 4) * (K_PITCH * 4), next, bytes);
                 }
             }
             from += CHUNK * 4;
@@ -129,15 +130,16 @@ template <int LINES> struct warp_source {
                 if (terms >= CHUNK) {
 #pragma unroll
                     for (int i = 0; i < CHUNK; i += 4, next += step)
-                        if (bytes) cp_async_bytes(to + i * (PITCH * 4) + j * 128, next, bytes);
+                        if (bytes) cp_async_cached(to + i * (PITCH * 4) + j * 128, next, bytes);
                 } else
 #pragma unroll
                     for (int i = 0; i < CHUNK; i += 8, next += step) {
                         if (i >= terms) break;
-                        if (bytes) cp_async_bytes(to + i * (PITCH * 4) + j * 128, next, row + i < terms ? bytes : 0);
+                        if (bytes) cp_async_cached(to + i * (PITCH * 4) + j * 128, next, row + i < terms ? bytes : 0);
                         next += step;
                         if (bytes)
-                            cp_async_bytes(to + (i + 4) * (PITCH * 4) + j * 128, next, row + i + 4 < terms ? bytes : 0);
+                            cp_async_cached(to + (i + 4) * (PITCH * 4) + j * 128, next,
+                                            row + i + 4 < terms ? bytes : 0);
                     }
             }
             from += CHUNK * 4 * x.k_stride;

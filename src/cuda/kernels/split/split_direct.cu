@@ -173,9 +173,9 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 if (coming < stages) {
                     const uint32_t to = memory + coming % STAGES * (STAGE * 4);
                     const int thread = (int)threadIdx.x % WARPGROUP, left = terms - coming * STAGE_K;
-                    copy_next_stage<M, STAGE_K, stage_a::K_PITCH, WARPGROUP>(thread, to, a, A_ALONG_K, left);
-                    copy_next_stage<N, STAGE_K, stage_b::K_PITCH, WARPGROUP>(thread, to + stage_a::FLOATS * 4, b,
-                                                                             B_ALONG_K, left);
+                    copy_next_stage<false, M, STAGE_K, stage_a::K_PITCH, WARPGROUP>(thread, to, a, A_ALONG_K, left);
+                    copy_next_stage<false, N, STAGE_K, stage_b::K_PITCH, WARPGROUP>(thread, to + stage_a::FLOATS * 4, b,
+                                                                                    B_ALONG_K, left);
                 }
                 coming++;
                 cp_async_commit();
@@ -250,7 +250,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                     }
         }
         if (group == 0) put();
-        const int blocks = args.cluster, quads = M * N / 4, each = (quads + blocks - 1) / blocks;
+        const int blocks = cluster_blocks(), quads = M * N / 4, each = (quads + blocks - 1) / blocks;
         if (blocks > 1)
             cluster_sync();
         else
@@ -284,9 +284,9 @@ template <int TILE_N, int GROUPS> struct direct_tile {
 
     static __device__ __forceinline__ void run(const ieee_args &args) {
         float *shared = (float *)dynamic_shared<1024>();
-        const int rank = (int)blockIdx.x % args.cluster, group = (int)threadIdx.x / WARPGROUP;
+        const int rank = cluster_rank(), group = (int)threadIdx.x / WARPGROUP;
         int tile_row, tile_col;
-        find_tile(args, (int)blockIdx.x / args.cluster, &tile_row, &tile_col);
+        find_tile(args, cluster_number(), &tile_row, &tile_col);
         const int row0 = tile_row * M, col0 = tile_col * N;
         const int block_k0 = min(rank * args.k_each, args.k), block_terms = min(args.k_each, args.k - block_k0);
         const int each = ((block_terms + GROUPS - 1) / GROUPS + STAGE_K - 1) / STAGE_K * STAGE_K;
