@@ -17,7 +17,7 @@ typedef struct command {
 } command;
 
 extern const command mul_command, info_command, plan_command, check_command, bench_command, reference_command,
-    run_command, selftest_command;
+    run_command, selftest_command, tune_command;
 
 /* Both say on standard error what went wrong, as "tessera NAME: sentence", and return the exit code to pass on. */
 int fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

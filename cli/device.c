@@ -24,31 +24,56 @@ int plan_as_text(char **text, const tsr_plan *plan) {
     return EXIT_OK;
 }
 
+int device_kernels(const char *engine, int (*each)(void *data, const char *name), void *data) {
+    static const char runs[] = "runs here";
+    const size_t size = tsr_info_print(NULL, 0) + 1, ending = sizeof runs - 1;
+    char *text = malloc(size), *rest = text, start[32];
+    if (!text) return fail("no memory for %zu bytes of text", size);
+    tsr_info_print(text, size);
+    const int start_length = snprintf(start, sizeof start, "%s kernel: ", engine);
+    int status = EXIT_OK;
+    for (char *line; !status && (line = strsep(&rest, "\n"));) {
+        const size_t length = strlen(line);
+        if (length < ending || strcmp(line + length - ending, runs) || strncmp(line, start, (size_t)start_length))
+            continue;
+        line[strcspn(line, ",")] = '\0';
+        status = each(data, line + start_length);
+    }
+    free(text);
+    return status;
+}
+
 /* ---- The CUDA driver --------------------------------------------------------------------------------------------- */
 
 /* The driver's functions this command calls: member, symbol, parameters. Pointers are opaque to it, device addresses
  * are 64-bit numbers. */
-#define DRIVER_FUNCTIONS(X)                                                                \
-    X(init, "cuInit", unsigned flags)                                                      \
-    X(get_error_string, "cuGetErrorString", int error, const char **text)                  \
-    X(device_get_count, "cuDeviceGetCount", int *count)                                    \
-    X(device_get, "cuDeviceGet", int *device, int ordinal)                                 \
-    X(device_get_name, "cuDeviceGetName", char *name, int size, int device)                \
-    X(primary_retain, "cuDevicePrimaryCtxRetain", void **context, int device)              \
-    X(primary_release, "cuDevicePrimaryCtxRelease_v2", int device)                         \
-    X(set_current, "cuCtxSetCurrent", void *context)                                       \
-    X(memory_info, "cuMemGetInfo_v2", size_t *available, size_t *total)                    \
-    X(memory_allocate, "cuMemAlloc_v2", uint64_t *address, size_t bytes)                   \
-    X(memory_free, "cuMemFree_v2", uint64_t address)                                       \
-    X(copy_to_device, "cuMemcpyHtoD_v2", uint64_t address, const void *host, size_t bytes) \
-    X(copy_to_host, "cuMemcpyDtoH_v2", void *host, uint64_t address, size_t bytes)         \
-    X(stream_create, "cuStreamCreate", void **stream, unsigned flags)                      \
-    X(stream_synchronize, "cuStreamSynchronize", void *stream)                             \
-    X(stream_destroy, "cuStreamDestroy_v2", void *stream)                                  \
-    X(event_create, "cuEventCreate", void **event, unsigned flags)                         \
-    X(event_record, "cuEventRecord", void *event, void *stream)                            \
-    X(event_synchronize, "cuEventSynchronize", void *event)                                \
-    X(event_elapsed, "cuEventElapsedTime", float *milliseconds, void *start, void *stop)   \
+#define DRIVER_FUNCTIONS(X)                                                                       \
+    X(init, "cuInit", unsigned flags)                                                             \
+    X(get_error_string, "cuGetErrorString", int error, const char **text)                         \
+    X(device_get_count, "cuDeviceGetCount", int *count)                                           \
+    X(device_get, "cuDeviceGet", int *device, int ordinal)                                        \
+    X(device_get_name, "cuDeviceGetName", char *name, int size, int device)                       \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", void **context, int device)                     \
+    X(primary_release, "cuDevicePrimaryCtxRelease_v2", int device)                                \
+    X(set_current, "cuCtxSetCurrent", void *context)                                              \
+    X(memory_info, "cuMemGetInfo_v2", size_t *available, size_t *total)                           \
+    X(memory_allocate, "cuMemAlloc_v2", uint64_t *address, size_t bytes)                          \
+    X(memory_free, "cuMemFree_v2", uint64_t address)                                              \
+    X(copy_to_device, "cuMemcpyHtoD_v2", uint64_t address, const void *host, size_t bytes)        \
+    X(copy_to_host, "cuMemcpyDtoH_v2", void *host, uint64_t address, size_t bytes)                \
+    X(stream_create, "cuStreamCreate", void **stream, unsigned flags)                             \
+    X(stream_synchronize, "cuStreamSynchronize", void *stream)                                    \
+    X(stream_destroy, "cuStreamDestroy_v2", void *stream)                                         \
+    X(capture_begin, "cuStreamBeginCapture_v2", void *stream, int mode)                           \
+    X(capture_end, "cuStreamEndCapture", void *stream, void **graph)                              \
+    X(graph_instantiate, "cuGraphInstantiateWithFlags", void **made, void *graph, uint64_t flags) \
+    X(graph_launch, "cuGraphLaunch", void *graph, void *stream)                                   \
+    X(graph_destroy, "cuGraphDestroy", void *graph)                                               \
+    X(made_destroy, "cuGraphExecDestroy", void *graph)                                            \
+    X(event_create, "cuEventCreate", void **event, unsigned flags)                                \
+    X(event_record, "cuEventRecord", void *event, void *stream)                                   \
+    X(event_synchronize, "cuEventSynchronize", void *event)                                       \
+    X(event_elapsed, "cuEventElapsedTime", float *milliseconds, void *start, void *stop)          \
     X(event_destroy, "cuEventDestroy_v2", void *event)
 
 #define MEMBER(name, symbol, ...) int (*name)(__VA_ARGS__);
@@ -85,6 +110,12 @@ static const char *driver_error(int error) {
 }
 
 static int fail_driver(const char *what, int error) { return fail("%s: %s", what, driver_error(error)); }
+
+bool device_has_room(device *d, double bytes) {
+    size_t available, total;
+    return driver.set_current(d->primary) == 0 && driver.memory_info(&available, &total) == 0 &&
+           bytes < (double)available;
+}
 
 /* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
@@ -143,10 +174,7 @@ static void close_cuda(device *d) {
 }
 
 /* Operands, their panels (up to the same size again), and some room. */
-static bool fits_in_device(double bytes) {
-    size_t available, total;
-    return driver.memory_info(&available, &total) == 0 && 2.2 * bytes < (double)available;
-}
+static bool fits_in_device(device *d, double bytes) { return device_has_room(d, 2.2 * bytes); }
 
 /* What it takes to start a GPU: the driver, a context, the kernels' images. */
 static const double gpu_start_seconds = 0.2;
@@ -186,7 +214,7 @@ int device_open(device *d, const options *chosen, double cpu_seconds, double byt
         d->made_from.device = TSR_DEVICE_CUDA;
         d->made_from.device_index = chosen->device_index;
         int status = open_cuda(d, automatic);
-        if (!status && automatic && !fits_in_device(bytes)) status = EXIT_FAILED;
+        if (!status && automatic && !fits_in_device(d, bytes)) status = EXIT_FAILED;
         if (!status) {
             tsr_status made = tsr_context_create(&d->context, &d->made_from);
             if (!made) return EXIT_OK;
@@ -274,10 +302,21 @@ int device_multiply(device *d, float alpha, const tsr_operand *a, const tsr_oper
 
 /* ---- Clocks ------------------------------------------------------------------------------------------------------ */
 
-static double now(void) {
+double device_clock(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds since d->start, when all is done. */
+static int stop_clock(device *d, double *seconds) {
+    float milliseconds = 0;
+    int error = driver.event_record(d->stop, d->stream);
+    if (error || (error = driver.event_synchronize(d->stop)) ||
+        (error = driver.event_elapsed(&milliseconds, d->start, d->stop)))
+        return fail_driver("cannot multiply", error);
+    *seconds = 1e-3 * (double)milliseconds;
+    return EXIT_OK;
 }
 
 /* Seconds that `calls` executions take together. */
@@ -286,17 +325,39 @@ static int time_calls(device *d, double *seconds, int calls, const tsr_plan *pla
     tsr_launch launch = {.stream = d->stream};
     tsr_status status = TSR_OK;
     int error = on_cuda(d) ? driver.event_record(d->start, d->stream) : 0;
-    double begun = now();
+    double begun = device_clock();
     for (int i = 0; i < calls && !status; i++) status = tsr_plan_execute(plan, 1, a, b, 0, c, &launch);
-    *seconds = now() - begun;
+    *seconds = device_clock() - begun;
     if (status) return fail_status("cannot multiply", status);
     if (!on_cuda(d)) return EXIT_OK;
-    float milliseconds = 0;
-    if (error || (error = driver.event_record(d->stop, d->stream)) || (error = driver.event_synchronize(d->stop)) ||
-        (error = driver.event_elapsed(&milliseconds, d->start, d->stop)))
-        return fail_driver("cannot multiply", error);
-    *seconds = 1e-3 * (double)milliseconds;
-    return EXIT_OK;
+    return error ? fail_driver("cannot multiply", error) : stop_clock(d, seconds);
+}
+
+int device_capture(device *d, void **graph, int calls, const tsr_plan *plan, const float *a, const float *b, float *c,
+                   const tsr_launch *launch) {
+    enum { RELAXED = 2 };
+    void *captured = NULL;
+    *graph = NULL;
+    int error = make_current(d);
+    if (!error) error = driver.capture_begin(d->stream, RELAXED);
+    if (error) return fail_driver("cannot capture a product", error);
+    tsr_status status = TSR_OK;
+    for (int i = 0; i < calls && !status; i++) status = tsr_plan_execute(plan, 1, a, b, 0, c, launch);
+    error = driver.capture_end(d->stream, &captured);
+    if (!error && !status) error = driver.graph_instantiate(graph, captured, 0);
+    if (captured) driver.graph_destroy(captured);
+    if (status) return fail_status("cannot multiply", status);
+    return error ? fail_driver("cannot capture a product", error) : EXIT_OK;
+}
+
+int device_replay(device *d, void *graph, double *seconds) {
+    int error = driver.event_record(d->start, d->stream);
+    if (!error) error = driver.graph_launch(graph, d->stream);
+    return error ? fail_driver("cannot multiply", error) : stop_clock(d, seconds);
+}
+
+void device_forget(void *graph) {
+    if (graph) driver.made_destroy(graph);
 }
 
 static int compare_doubles(const void *left, const void *right) {
@@ -310,17 +371,17 @@ int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, cons
     static double samples[SAMPLE_LIMIT];
     /* A sample is long beside the clock's resolution and, on a GPU, beside the launches before the queue is full. */
     const double sample_seconds = on_cuda(d) ? 2e-3 : 2e-4;
-    double begun = now(), elapsed;
+    double begun = device_clock(), elapsed;
     int status = time_calls(d, &elapsed, 1, plan, a, b, c);
     if (status) return status;
     *t = (timing){elapsed, elapsed, 1, 1};
-    if (now() - begun >= seconds) return EXIT_OK;
+    if (device_clock() - begun >= seconds) return EXIT_OK;
 
     /* The first call also loads code, wakes threads and touches memory, so it is not used to choose the sample size. */
     if ((status = time_calls(d, &elapsed, 1, plan, a, b, c))) return status;
     t->calls_per_sample = elapsed < sample_seconds ? (int)(sample_seconds / (elapsed > 1e-9 ? elapsed : 1e-9)) + 1 : 1;
     int count = 0;
-    while (count < SAMPLE_LIMIT && (count < 3 || now() - begun < seconds)) {
+    while (count < SAMPLE_LIMIT && (count < 3 || device_clock() - begun < seconds)) {
         if ((status = time_calls(d, &elapsed, t->calls_per_sample, plan, a, b, c))) return status;
         samples[count++] = elapsed / t->calls_per_sample;
     }

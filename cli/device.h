@@ -54,6 +54,21 @@ typedef struct timing {
 
 int device_time(device *d, timing *t, const tsr_plan *plan, const float *a, const float *b, float *c, double seconds);
 
+/* A graph of so many executions, and the seconds that all of them take on a GPU. */
+int device_capture(device *d, void **graph, int calls, const tsr_plan *plan, const float *a, const float *b, float *c,
+                   const tsr_launch *launch);
+int device_replay(device *d, void *graph, double *seconds);
+void device_forget(void *graph); /* NULL is allowed */
+
+/* Seconds since some moment. */
+double device_clock(void);
+
+/* Whether a GPU has so many bytes of free memory. */
+bool device_has_room(device *d, double bytes);
+
+/* Calls `each` with the name of every kernel of an engine, "cpu" or "cuda", that runs here, until one call fails. */
+int device_kernels(const char *engine, int (*each)(void *data, const char *name), void *data);
+
 /* The plan as tsr_plan_print has it, to be freed. */
 int plan_as_text(char **text, const tsr_plan *plan);
 

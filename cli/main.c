@@ -7,8 +7,9 @@
 #include "command.h"
 #include "progress.h"
 
-static const command *const commands[] = {&mul_command,   &info_command,      &plan_command, &check_command,
-                                          &bench_command, &reference_command, &run_command,  &selftest_command};
+static const command *const commands[] = {&mul_command,   &info_command,     &plan_command,
+                                          &check_command, &bench_command,    &reference_command,
+                                          &run_command,   &selftest_command, &tune_command};
 
 enum { COMMAND_TOTAL = sizeof commands / sizeof commands[0] };
 

@@ -29,6 +29,8 @@ static const option option_table[] = {
     {OPTION_SEED, "--seed", NULL, "N", "seed of the random matrices (default: 1)"},
     {OPTION_QUICK, "--quick", NULL, NULL, "small matrices only"},
     {OPTION_SECONDS, "--seconds", NULL, "S", "time to spend on each measurement (default: 1)"},
+    {OPTION_TOTAL_SECONDS, "--seconds", NULL, "S", "time to spend in all (default: 60)"},
+    {OPTION_RECORD, "--record", NULL, NULL, "tune for the products that PROGRAM makes"},
     {OPTION_JSON, "--json", NULL, NULL, "print JSON instead of a table"},
     {OPTION_REPORT, "--report", NULL, "[FILE]", "a certificate in Markdown, to FILE or standard output"},
     {OPTION_LIBRARY, "--library", NULL, "FILE", "check this BLAS instead, a shared library"},
@@ -115,8 +117,10 @@ static int set_option(options *chosen, const option *which, const char *value) {
         chosen->seed = (uint64_t)count;
         break;
     case OPTION_QUICK: chosen->quick = true; break;
+    case OPTION_TOTAL_SECONDS:
     case OPTION_SECONDS: return parse_seconds(chosen, which->name, value);
     case OPTION_JSON: chosen->json = true; break;
+    case OPTION_RECORD: chosen->record = true; break;
     case OPTION_REPORT:
         chosen->report = true;
         chosen->report_file = value;
@@ -144,7 +148,8 @@ static const option *find_option(unsigned accepted, const char *word, const char
 static bool is_option(const char *word) { return word[0] == '-' && word[1] && !(word[1] >= '0' && word[1] <= '9'); }
 
 int options_parse(options *chosen, unsigned accepted, int count, char **words, bool *help) {
-    *chosen = (options){.arguments = words, .precision = TSR_FP32, .batch = 1, .seed = 1, .seconds = 1};
+    *chosen = (options){.arguments = words, .precision = TSR_FP32, .batch = 1, .seed = 1};
+    chosen->seconds = accepted & OPTION_TOTAL_SECONDS ? 60 : 1;
     *help = false;
     bool only_arguments = false;
     for (int i = 0; i < count; i++) {

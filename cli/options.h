@@ -23,7 +23,9 @@ enum {
     OPTION_REPORT = 1 << 12,
     OPTION_LIBRARY = 1 << 13,
     OPTION_INVARIANT = 1 << 14,
-    OPTION_PROGRAM = 1 << 15 /* not an option: words from the first non-option on belong to another program */,
+    OPTION_RECORD = 1 << 15,
+    OPTION_TOTAL_SECONDS = 1 << 16,
+    OPTION_PROGRAM = 1 << 17 /* not an option: words from the first non-option on belong to another program */,
     OPTION_TRANSPOSE = OPTION_TRANSPOSE_A | OPTION_TRANSPOSE_B
 };
 
@@ -46,6 +48,7 @@ typedef struct options {
     bool quick;
     double seconds;
     bool json;
+    bool record;
     bool report;
     const char *report_file; /* NULL: standard output */
     const char *library;     /* whose products are checked; NULL: Tessera's own */

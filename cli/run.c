@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "command.h"
+#include "run.h"
 
 /* The library beside the libtessera that this process runs on. */
 static int find_library(char *path, size_t size) {
@@ -80,8 +81,7 @@ static void pass_on(int number, siginfo_t *info, void *context) {
 static const int passed_on[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM};
 enum { PASSED_ON_TOTAL = sizeof passed_on / sizeof passed_on[0] };
 
-/* Starts the program and waits for it. -1: there is no process for it. */
-static int wait_for_program(char **words) {
+int program_wait(char **words) {
     sigset_t signals, before;
     sigemptyset(&signals);
     for (int i = 0; i < PASSED_ON_TOTAL; i++) sigaddset(&signals, passed_on[i]);
@@ -111,13 +111,12 @@ static int exit_code(int ended) {
 
 /* ---- What became of its products --------------------------------------------------------------------------------- */
 
-/* A file in memory to which the program's processes add lines, through its name in /proc; -1: there is none. */
-static int open_report(void) {
+int program_report(const char *variable) {
     char path[64];
     const int file = memfd_create("tessera-run", MFD_CLOEXEC);
     snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)getpid(), file);
-    if (file >= 0 && access(path, W_OK) == 0 && set("TESSERA_RUN", path)) return file;
-    unsetenv("TESSERA_RUN");
+    if (file >= 0 && access(path, W_OK) == 0 && set(variable, path)) return file;
+    unsetenv(variable);
     return -1;
 }
 
@@ -152,10 +151,10 @@ static int run_run(const options *chosen) {
     const int status = find_library(library, sizeof library);
     if (status) return status;
     if (!set_environment(chosen, library)) return fail("no memory for the environment");
-    const int report = open_report();
+    const int report = program_report("TESSERA_RUN");
     char **words = chosen->arguments;
     words[chosen->argument_count] = NULL; /* where main's words end, or where an option was before */
-    const int ended = wait_for_program(words);
+    const int ended = program_wait(words);
     if (ended < 0) return fail("cannot start a process: %s", strerror(errno));
     const bool has_run = !WIFEXITED(ended) || WEXITSTATUS(ended) < EXIT_NOT_RUN;
     if (has_run) explain(report);

@@ -350,30 +350,29 @@ static int test_kernel(selftest *s, const device *d, const char *label, const ch
     return status;
 }
 
-/* Every kernel of `prefix` ("cpu" or "cuda") that tsr_info_print says runs here, or the one that is asked for. */
+/* Kernels of a device, or the one that is asked for. */
+typedef struct kernels_test {
+    selftest *s;
+    const device *d;
+    const char *prefix, *only; /* "cpu" or "cuda"; NULL: all */
+    FILE *to;
+    int status;
+} kernels_test;
+
+/* One that fails does not end it. */
+static int test_one_of(void *data, const char *name) {
+    kernels_test *all = data;
+    char label[96];
+    snprintf(label, sizeof label, "%s kernel %s", all->prefix, name);
+    if ((!all->only || strcmp(all->only, name) == 0) && test_kernel(all->s, all->d, label, name, all->to))
+        all->status = EXIT_FAILED;
+    return EXIT_OK;
+}
+
 static int test_kernels(selftest *s, const device *d, const char *prefix, const char *only, FILE *to) {
-    size_t size = tsr_info_print(NULL, 0) + 1;
-    char *text = malloc(size), *rest = text;
-    if (!text) return fail("no memory for %zu bytes of text", size);
-    tsr_info_print(text, size);
-    char start[32];
-    snprintf(start, sizeof start, "%s kernel: ", prefix);
-    int status = EXIT_OK;
-    for (char *line; (line = strsep(&rest, "\n"));) {
-        size_t length = strlen(line);
-        static const char end[] = "runs here";
-        if (strncmp(line, start, strlen(start)) || length < sizeof end - 1 ||
-            strcmp(line + length - (sizeof end - 1), end))
-            continue;
-        char *name = line + strlen(start);
-        name[strcspn(name, ",")] = '\0';
-        if (only && strcmp(only, name)) continue;
-        char label[96];
-        snprintf(label, sizeof label, "%s kernel %s", prefix, name);
-        if (test_kernel(s, d, label, name, to)) status = EXIT_FAILED;
-    }
-    free(text);
-    return status;
+    kernels_test all = {s, d, prefix, only, to, EXIT_OK};
+    const int status = device_kernels(prefix, test_one_of, &all);
+    return status ? status : all.status;
 }
 
 /* A GPU that the library cannot use is said to be so, and is no failure unless it was asked for. */

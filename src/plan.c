@@ -17,7 +17,9 @@ tsr_status plan_make(tsr_plan *plan) {
 
 size_t plan_workspace(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.workspace.bytes : plan->cpu.workspace; }
 
-double plan_seconds(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.seconds : plan->cpu.seconds; }
+double plan_seconds(const tsr_plan *plan) {
+    return on_cuda(plan) ? cuda_plan_seconds(&plan->cuda, &plan->problem) : plan->cpu.seconds;
+}
 
 bool plan_is_split(const tsr_plan *plan) { return on_cuda(plan) ? plan->cuda.split : plan->cpu.components > 0; }
 
@@ -38,7 +40,8 @@ void plan_print(const tsr_plan *plan, tsr_text *text) {
     else
         cpu_plan_print(&plan->cpu, p, text);
     tsr_text_add(text, "workspace: %zu bytes\n", plan_workspace(plan));
-    if (plan_seconds(plan) > 0) print_seconds(plan_seconds(plan), text);
+    const double seconds = plan_seconds(plan);
+    if (seconds > 0) print_seconds(seconds, text);
 }
 
 tsr_status plan_execute(const tsr_plan *plan, const tsr_problem *problem, const tsr_launch *launch) {

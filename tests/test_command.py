@@ -22,7 +22,7 @@ from reference import assert_exact, integers
 from toolchain import BUILD, PATIENCE, need
 
 TESSERA = BUILD / "cli" / "tessera"
-COMMANDS = ["mul", "info", "plan", "check", "bench", "reference", "selftest"]
+COMMANDS = ["mul", "info", "plan", "check", "bench", "reference", "selftest", "tune"]
 OK, FAILED, MISUSED = range(3)
 
 

@@ -104,6 +104,9 @@ def load(path):
     declare("tsr_attention_backward", c_int, c_void_p, POINTER(AttentionProblem), POINTER(AttentionGradients),
             POINTER(Launch))
     declare("tsr_attention_workspace", c_size_t, c_void_p, POINTER(AttentionProblem), c_int)
+    declare("tsr_tuning_path", c_size_t, c_void_p, c_char_p, c_size_t)
+    declare("tsr_tuning_print", c_size_t, c_void_p, c_char_p, c_size_t)
+    declare("tsr_tuning_set", c_int, c_void_p, c_char_p, c_double)
     declare("tsr_info_print", c_size_t, c_char_p, c_size_t)
     declare("tsr_stats_read", c_int, c_void_p, POINTER(Stats))
     declare("tsr_trim", c_int, c_void_p)

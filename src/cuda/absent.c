@@ -19,6 +19,11 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     return absent();
 }
 
+double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
+    (void)plan, (void)problem;
+    return 0;
+}
+
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text) {
     (void)plan, (void)problem, (void)text;
 }
@@ -70,4 +75,19 @@ tsr_status cuda_trim(tsr_context *context) {
 
 void cuda_info_print(tsr_text *text) {
     tsr_text_add(text, "cuda: not in this build (TESSERA_CUDA off, or no nvcc when it was built)\n");
+}
+
+size_t tsr_tuning_path(const tsr_context *context, char *path, size_t size) {
+    (void)context;
+    if (path && size) path[0] = '\0';
+    return 0;
+}
+
+size_t tsr_tuning_print(const tsr_context *context, char *text, size_t size) {
+    return tsr_tuning_path(context, text, size);
+}
+
+tsr_status tsr_tuning_set(tsr_context *context, const char *name, double value) {
+    (void)context, (void)name, (void)value;
+    return absent();
 }

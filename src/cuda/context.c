@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/tuning.h"
+
 enum { OLDEST_CAPABILITY = 75, OLDEST_SHARED_LIMIT = 64 << 10 }; /* Turing, and the bytes a block may have there */
 enum { DEFAULT_SHARED_LIMIT = 48 << 10 };                        /* bytes a block may have without asking */
 
@@ -51,6 +53,11 @@ static tsr_status describe_device(const cuda_driver *driver, CUdevice handle, cu
     if (error) return cuda_fail(error, "asking GPU %d what it is", handle);
     device->capability = device->planned_capability = 10 * major + minor;
     device->has_pools = pools;
+    /* For testing on a newer GPU what one of this compute capability gets: its kernels, and no early launches. */
+    const char *capability = getenv("TESSERA_CUDA_CAPABILITY");
+    const int wanted_capability = capability ? atoi(capability) : 0;
+    if (wanted_capability >= OLDEST_CAPABILITY && wanted_capability < device->capability)
+        device->planned_capability = wanted_capability;
     /* For testing on a newer GPU what the oldest one gets: its kernels, from its PTX, in its shared memory. */
     if (is_set("TESSERA_CUDA_PTX")) {
         device->from_ptx = true;
@@ -379,7 +386,9 @@ tsr_status cuda_context_create(struct cuda_context **made, tsr_options *options)
     tsr_status status = choose_context(cuda, options->device_index, &handle);
     if (!status) status = describe_device(driver, handle, &cuda->device);
     if (!status && cuda->device.capability < OLDEST_CAPABILITY) status = too_old(&cuda->device);
+    if (!status) status = tuning_load(&cuda->device);
     if (!status) {
+        cuda->records = tuning_records();
         cuda->overlap_launches = cuda->device.planned_capability >= OVERLAP_CAPABILITY &&
                                  driver->version >= OVERLAP_DRIVER;
         CUresult error = driver->cuCtxPushCurrent(cuda->context);
@@ -388,6 +397,7 @@ tsr_status cuda_context_create(struct cuda_context **made, tsr_options *options)
     }
     if (status) {
         if (cuda->retained) driver->cuDevicePrimaryCtxRelease(handle);
+        free(cuda->device.costs);
         free(cuda);
         return status;
     }
@@ -403,6 +413,7 @@ void cuda_context_destroy(struct cuda_context *cuda) {
     resident_release(cuda, alive);
     if (alive) cuda_leave(cuda, pushed);
     if (cuda->retained) cuda->driver->cuDevicePrimaryCtxRelease(cuda->device.ordinal);
+    free(cuda->device.costs);
     free(cuda);
 }
 
@@ -458,6 +469,11 @@ void cuda_info_print(tsr_text *text) {
                      device->multiprocessors, (double)bytes / (1 << 30),
                      device->capability < OLDEST_CAPABILITY ? ", too old to be used" : "");
         described++;
+    }
+    for (int i = 0; i < described; i++) {
+        if (devices[i].capability < OLDEST_CAPABILITY || tuning_load(&devices[i])) continue;
+        tsr_text_add(text, "cuda tuning: %d, %s\n", devices[i].ordinal, devices[i].tuning);
+        free(devices[i].costs);
     }
     cuda_kernels_print(devices, described, text);
 }

@@ -29,6 +29,7 @@ struct cuda_context {
     cuda_device device;
     CUcontext context;
     bool retained;         /* it is the device's primary context, and we hold it */
+    bool records;          /* each new product is noted (tuning.h) */
     bool overlap_launches; /* a kernel may be launched before the one in front of it has finished */
     cuda_resident *resident;
     const cuda_kernel *forced; /* options.kernel, or NULL */

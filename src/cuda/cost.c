@@ -7,18 +7,22 @@
 #include "cuda/cost.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 /* ---- Measured constants ------------------------------------------------------------------------------------------ */
 
-/* What differs between kernels besides their rates. */
-typedef struct kernel_overheads {
+/* Of kernels that compute tiles, from operands in place or packed ones. */
+typedef struct tile_costs {
+    double rate;       /* multiply-adds per SM and cycle, all SMs full */
     double pipeline_k; /* filling a thread block's pipeline and writing its tile, as terms of k */
     double start;      /* seconds from the end of the kernel before it to its work */
     double reduce;     /* seconds from its end to the work of the kernel that adds up partial sums, launched early */
+    double stall;      /* stall cycles per busy cycle with one resident thread block */
     double slow;       /* of its time, more for each operand that is copied by single floats */
     double edge;       /* the same for each of these if the matrix has fewer lines than a tile */
-} kernel_overheads;
+    double ragged;     /* of pipeline_k, more where C is written by single floats */
+} tile_costs;
 
 /* Of the kernel for short k. Seconds, of a thread block that has an SM to itself; a step is eight terms. */
 typedef struct short_costs {
@@ -52,6 +56,16 @@ typedef struct warp_costs {
     double tile, step;     /* of each tile, and each of its steps, of an SM full of warps */
 } warp_costs;
 
+/* Of kernels for few columns that run on every GPU. */
+typedef struct thin_costs {
+    double start, reduce;  /* as of tiles */
+    double block;          /* seconds of a thread block, besides what it reads */
+    double block_bytes[3]; /* that a thread block reads in a cycle, by columns: 1 or 2, up to 4, up to 8 */
+    double memory;         /* of bytes_per_cycle */
+    double across;         /* what is left of block_bytes where the long operand's rows are neighbours; of thin_k */
+    double unaligned;      /* the same where its lines begin anywhere */
+} thin_costs;
+
 typedef struct vector_costs {
     double start[3], rate[3]; /* by columns: 1 or 2, up to 4, up to 8; how fast A is read */
     double share;             /* more, where warps along k add up their sums */
@@ -63,28 +77,27 @@ typedef struct vector_costs {
     double narrow;            /* what is left of the rates with half as many rows side by side */
 } vector_costs;
 
-typedef struct device_costs {
+/* From bytes_per_cycle on, everything is a double that `tessera tune` fits; 0: it does not exist. */
+struct device_costs {
+    const char *name;
     int capability;
+    int clusters[MAX_CLUSTER]; /* of 1, 2, .. thread blocks, one block on an SM, how many have a place at once */
     double clock;              /* Hz, under load */
     double bytes_per_cycle;    /* of device memory, for each SM */
     double launch;             /* seconds from the end of one kernel to the work of the next */
     double split_launches;     /* what packing and recomputing, three kernels, cost a small product, in launches */
     double split_item;         /* the same for each product of a batch, in seconds */
-    double single_block_stall; /* stall cycles per busy cycle with one resident thread block */
+    double segment;            /* seconds for each segment of a tile, or slice, that is added up */
+    double short_stall;        /* as of tiles, of the kernels for short k */
     double cached;             /* reading and writing everything once, in times of product_seconds: L2 has a part */
-    int clusters[MAX_CLUSTER]; /* of 1, 2, .. thread blocks, one block on an SM, how many have a place at once */
-    kernel_overheads ieee_mma_64x128, ieee_mma_64x64, ieee_mma_32x64, ieee_mma_32x32, split_fp32, split, other;
+    tile_costs tile[CUDA_KERNELS];
     short_costs short_64, short_96;
-    double rates[CUDA_KERNELS]; /* multiply-adds per SM and cycle, all SMs full; not of thin kernels */
     small_costs small_16, small_32, long_16, long_32;
     direct_costs direct_64x32, direct_64x64;
     warp_costs warp[IEEE_WARP_32X64 - IEEE_WARP_16X16 + 1];
     vector_costs vector_k, vector_m, columns_k, columns_m;
-    double thin_k_bytes, thin_m_bytes; /* what a thread block of a thin kernel reads in a cycle */
-    double thin_m_memory;              /* of bytes_per_cycle */
-} device_costs;
-
-#define H200_CLOCK 1.755e9
+    thin_costs thin_k, thin_m;
+};
 
 /* One row for each device that was measured.
  *
@@ -98,39 +111,36 @@ typedef struct device_costs {
  *   warp              7 % to 13 %
  *   vector, columns   8 % to 11 %
  *
- * tf32 split: estimated over measured time 1.10 to 1.31, before packing's share was fitted; thin 0.90 to 1.08, of three
- * products. */
+ * ieee_tile, thin and the mma_sm80 kernels by `tessera tune`, as Ampere has them: 6 % to 15 %. tf32 split: estimated
+ * over measured time 1.10 to 1.31, before packing's share was fitted. */
 static const device_costs measured[] = {{
+    .name = "NVIDIA H200",
     .capability = 90,
-    .clock = H200_CLOCK,
+    .clusters = {132, 66, 38, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7},
+    .clock = 1.755e9,
     .bytes_per_cycle = 16,
-    .launch = 4000 / H200_CLOCK,
+    .launch = 2.28e-6,
     .split_launches = 2.5,
     .split_item = 0.05e-6,
-    .single_block_stall = 1.25,
+    .segment = 0.01e-6,
+    .short_stall = 1.25,
     .cached = 0.7,
-    .clusters = {132, 66, 38, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7},
-    .other = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 2000 / H200_CLOCK},
-    .ieee_mma_64x128 = {.pipeline_k = 84, .start = 3.35e-6, .reduce = 3.7e-6, .slow = 0, .edge = 0.38},
-    .ieee_mma_64x64 = {.pipeline_k = 86, .start = 2.85e-6, .reduce = 3.7e-6, .slow = 0, .edge = 0.4},
-    .ieee_mma_32x64 = {.pipeline_k = 149, .start = 2.42e-6, .reduce = 3.7e-6, .slow = 0.05, .edge = 0.31},
-    .ieee_mma_32x32 = {.pipeline_k = 228, .start = 2e-6, .reduce = 3.2e-6, .slow = 0.05, .edge = 0.32},
-    .split = {.pipeline_k = 48, .start = 4000 / H200_CLOCK, .reduce = 4000 / H200_CLOCK},
-    .split_fp32 = {.pipeline_k = 240, .start = 4000 / H200_CLOCK, .reduce = 4.1e-6},
+    .tile =
+        {/* rate, pipeline_k, start, reduce, stall, slow, edge, ragged */
+         [IEEE_MMA_64X128] = {140, 84, 3.35e-6, 3.7e-6, 1.25, 0.005, 0.38, 0.01},
+         [IEEE_MMA_64X64] = {140, 86, 2.85e-6, 3.7e-6, 1.25, 0.005, 0.4, 0.01},
+         [IEEE_MMA_32X64] = {124, 149, 2.42e-6, 3.7e-6, 1.25, 0.05, 0.31, 0.01},
+         [IEEE_MMA_32X32] = {104, 228, 2e-6, 3.2e-6, 1.25, 0.05, 0.32, 0.01},
+         [IEEE_TILE_128X128] = {114, 64, 2.1e-6, 2e-6, 1.7, 0.03, 0.05, 1.2},
+         [IEEE_TILE_128X64] = {108, 49, 2.2e-6, 2e-6, 2.3, 0.03, 0.05, 1.1},
+         [IEEE_TILE_64X64] = {97, 39, 2.6e-6, 2e-6, 2.2, 0.05, 0.05, 1.1},
+         [SPLIT_FP32_SM90] = {640, 240, 2.28e-6, 4.1e-6, 1.25},
+         [SPLIT_FP32_SM90_T128] = {500, 48, 2.28e-6, 2.28e-6, 1.25},
+         [SPLIT_TF32_SM90] = {1400, 48, 2.28e-6, 2.28e-6, 1.25},
+         [SPLIT_FP32_MMA_SM80] = {330, 420, 2.4e-6, 3e-6, 1.6},
+         [SPLIT_TF32_MMA_SM80] = {1000, 700, 1.8e-6, 3e-6, 1.6}},
     .short_64 = {.start = 1.8e-6, .tile = 0.372e-6, .step = 0.165e-6, .unaligned = 0.38, .memory = 1.3},
     .short_96 = {.start = 1.8e-6, .tile = 0.43e-6, .step = 0.2e-6, .unaligned = 0, .memory = 1.4},
-    .rates = {[IEEE_MMA_64X128] = 140,
-              [IEEE_MMA_64X64] = 140,
-              [IEEE_MMA_32X64] = 124,
-              [IEEE_MMA_32X32] = 104,
-              [IEEE_TILE_128X128] = 103,
-              [IEEE_TILE_128X64] = 97,
-              [IEEE_TILE_64X64] = 88,
-              [SPLIT_FP32_SM90] = 640,
-              [SPLIT_FP32_SM90_T128] = 500,
-              [SPLIT_TF32_SM90] = 1400,
-              [SPLIT_FP32_MMA_SM80] = 250,
-              [SPLIT_TF32_MMA_SM80] = 650},
     .small_16 = {2.22e-6, .cluster = 0.82e-6, 0.054e-6, 0.305e-6, .together = 2.65, .slow = 0.053, .block = 0.197e-6},
     .small_32 = {3.5e-6, .cluster = 0.57e-6, 0, 0.662e-6, .together = 2.28, .slow = 0.039, .block = 0.278e-6},
     .long_16 = {2.13e-6, .cluster = 1.02e-6, 0.067e-6, 0.531e-6, .together = 1.3, .slow = 0.061, .block = 1.26e-6},
@@ -181,58 +191,94 @@ static const device_costs measured[] = {{
                   .bytes = 4.2e12,
                   .unaligned = 0.88,
                   .narrow = 0.904},
-    .thin_m_memory = 0.72,
-    .thin_k_bytes = 1.75,
-    .thin_m_bytes = 5,
+    .thin_k = {.start = 2.5e-6,
+               .reduce = 1.9e-6,
+               .block = 0.5e-6,
+               .block_bytes = {10, 3.5, 1.8},
+               .memory = 0.75,
+               .across = 0.7,
+               .unaligned = 0.92},
+    .thin_m = {.start = 1.9e-6,
+               .reduce = 3e-6,
+               .block = 0.5e-6,
+               .block_bytes = {18, 13, 6.5},
+               .memory = 0.86,
+               .unaligned = 0.7},
 }};
 
-/* The row of the nearest device, by compute capability. */
-static const device_costs *costs_of(const cuda_device *device) {
-    const device_costs *nearest = &measured[0];
-    for (size_t i = 1; i < sizeof measured / sizeof *measured; i++) {
-        const int distance = abs(measured[i].capability - device->planned_capability);
-        if (distance < abs(nearest->capability - device->planned_capability)) nearest = &measured[i];
-    }
-    return nearest;
-}
+/* Every constant, named as above, in the order of the struct. */
+/* clang-format off */
+#define TILE(X, of) \
+    X(of.rate) X(of.pipeline_k) X(of.start) X(of.reduce) X(of.stall) X(of.slow) X(of.edge) X(of.ragged)
+#define SHORT(X, of) X(of.start) X(of.tile) X(of.step) X(of.unaligned) X(of.memory)
+#define THIN(X, of)                                                                                      \
+    X(of.start) X(of.reduce) X(of.block) X(of.block_bytes[0]) X(of.block_bytes[1]) X(of.block_bytes[2])   \
+    X(of.memory) X(of.across) X(of.unaligned)
+#define SMALL(X, of) \
+    X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.together) X(of.slow) X(of.block)
+#define DIRECT(X, of) X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.slow) X(of.wave)
+#define WARP(X, of) X(of.start) X(of.latency) X(of.tile) X(of.step)
+#define VECTOR(X, of)                                                                                          \
+    X(of.start[0]) X(of.start[1]) X(of.start[2]) X(of.rate[0]) X(of.rate[1]) X(of.rate[2]) X(of.share)        \
+    X(of.cluster) X(of.many) X(of.block) X(of.block_bytes) X(of.bytes) X(of.unaligned) X(of.narrow)
+#define TILES(id, ...) TILE(CONSTANT, tile[id])
+#define CONSTANT(member) {#member, offsetof(device_costs, member)},
+static const struct {
+    const char *name;
+    size_t offset;
+} constants[] = {
+    CONSTANT(bytes_per_cycle) CONSTANT(launch) CONSTANT(split_launches) CONSTANT(split_item) CONSTANT(segment)
+    CONSTANT(short_stall) CONSTANT(cached)
+    CUDA_KERNEL_LIST(TILES)
+    SHORT(CONSTANT, short_64) SHORT(CONSTANT, short_96)
+    SMALL(CONSTANT, small_16) SMALL(CONSTANT, small_32) SMALL(CONSTANT, long_16) SMALL(CONSTANT, long_32)
+    DIRECT(CONSTANT, direct_64x32) DIRECT(CONSTANT, direct_64x64)
+    WARP(CONSTANT, warp[0]) WARP(CONSTANT, warp[1]) WARP(CONSTANT, warp[2]) WARP(CONSTANT, warp[3])
+    VECTOR(CONSTANT, vector_k) VECTOR(CONSTANT, vector_m) VECTOR(CONSTANT, columns_k) VECTOR(CONSTANT, columns_m)
+    THIN(CONSTANT, thin_k) THIN(CONSTANT, thin_m)
+};
+/* clang-format on */
+enum { CONSTANTS = sizeof constants / sizeof *constants };
+_Static_assert(CONSTANTS * sizeof(double) == sizeof(device_costs) - offsetof(device_costs, bytes_per_cycle),
+               "every constant of device_costs is in the list");
 
-static kernel_overheads overheads_of(const device_costs *costs, const cuda_kernel *kernel) {
-    switch (cuda_kernel_index(kernel)) {
-    case IEEE_MMA_64X128: return costs->ieee_mma_64x128;
-    case IEEE_MMA_64X64: return costs->ieee_mma_64x64;
-    case IEEE_MMA_32X64: return costs->ieee_mma_32x64;
-    case IEEE_MMA_32X32: return costs->ieee_mma_32x32;
-    case SPLIT_FP32_SM90: return costs->split_fp32;
-    default: return kernel->family == FAMILY_SPLIT ? costs->split : costs->other;
+const char *cost_constant_name(int i) { return i < CONSTANTS ? constants[i].name : NULL; }
+double *cost_constant(device_costs *costs, int i) { return (double *)((char *)costs + constants[i].offset); }
+const char *cost_measured_on(const device_costs *costs) { return costs->name; }
+
+/* The nearest device's, by compute capability. Its rates are adapted: the H200 has 128 float32 units on an SM and 1024
+ * of mma's fp16 multiply-adds a cycle. */
+device_costs *cost_table(const cuda_device *device) {
+    const int capability = device->planned_capability;
+    const device_costs *nearest = &measured[0];
+    for (size_t i = 1; i < sizeof measured / sizeof *measured; i++)
+        if (abs(measured[i].capability - capability) < abs(nearest->capability - capability)) nearest = &measured[i];
+    device_costs *costs = malloc(sizeof *costs);
+    if (!costs) return NULL;
+    *costs = *nearest;
+    const bool few_float32_units = capability <= 80; /* 64 of them */
+    const bool for_graphics = capability / 10 == 12 ||
+                              (capability > 80 && capability < 90); /* a quarter of mma's rate */
+    for (int i = 0; i < CUDA_KERNELS; i++) {
+        if (cuda_kernels[i].family != FAMILY_SPLIT && few_float32_units) costs->tile[i].rate /= 2;
+        if (cuda_kernels[i].module == MODULE_SPLIT_MMA_SM80 && for_graphics) costs->tile[i].rate /= 4;
     }
+    return costs;
 }
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* Multiply-adds per SM and cycle, all SMs full. The table's GPU has 128 float32 units on an SM and 1024 of mma's fp16
- * multiply-adds a cycle. */
-static double full_rate(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel) {
-    const int capability = device->planned_capability;
-    const double rate = costs->rates[cuda_kernel_index(kernel)];
-    const bool few_float32_units = capability <= 80; /* 64 of them */
-    const bool for_graphics = capability / 10 == 12 ||
-                              (capability > 80 && capability < 90); /* a quarter of mma's rate */
-    if (kernel->family != FAMILY_SPLIT) return few_float32_units ? rate / 2 : rate;
-    return kernel->module == MODULE_SPLIT_MMA_SM80 && for_graphics ? rate / 4 : rate;
-}
-
 /* How many times as long as one by itself, with others beside it, an SM takes for `blocks` thread blocks, as many at a
  * time as it holds. With r resident blocks an SM is busy in r of r + stall cycles. */
-static double blocks_in_turn(const device_costs *costs, const cuda_kernel *kernel, int64_t blocks) {
-    const double stall = costs->single_block_stall, resident = kernel->blocks;
+static double blocks_in_turn(double stall, const cuda_kernel *kernel, int64_t blocks) {
+    const double resident = kernel->blocks;
     const int64_t last = blocks % kernel->blocks;
     return (double)(blocks - last) + (last ? ((double)last + stall) * resident / (resident + stall) : 0);
 }
 
-/* Cycles in which an SM does a multiply-add for each of `blocks` thread blocks; full_rate is with as many as it holds. */
-static double cycles_for_blocks(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
-                                int64_t blocks) {
-    return blocks_in_turn(costs, kernel, blocks) / full_rate(costs, device, kernel);
+/* Cycles in which an SM does a multiply-add for each of `blocks` thread blocks; the rate is that of a full one. */
+static double cycles_for_blocks(const tile_costs *of, const cuda_kernel *kernel, int64_t blocks) {
+    return blocks_in_turn(of->stall, kernel, blocks) / of->rate;
 }
 
 static double memory_seconds(const device_costs *costs, const cuda_device *device, double bytes) {
@@ -250,16 +296,20 @@ static double product_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
 }
 
-/* How much longer an ieee kernel takes for the way operands lie: copied by single floats, unless lines are neighbours and
- * aligned; or where there are too few of them for a tile. */
-static double reading_factor(const kernel_overheads *overheads, const cuda_kernel *kernel, const tsr_problem *p) {
+/* How much longer an ieee kernel takes for the way operands lie: copied by single floats, unless lines are neighbours
+ * and aligned; or where there are too few of them for a tile. */
+static double reading_factor(const tile_costs *of, const cuda_kernel *kernel, const tsr_problem *p) {
     double factor = 1;
     if (kernel->family != FAMILY_TILE) return factor;
-    if (p->a.row_stride != 1 || p->a.col_stride % 4)
-        factor += overheads->slow + (p->m < kernel->tile_m ? overheads->edge : 0);
-    if (p->b.col_stride != 1 || p->b.row_stride % 4)
-        factor += overheads->slow + (p->n < kernel->tile_n ? overheads->edge : 0);
+    if (p->a.row_stride != 1 || p->a.col_stride % 4) factor += of->slow + (p->m < kernel->tile_m ? of->edge : 0);
+    if (p->b.col_stride != 1 || p->b.row_stride % 4) factor += of->slow + (p->n < kernel->tile_n ? of->edge : 0);
     return factor;
+}
+
+/* What a tile costs besides k, in terms of k. */
+static double pipeline_terms(const tile_costs *of, const tsr_problem *p) {
+    const bool vectors = p->c.col_stride == 1 && p->c.row_stride % 4 == 0 && p->n % 4 == 0;
+    return of->pipeline_k * (vectors ? 1 : 1 + of->ragged);
 }
 
 /* Multiplying, where memory may take longer: if the two are near each other, neither is all of it. */
@@ -272,20 +322,19 @@ static double beside_memory(const device_costs *costs, const cuda_device *device
 static double cost_slices(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                           const tsr_problem *p) {
     const cuda_kernel *kernel = c->kernel;
-    const kernel_overheads overheads = overheads_of(costs, kernel);
+    const tile_costs *of = &costs->tile[cuda_kernel_index(kernel)];
     const double area = (double)kernel->tile_m * kernel->tile_n;
     const int64_t full = c->slices > 1 ? c->full_tiles : c->tiles, parts = (c->tiles - full) * c->slices;
     const int64_t busiest_full = ceil_div(full * p->batch, device->multiprocessors);
     const int64_t busiest_parts = ceil_div(parts * p->batch, device->multiprocessors);
-    const double factor = reading_factor(&overheads, kernel, p);
-    const double cycles = area * (cycles_for_blocks(costs, device, kernel, busiest_full) *
-                                      ((double)p->k * factor + overheads.pipeline_k) +
-                                  cycles_for_blocks(costs, device, kernel, busiest_parts) *
-                                      ((double)c->k_per_slice * factor + overheads.pipeline_k));
-    double seconds = overheads.start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
+    const double factor = reading_factor(of, kernel, p), pipeline = pipeline_terms(of, p);
+    const double cycles = area *
+                          (cycles_for_blocks(of, kernel, busiest_full) * ((double)p->k * factor + pipeline) +
+                           cycles_for_blocks(of, kernel, busiest_parts) * ((double)c->k_per_slice * factor + pipeline));
+    double seconds = of->start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
     if (c->slices > 1) { /* cutting the last tiles alone gains little where k is short, and costs more than it seems */
         seconds += partial_seconds(costs, device, (double)(p->batch * parts) * area);
-        seconds += overheads.reduce + (full ? costs->launch : 0);
+        seconds += of->reduce + (full ? costs->launch : 0) + (double)c->slices * costs->segment;
     }
     return seconds;
 }
@@ -295,29 +344,28 @@ static double cost_short(const device_costs *costs, const cuda_device *device, c
     const short_costs *of = c->kernel == &cuda_kernels[IEEE_MMA_SHORT_K] ? &costs->short_64 : &costs->short_96;
     const int64_t busiest = ceil_div(c->tiles * p->batch, device->multiprocessors);
     const double tile = of->tile * (p->n % 4 ? 1 + of->unaligned : 1) + (double)ceil_div(p->k, 8) * of->step;
-    return of->start +
-           hypot(blocks_in_turn(costs, c->kernel, busiest) * tile, of->memory * product_seconds(costs, device, p));
+    return of->start + hypot(blocks_in_turn(costs->short_stall, c->kernel, busiest) * tile,
+                             of->memory * product_seconds(costs, device, p));
 }
 
 /* Tiles [0, full_tiles) whole, and then the segments of the tail. */
 static double cost_tail(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                         const tsr_problem *p) {
     const cuda_kernel *kernel = c->kernel;
-    const kernel_overheads overheads = overheads_of(costs, kernel);
+    const tile_costs *of = &costs->tile[cuda_kernel_index(kernel)];
     const int64_t tail = c->tiles - c->full_tiles;
     const int64_t busiest_full = ceil_div(c->full_tiles * p->batch, device->multiprocessors);
     const int64_t busiest_tail = ceil_div(c->tail_blocks * p->batch, device->multiprocessors);
     const double area = (double)kernel->tile_m * kernel->tile_n;
     const double k_per_block = (double)tail * (double)p->k / (double)c->tail_blocks;
     const int tiles_per_block = c->tail_blocks % tail ? 2 : 1; /* its range of k may end in a second tile */
-    const double factor = reading_factor(&overheads, kernel, p);
-    const double cycles = area * (cycles_for_blocks(costs, device, kernel, busiest_full) *
-                                      ((double)p->k * factor + overheads.pipeline_k) +
-                                  cycles_for_blocks(costs, device, kernel, busiest_tail) *
-                                      (k_per_block * factor + tiles_per_block * overheads.pipeline_k));
-    double seconds = overheads.start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
+    const double factor = reading_factor(of, kernel, p), pipeline = pipeline_terms(of, p);
+    const double cycles = area * (cycles_for_blocks(of, kernel, busiest_full) * ((double)p->k * factor + pipeline) +
+                                  cycles_for_blocks(of, kernel, busiest_tail) *
+                                      (k_per_block * factor + tiles_per_block * pipeline));
+    double seconds = of->start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
     if (c->segments > 1)
-        seconds += overheads.reduce +
+        seconds += of->reduce + (double)c->segments * costs->segment +
                    partial_seconds(costs, device, (double)(p->batch * (c->tail_blocks + tail)) * area);
     return seconds;
 }
@@ -336,27 +384,32 @@ static double cost_warp(const device_costs *costs, const cuda_device *device, co
 }
 
 double cost_multiply(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
-    const device_costs *costs = costs_of(device);
+    const device_costs *costs = device->costs;
     if (c->kernel->family == FAMILY_WARP) return cost_warp(costs, device, c, p);
     if (c->kernel->family == FAMILY_SHORT) return cost_short(costs, device, c, p);
     return c->tail_blocks ? cost_tail(costs, device, c, p) : cost_slices(costs, device, c, p);
 }
 
-/* Every operand is read once, as fast as so many resident thread blocks can. */
+static int column_class(int64_t columns) { return columns <= 2 ? 0 : columns <= 4 ? 1 : 2; }
+
+/* Every operand is read once, as fast as so many resident thread blocks can and as fast as memory can: where the two
+ * are near each other, neither is all of it. */
 double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
-    const device_costs *costs = costs_of(device);
+    const device_costs *costs = device->costs;
+    const thin_costs *of = c->kernel == &cuda_kernels[IEEE_THIN_K] ? &costs->thin_k : &costs->thin_m;
     const double elements = (double)operand_count(&p->a, p->batch) * (double)p->m * (double)p->k +
                             (double)operand_count(&p->b, p->batch) * (double)p->n * (double)p->k +
                             (double)p->batch * (double)p->m * (double)p->n;
+    const bool across = p->a.row_stride == 1 && p->a.col_stride != 1;
+    const bool aligned = across ? p->a.col_stride % 4 == 0 && p->m % 4 == 0 : p->a.row_stride % 4 == 0;
+    const double rate = of->block_bytes[column_class(p->n)] * (across && of->across > 0 ? of->across : 1) *
+                        (aligned ? 1 : of->unaligned);
     const int64_t wave = (int64_t)device->multiprocessors * c->kernel->blocks;
-    const double resident = (double)min64(wave, (c->full_tiles + c->tail_blocks) * p->batch);
-    const double of_thin_k = p->n > 2 ? costs->thin_k_bytes / 2 : costs->thin_k_bytes; /* many loads of B */
-    const double of_blocks = resident * (c->kernel == &cuda_kernels[IEEE_THIN_K] ? of_thin_k : costs->thin_m_bytes);
-    const double of_memory = costs->bytes_per_cycle * device->multiprocessors *
-                             (c->kernel == &cuda_kernels[IEEE_THIN_K] ? 1 : costs->thin_m_memory);
-    const double bytes_per_cycle = of_blocks < of_memory ? of_blocks : of_memory;
-    return costs->launch + elements * sizeof(float) / (bytes_per_cycle * costs->clock) +
-           (c->tail_blocks ? costs->other.reduce : 0);
+    const int64_t all = (c->full_tiles + c->tail_blocks) * p->batch;
+    const double bytes = elements * sizeof(float);
+    const double blocks = (double)ceil_div(all, wave) * (of->block + bytes / (double)all / (rate * costs->clock));
+    const double memory = memory_seconds(costs, device, bytes) / of->memory;
+    return of->start + hypot(blocks, memory) + (c->tail_blocks ? of->reduce + (double)c->segments * costs->segment : 0);
 }
 
 /* Whether the kernels in one launch copy an operand sixteen bytes at a time. */
@@ -403,10 +456,9 @@ static double cost_direct(const direct_costs *costs, const cuda_candidate *c, co
            (double)(waves - 1) * costs->wave;
 }
 
-/* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can: where the two are near each other,
- * neither is all of it. */
+/* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can, in the same way. */
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
-    const int columns = p->n <= 2 ? 0 : p->n <= 4 ? 1 : 2;
+    const int columns = column_class(p->n);
     const bool along_m = cuda_reads_along_m(c->kernel);
     const bool aligned = along_m ? p->a.col_stride % 4 == 0 && p->m % 4 == 0 : p->a.row_stride % 4 == 0;
     const double rows = (double)cuda_vector_rows(c->kernel, c->share), resident = c->kernel->blocks;
@@ -422,7 +474,7 @@ static double cost_vector(const vector_costs *costs, const cuda_candidate *c, co
 }
 
 double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
-    const device_costs *costs = costs_of(device);
+    const device_costs *costs = device->costs;
     const int64_t busiest = busiest_of(costs, device, c->tiles * p->batch, c->cluster);
     const int64_t waves = ceil_div(c->tiles * p->batch, clusters_at_once(costs, device, c->cluster, 1));
     switch (cuda_kernel_index(c->kernel)) {
@@ -442,13 +494,13 @@ double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const
 /* ---- Everything else --------------------------------------------------------------------------------------------- */
 
 double cost_split(const cuda_device *device, double elements, int64_t batch) {
-    const device_costs *costs = costs_of(device);
+    const device_costs *costs = device->costs;
     return memory_seconds(costs, device, 2 * elements * sizeof(float)) + costs->split_launches * costs->launch +
            (double)batch * costs->split_item;
 }
 
 double cost_scale(const cuda_device *device, const tsr_problem *p) {
-    const device_costs *costs = costs_of(device);
+    const device_costs *costs = device->costs;
     return costs->launch +
            memory_seconds(costs, device, 2 * sizeof(float) * (double)p->batch * (double)p->m * (double)p->n);
 }

@@ -4,6 +4,17 @@
 
 #include "cuda/kernels.h"
 
+/* The measured constants of a GPU. */
+typedef struct device_costs device_costs;
+
+/* Those of the nearest device that was measured, adapted to this one, to be freed; NULL: no memory. */
+device_costs *cost_table(const cuda_device *device);
+const char *cost_measured_on(const device_costs *costs); /* that device's name */
+
+/* The constants by number, from 0 on; beyond the last the name is NULL. 0: it does not exist, and stays 0. */
+const char *cost_constant_name(int i);
+double *cost_constant(device_costs *costs, int i);
+
 /* One way to compute a product. */
 typedef struct cuda_candidate {
     const cuda_kernel *kernel;       /* NULL: none */

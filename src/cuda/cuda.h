@@ -42,7 +42,6 @@ typedef struct cuda_plan {
     int64_t chunk_m, chunk_n; /* rows and columns computed at a time: all of them, unless max_workspace or */
     int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
     cuda_workspace_layout workspace;
-    double seconds;     /* estimated */
     const char *reason; /* one clause: why this kernel */
 } cuda_plan;
 
@@ -50,6 +49,8 @@ tsr_status cuda_context_create(struct cuda_context **cuda, tsr_options *options)
 void cuda_context_destroy(struct cuda_context *cuda);
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem);
+double cuda_plan_seconds(const cuda_plan *plan,
+                         const tsr_problem *problem); /* estimated, by the constants as they are */
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text);
 tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
                         const tsr_launch *launch);

@@ -49,6 +49,8 @@ typedef struct cuda_device {
     int max_cluster;      /* thread blocks of the largest cluster; a part of a GPU may have few SMs side by side */
     int shared_per_block; /* most dynamic shared memory a block may have, bytes */
     bool has_pools;       /* stream-ordered memory */
+    struct device_costs *costs; /* cost.h; tuning_load's */
+    char tuning[640];           /* where they are from */
 } cuda_device;
 
 /* How many check blocks an m x n matrix has. */

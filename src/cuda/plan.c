@@ -7,6 +7,7 @@
 
 #include "cuda/context.h"
 #include "cuda/cost.h"
+#include "cuda/tuning.h"
 
 /* Partial sums of a split product may take so many bytes, or this fraction of the operands' bytes if that is more. */
 enum { PARTIAL_BYTES = 32 << 20, PARTIAL_FRACTION = 16 };
@@ -151,22 +152,20 @@ static cuda_candidate in_place_candidate(const cuda_device *device, const tsr_pr
     const bool along_m = p->a.row_stride == 1 && p->a.col_stride != 1;
     const cuda_kernel *vector = &cuda_kernels[p->n == 1 ? (along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K)
                                                         : (along_m ? IEEE_COLUMNS_M : IEEE_COLUMNS_K)];
-    const cuda_kernel *thin = &cuda_kernels[along_m ? IEEE_THIN_M : IEEE_THIN_K];
+    const bool vectors = cuda_kernel_runs_on(vector, device);
     cuda_candidate best = {0};
-    if (p->n <= THIN) {
-        const bool vectors = cuda_kernel_runs_on(vector, device);
-        if (vectors && can_read(vector, p))
-            vector_candidates(&best, device, vector, p);
-        else if (cuda_kernel_runs_on(thin, device))
-            best = thin_candidate(device, thin, p, max_workspace);
-        if (best.kernel && (!vectors || p->n == 1)) return best; /* nothing reads a matrix for one vector faster */
-    }
+    if (p->n <= THIN && vectors && can_read(vector, p)) vector_candidates(&best, device, vector, p);
+    if (best.kernel && p->n == 1) return best; /* nothing reads a matrix for one vector faster */
+    const bool by_vectors = best.kernel;
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
         if (kernel == &cuda_kernels[IEEE_MMA_SHORT_96] && p->k <= cuda_kernels[IEEE_MMA_SHORT_K].tile_k) continue;
-        if (computes_tiles(kernel, p) &&
-            (p->n > THIN || !best.kernel)) /* tiles read few columns' long operand slowly */
+        if (kernel->family == FAMILY_THIN && p->n <= THIN && !by_vectors && can_read(kernel, p)) {
+            const cuda_candidate thin = thin_candidate(device, kernel, p, max_workspace);
+            if (!best.kernel || thin.seconds < best.seconds) best = thin;
+        }
+        if (computes_tiles(kernel, p) && (p->n > THIN || !vectors)) /* tiles read few columns' long operand slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_WARP) consider(&best, device, whole_candidate(kernel, p), p, 0);
         if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= MIN_HOPPER_K)))
@@ -309,7 +308,6 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->k_each = c->k_each;
     plan->share = c->share;
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
-    plan->seconds = c->seconds;
     plan->early = begins_early(plan->device, c->seconds);
     plan->reason = reason;
 }
@@ -403,9 +401,9 @@ enum { INVARIANT_PARTIAL_BYTES = 256 << 20 };          /* of partial sums at a t
 static tsr_problem standard_product(const tsr_problem *p, int i) {
     tsr_problem standard = *p;
     standard.m = standard_rows[i], standard.batch = 1;
-    standard.a.row_stride = p->k,
-    standard.b.row_stride = p->n; /* whatever the strides are: bits do not depend on them */
-    standard.a.col_stride = standard.b.col_stride = 1;
+    standard.a.row_stride = p->k; /* whatever the strides are: bits do not depend on them */
+    standard.b.row_stride = standard.c.row_stride = p->n;
+    standard.a.col_stride = standard.b.col_stride = standard.c.col_stride = 1;
     return standard;
 }
 
@@ -505,19 +503,26 @@ static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, co
 }
 
 /* The time of the plan as it came out: its chunks one after the other, without what was packed beforehand. */
-static double estimate(const cuda_plan *plan, const tsr_problem *p) {
-    tsr_problem chunk = *p;
+double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
+    const tsr_problem p = plan->transposed ? problem_transpose(problem) : *problem;
+    if (plan->multiply->family == FAMILY_SUPPORT) return cost_scale(plan->device, &p);
+    tsr_problem chunk = p;
     chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
-    const double chunks = (double)p->m / (double)chunk.m * ((double)p->n / (double)chunk.n) *
-                          ((double)p->k / (double)chunk.k) * ((double)p->batch / (double)chunk.batch);
-    if (!plan->split) return chunks * plan->seconds;
+    const double chunks = (double)p.m / (double)chunk.m * ((double)p.n / (double)chunk.n) *
+                          ((double)p.k / (double)chunk.k) * ((double)p.batch / (double)chunk.batch);
     cuda_candidate c = whole_candidate(plan->multiply, &chunk);
-    c.slices = plan->slices;
-    c.k_per_slice = plan->k_per_slice;
-    if (c.slices > 1) c.full_tiles = plan->full_tiles;
-    const double elements = (operand_panels(&p->a, p->batch) ? 0 : elements_of_a(&chunk)) +
-                            (operand_panels(&p->b, p->batch) ? 0 : elements_of_b(&chunk));
-    return chunks * (cost_multiply(plan->device, &c, &chunk) + cost_split(plan->device, elements, chunk.batch));
+    if (plan->tail_blocks) c = with_tail(c, &chunk, plan->full_tiles, plan->tail_blocks);
+    if (plan->split) c.slices = plan->slices, c.k_per_slice = plan->k_per_slice;
+    if (plan->split && c.slices > 1) c.full_tiles = plan->full_tiles;
+    c.cluster = plan->cluster, c.k_each = plan->k_each, c.share = plan->share;
+    if (c.kernel->family == FAMILY_THIN) return chunks * cost_multiply_thin(plan->device, &c, &chunk);
+    if (c.kernel->family == FAMILY_VECTOR) c.tiles = plan->full_tiles;
+    if (cuda_shares_k(c.kernel)) return chunks * cost_one_launch(plan->device, &c, &chunk);
+    const double multiply = cost_multiply(plan->device, &c, &chunk);
+    if (!plan->split) return chunks * multiply;
+    const double elements = (operand_panels(&p.a, p.batch) ? 0 : elements_of_a(&chunk)) +
+                            (operand_panels(&p.b, p.batch) ? 0 : elements_of_b(&chunk));
+    return chunks * (multiply + cost_split(plan->device, elements, chunk.batch));
 }
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem) {
@@ -530,11 +535,11 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
         .transposed = transposed,
         .invariant = invariant,
         .slices = 1,
-        .seconds = cost_scale(&cuda->device, &p),
         .reason = "a product without terms",
     };
     chunks_of_everything(plan, &p);
     if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
+    if (cuda->records) tuning_record(context, problem);
 
     tsr_problem chunk = p; /* the first of them, which stands for all */
     chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
@@ -545,7 +550,6 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
         status = plan_forced(plan, cuda->forced, &chunk, context->options.max_workspace);
     else
         plan_chosen(plan, context, &chunk);
-    if (!status) plan->seconds = estimate(plan, &p);
     return status;
 }
 
@@ -615,5 +619,5 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
     if (plan->chunk_m < p.m || plan->chunk_n < p.n || plan->chunk_k < p.k || plan->chunk_batch < p.batch)
         tsr_text_add(text, "chunks: %lld x %lld x %lld, batch of %lld\n", (long long)plan->chunk_m,
                      (long long)plan->chunk_n, (long long)plan->chunk_k, (long long)plan->chunk_batch);
-    tsr_text_add(text, "reason: %s\n", plan->reason);
+    tsr_text_add(text, "reason: %s\ntuning: %s\n", plan->reason, device->tuning);
 }
