@@ -242,7 +242,7 @@ def test_threads_whose_device_is_lost():
             DRIVER.use(current)
             statuses.extend(multiply(context, problems[index]) for _ in range(20))
 
-        fake.fake_break_later(b"cuLaunchKernelEx", ILLEGAL_ADDRESS, 200, 1)
+        fake.fake_break_later(b"cuGraphLaunch", ILLEGAL_ADDRESS, 60, 1)
         at_once(work, 16)
         assert len(statuses) == 320 and set(statuses) == {binding.OK, binding.DEVICE_ERROR}
         lib.tsr_context_destroy(context)

@@ -15,12 +15,23 @@ static int least(int a, int b) { return a < b ? a : b; }
 
 /* ---- ieee -------------------------------------------------------------------------------------------------------- */
 
-static float dot(const ieee_args *g, int64_t batch, int row, int col, int k_begin, int k_end) {
+enum { AT_ONCE = 8 }; /* columns whose sums are independent, so that a processor makes them together */
+
+/* Terms [k_begin, k_end) of `count` elements of a row, at most AT_ONCE, each added up in order. */
+static void dots(const ieee_args *g, int64_t batch, int row, int col, int count, int k_begin, int k_end, float *sums) {
     const float *a = g->a.data + batch * g->a.batch_stride + row * g->a.row_stride;
     const float *b = g->b.data + batch * g->b.batch_stride + col * g->b.col_stride;
-    float sum = 0;
-    for (int64_t k = k_begin; k < k_end; k++) sum = fmaf(a[k * g->a.col_stride], b[k * g->b.row_stride], sum);
-    return sum;
+    float sum[AT_ONCE] = {0};
+    int64_t at[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++) at[i] = least(i, count - 1) * g->b.col_stride;
+    if (g->b.col_stride == 1 && count == AT_ONCE)
+        for (int64_t k = k_begin; k < k_end; k++)
+            for (int i = 0; i < AT_ONCE; i++) sum[i] = fmaf(a[k * g->a.col_stride], b[k * g->b.row_stride + i], sum[i]);
+    else
+        for (int64_t k = k_begin; k < k_end; k++)
+            for (int i = 0; i < AT_ONCE; i++)
+                sum[i] = fmaf(a[k * g->a.col_stride], b[k * g->b.row_stride + at[i]], sum[i]);
+    memcpy(sums, sum, sizeof sum);
 }
 
 static float *element(const matrix_out *c, int64_t batch, int row, int col) {
@@ -105,14 +116,19 @@ static void ieee_segment(const ieee_args *g, int64_t batch, int tile, int k_begi
         }
         ++*g->fallback_tiles;
     }
+    const int cols = least(col0 + g->tile_n, g->n);
     for (int row = row0; row < least(row0 + g->tile_m, g->m); row++)
-        for (int col = col0; col < least(col0 + g->tile_n, g->n); col++) {
+        for (int col = col0; col < cols; col += AT_ONCE) { /* all in one check block */
             if (flags && !(flags[flag_at(g->n, row, col)] >> row % CHECK_ROWS & 1)) continue;
-            const float sum = dot(g, batch, row, col, k_begin, k_end);
-            if (whole)
-                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
-            else
-                partial_at(g, batch, tail, segment)[(row - row0) * g->tile_n + col - col0] = sum;
+            const int count = least(AT_ONCE, cols - col);
+            float sums[AT_ONCE];
+            dots(g, batch, row, col, count, k_begin, k_end, sums);
+            for (int i = 0; i < count; i++)
+                if (whole)
+                    *element(&g->c, batch, row, col + i) = scaled(g->alpha, sums[i], g->beta, &g->addend, batch, row,
+                                                                  col + i);
+                else
+                    partial_at(g, batch, tail, segment)[(row - row0) * g->tile_n + col + i - col0] = sums[i];
         }
 }
 
@@ -171,11 +187,17 @@ static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, 
         return snprintf(why, size, "wrong k_each"), false;
     for (int64_t batch = 0; batch < g->batch; batch++)
         for (int row = 0; row < g->m; row++)
-            for (int col = 0; col < g->n; col++) {
-                float sum = dot(g, batch, row, col, 0, least(g->k_each, g->k));
-                for (int k0 = g->k_each; k0 < g->k; k0 += g->k_each)
-                    sum += dot(g, batch, row, col, k0, least(k0 + g->k_each, g->k));
-                *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
+            for (int col = 0; col < g->n; col += AT_ONCE) {
+                const int count = least(AT_ONCE, g->n - col);
+                float sums[AT_ONCE], further[AT_ONCE];
+                dots(g, batch, row, col, count, 0, least(g->k_each, g->k), sums);
+                for (int k0 = g->k_each; k0 < g->k; k0 += g->k_each) {
+                    dots(g, batch, row, col, count, k0, least(k0 + g->k_each, g->k), further);
+                    for (int i = 0; i < count; i++) sums[i] += further[i];
+                }
+                for (int i = 0; i < count; i++)
+                    *element(&g->c, batch, row, col + i) = scaled(g->alpha, sums[i], g->beta, &g->addend, batch, row,
+                                                                  col + i);
             }
     return true;
 }
@@ -298,31 +320,35 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
 
 /* ---- split ------------------------------------------------------------------------------------------------------- */
 
-/* The rows of one product's operand as numbers, [rows][k_blocks * SPLIT_K], scaled back; the caller frees them. */
-static double *unpack(const split_operand *o, int rows, int k_blocks, int components, int64_t batch) {
+/* The rows of one product's operand as numbers, scaled back: element k of row r at [r*row_stride + k*k_stride]. There
+ * is room for AT_ONCE more. The caller frees them. */
+static double *unpack(const split_operand *o, int rows, int k_blocks, int components, int64_t batch, int64_t row_stride,
+                      int64_t k_stride) {
     const int k = k_blocks * SPLIT_K;
     const uint8_t *panels = o->panels + batch * o->panels_batch_stride;
-    double *values = malloc((size_t)rows * (size_t)k * sizeof *values);
+    double *values = calloc((size_t)rows * (size_t)k + AT_ONCE, sizeof *values);
     for (int row = 0; row < rows; row++)
         for (int i = 0; i < k; i++) {
             double x = float_of(*half_at(panels, rows, k_blocks, components, row, i, 0));
             if (components == 2)
                 x += ldexp(float_of(*half_at(panels, rows, k_blocks, components, row, i, 1)), -SPLIT_LO_SHIFT);
-            values[(int64_t)row * k + i] = ldexp(x, -o->exponents[batch * o->exponents_batch_stride + row]);
+            values[row * row_stride + i * k_stride] = ldexp(x, -o->exponents[batch * o->exponents_batch_stride + row]);
         }
     return values;
 }
 
-/* The rows of both operands of one product, as unpack makes them. */
+/* Both operands of one product: rows of A, columns of B, of k terms each; A's terms are neighbours, and B's columns. */
 typedef struct unpacked {
     double *a, *b;
-    int k;
+    int k, n;
 } unpacked;
 
-static double sum_of(const unpacked *u, int row, int col, int k_begin, int k_end) {
-    double sum = 0;
-    for (int i = k_begin; i < k_end; i++) sum += u->a[(int64_t)row * u->k + i] * u->b[(int64_t)col * u->k + i];
-    return sum;
+/* Terms [k_begin, k_end) of AT_ONCE elements of a row; those past the last column are not to be used. */
+static void sums_of(const unpacked *u, int row, int col, int k_begin, int k_end, double *sums) {
+    double sum[AT_ONCE] = {0};
+    for (int64_t k = k_begin; k < k_end; k++)
+        for (int i = 0; i < AT_ONCE; i++) sum[i] += u->a[(int64_t)row * u->k + k] * u->b[k * u->n + col + i];
+    memcpy(sums, sum, sizeof sum);
 }
 
 /* The number of an element's tile among those in slices; negative where it is computed whole. Groups of 8 tile rows,
@@ -342,8 +368,9 @@ static float *partial_sum(const split_args *g, int64_t batch, int slice, int row
 
 /* The whole sum of an element: of its products, or, without `u`, of its slices. */
 static double total_of(const split_args *g, int64_t batch, const unpacked *u, int row, int col) {
-    if (u) return sum_of(u, row, col, 0, u->k);
+    double sums[AT_ONCE];
     float sum = 0;
+    if (u) return sums_of(u, row, col, 0, u->k, sums), sums[0];
     for (int slice = 0; slice < g->slices; slice++) sum += *partial_sum(g, batch, slice, row, col);
     return sum;
 }
@@ -395,20 +422,23 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
     const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
     for (int64_t batch = 0; batch < g->batch; batch++) {
-        const unpacked u = {unpack(&g->a, g->m, g->k_blocks, components, batch),
-                            unpack(&g->b, g->n, g->k_blocks, components, batch), k};
+        const unpacked u = {unpack(&g->a, g->m, g->k_blocks, components, batch, k, 1),
+                            unpack(&g->b, g->n, g->k_blocks, components, batch, 1, g->n), k, g->n};
+        double sums[AT_ONCE];
         for (int slice = 0; slice < g->slices; slice++)
             for (int row = 0; row < g->m; row++)
                 for (int col = 0; col < g->n; col++) {
                     const bool cut = cut_tile(g, row, col) >= 0;
-                    if ((!cut && slice) || is_left(g, batch, &u, row, col)) continue;
-                    const double sum = sum_of(&u, row, col, cut ? slice * slice_k : 0,
-                                              cut ? least(k, (slice + 1) * slice_k) : k);
+                    if (!cut && slice) continue;
+                    if (col % AT_ONCE == 0) /* all in one tile */
+                        sums_of(&u, row, col, cut ? slice * slice_k : 0, cut ? least(k, (slice + 1) * slice_k) : k,
+                                sums);
+                    if (is_left(g, batch, &u, row, col)) continue;
+                    const float sum = (float)sums[col % AT_ONCE];
                     if (cut)
-                        *partial_sum(g, batch, slice, row, col) = (float)sum;
+                        *partial_sum(g, batch, slice, row, col) = sum;
                     else
-                        *element(&g->c, batch, row, col) = scaled(g->alpha, (float)sum, g->beta, &g->addend, batch, row,
-                                                                  col);
+                        *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
                 }
         free(u.a);
         free(u.b);

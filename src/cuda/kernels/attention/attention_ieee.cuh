@@ -29,6 +29,36 @@ struct place {
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
 };
 
+/* Starts copying `count` rows of 4 << LOG_QUADS columns, four columns a thread: `there` rows and `left` columns are
+ * there, and the rest is zeros, as far as its quad. */
+template <int LOG_QUADS>
+__device__ static void start_copy(float *to, int pitch, const float *from, int64_t row_stride, int64_t col_stride,
+                                  int count, int there, int left, bool fours) {
+    constexpr int STEP = THREADS >> LOG_QUADS;
+    const int r = (int)threadIdx.x >> LOG_QUADS, c = 4 * ((int)threadIdx.x & ((1 << LOG_QUADS) - 1));
+    if (c >= left) return;
+    const float *at = from + r * row_stride + c * col_stride;
+    to += r * pitch + c;
+#pragma unroll 2
+    for (int i = r; i < count; i += STEP, at += STEP * row_stride, to += STEP * pitch) {
+        if (fours)
+            cp_async_or_zero<16>(shared_address(to), i < there ? at : from, i < there);
+        else
+#pragma unroll 1
+            for (int e = 0; e < 4; e++) {
+                const bool one = i < there && c + e < left;
+                cp_async_or_zero<4>(shared_address(to + e), one ? at + e * col_stride : from, one);
+            }
+    }
+}
+
+/* The same, for the gradients, which start copies in so many places that inlined it would take minutes to compile. */
+template <int LOG_QUADS>
+__device__ static __noinline__ void call_start_copy(float *to, int pitch, const float *from, int64_t row_stride,
+                                                    int64_t col_stride, int count, int there, int left, bool fours) {
+    start_copy<LOG_QUADS>(to, pitch, from, row_stride, col_stride, count, there, left, fours);
+}
+
 /* The matrix of a head. */
 struct operand {
     const float *data;
@@ -40,26 +70,13 @@ struct operand {
         : data(head_of(x, batch, head)), head_stride(x.head_stride), row_stride(x.row_stride), col_stride(x.col_stride),
           rows(all), fours(in_fours(x, dim)) {}
 
-    /* Starts copying rows row0 to row0 + count - 1, of the head that is `head` further, and QUADS quads of each from
-     * `column` on. Rows that are not there are zeros, and so is the rest of the last quad. */
-    template <int QUADS>
+    /* Starts copying rows row0 to row0 + count - 1, of the head that is `head` further, and 4 << LOG_QUADS columns from
+     * `column` on. */
+    template <int LOG_QUADS, bool CALL>
     __device__ void fetch(float *to, int pitch, int head, int row0, int count, int column, int dim) const {
-        const int r = (int)threadIdx.x / QUADS, quad = (int)threadIdx.x % QUADS, c = column + 4 * quad;
-        constexpr int STEP = THREADS / QUADS;
-        if (c >= dim) return;
-        const float *from = data + head * head_stride + (row0 + r) * row_stride + c * col_stride;
-        to += r * pitch + 4 * quad;
-#pragma unroll 2
-        for (int i = r; i < count; i += STEP, from += STEP * row_stride, to += STEP * pitch) {
-            const bool there = row0 + i < rows;
-            if (fours)
-                cp_async_or_zero<16>(shared_address(to), there ? from : data, there);
-            else
-                for (int e = 0; e < 4; e++) {
-                    const bool one = there && c + e < dim;
-                    cp_async_or_zero<4>(shared_address(to + e), one ? from + e * col_stride : data, one);
-                }
-        }
+        const float *from = data + head * head_stride + row0 * row_stride + column * col_stride;
+        const auto start = CALL ? call_start_copy<LOG_QUADS> : start_copy<LOG_QUADS>;
+        start(to, pitch, from, row_stride, col_stride, count, rows - row0, dim - column, fours);
     }
 };
 
@@ -73,6 +90,33 @@ struct diagonal {
         return rows_are_keys ? row > column + lead : column > row + lead;
     }
 };
+
+/* Adds to sums of a thread's rows, from `row` on, the products of their weights, from column j0 of the tile on, and
+ * `count` rows of values. */
+template <int A>
+__device__ static void add_products(float (&sums)[A][4], const float *weights, const float *values, int count,
+                                    const diagonal &mask, int row, int j0) {
+    const bool some = mask.hides_some();
+#pragma unroll 1
+    for (int j = 0; j < count; j += 4) {
+        float4 w[A];
+#pragma unroll
+        for (int a = 0; a < A; a++) w[a] = *(const float4 *)(weights + ROW_STEP * a * (COLS + 4) + j);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float4 v = *(const float4 *)(values + (j + e) * 64);
+#pragma unroll
+            for (int a = 0; a < A; a++) {
+                if (some && mask.hides(row + ROW_STEP * a, j0 + j + e)) continue;
+                const float f = e == 0 ? w[a].x : e == 1 ? w[a].y : e == 2 ? w[a].z : w[a].w;
+                sums[a][0] = fmaf(f, v.x, sums[a][0]);
+                sums[a][1] = fmaf(f, v.y, sums[a][1]);
+                sums[a][2] = fmaf(f, v.z, sums[a][2]);
+                sums[a][3] = fmaf(f, v.w, sums[a][3]);
+            }
+        }
+    }
+}
 
 /* A thread block's task: ROWS rows of one head; A are a thread's. */
 struct ieee_task {
@@ -89,9 +133,21 @@ struct ieee_steps {
     __device__ int width(int step) const { return min(COLS, after - column(step)); }
 };
 
+/* Puts a thread's numbers of DOTS tiles where the other threads can read them. */
+template <int DOTS, int A, int B, int CHUNK, int KEPT>
+__device__ static void share(ieee_shared<CHUNK, KEPT> &s, const float (&dots)[DOTS][A][B]) {
+    const place me;
+#pragma unroll
+    for (int n = 0; n < DOTS; n++)
+#pragma unroll
+        for (int a = 0; a < A; a++)
+#pragma unroll
+            for (int b = 0; b < B; b++) s.weights[n][me.y + ROW_STEP * a][me.x + 16 * b] = dots[n][a][b];
+}
+
 /* Goes through the columns of a task. In every step DOTS tiles of dot products are made, of rows and columns of the
- * same number; weigh(dots, step) turns them into SUMS tiles of weights; and these, times columns of operand
- * VALUES[n], are added to the sums. prepare(step) comes before all that. */
+ * same number; weigh(dots, step) turns them into SUMS tiles of weights, in shared memory; and these, times columns of
+ * operand VALUES[n], are added to the sums. prepare(step) comes before all that. */
 template <int DOTS, int SUMS> __device__ constexpr int values_of(int n) {
     return DOTS == 1 ? 1 : SUMS == 1 ? 0 : 1 - n;
 }
@@ -114,8 +170,9 @@ __device__ static void go_through(ieee_shared<CHUNK, KEPT> &s, float (&sums)[SUM
                 const int there = min(ROW_STEP * A, rows[0].rows - row0);
                 const operand of_rows = DOTS > 1 && next.n ? rows[DOTS - 1] : rows[0];
                 const operand of_columns = DOTS > 1 && next.n ? columns[1] : columns[0];
-                of_rows.fetch<CHUNK / 4>(to, PITCH, 0, row0, there, next.at, dim);
-                of_columns.fetch<CHUNK / 4>(to + ROWS * PITCH, PITCH, head, column0, here, next.at, dim);
+                of_rows.fetch<CHUNK == 64 ? 4 : 3, (DOTS > 1)>(to, PITCH, 0, row0, there, next.at, dim);
+                of_columns.fetch<CHUNK == 64 ? 4 : 3, (DOTS > 1)>(to + ROWS * PITCH, PITCH, head, column0, here,
+                                                                  next.at, dim);
                 next.at += CHUNK;
                 if (next.at >= dim) {
                     next.at = 0;
@@ -125,7 +182,7 @@ __device__ static void go_through(ieee_shared<CHUNK, KEPT> &s, float (&sums)[SUM
             } else {
                 const int count = min(CHUNK, (here - next.j + 3) / 4 * 4);
                 const operand of_values = values_of<DOTS, SUMS>(next.n) ? columns[1] : columns[0];
-                of_values.fetch<16>(to, 64, head, column0 + next.j, count, next.at, dim);
+                of_values.fetch<4, (DOTS > 1)>(to, 64, head, column0 + next.j, count, next.at, dim);
                 next.j += CHUNK;
                 if (next.j >= here) next.j = 0, next.at += 64;
                 if (next.at >= dim) {
@@ -147,7 +204,6 @@ __device__ static void go_through(ieee_shared<CHUNK, KEPT> &s, float (&sums)[SUM
     auto take = [&](auto count, int step) {
         constexpr int B = decltype(count)::value;
         float dots[DOTS][A][B] = {};
-        prepare(step);
 #pragma unroll
         for (int n = 0; n < DOTS; n++)
 #pragma unroll 1
@@ -176,44 +232,20 @@ __device__ static void go_through(ieee_shared<CHUNK, KEPT> &s, float (&sums)[SUM
             }
         const int column0 = steps.column(step), here = steps.width(step);
         weigh(dots, step, column0);
-#pragma unroll
-        for (int n = 0; n < SUMS; n++)
-#pragma unroll
-            for (int a = 0; a < A; a++)
-#pragma unroll
-                for (int b = 0; b < B; b++)
-                    s.weights[n][me.y + ROW_STEP * a][me.x + 16 * b] = dots[DOTS - SUMS + n][a][b];
         const diagonal mask = {causal, SUMS > 1, SUMS > 1 ? column0 - row0 : row0 - column0};
-        const bool some = mask.hides_some();
 #pragma unroll
         for (int n = 0; n < SUMS; n++)
-#pragma unroll
+#pragma unroll 1
             for (int block = 0; block < BLOCKS; block++) {
                 if (block * 64 >= dim) break;
 #pragma unroll 1
                 for (int j0 = 0; j0 < here; j0 += CHUNK) {
                     const float *piece = next_piece() + 4 * me.x;
-                    const int rest = min(CHUNK, here - j0);
-#pragma unroll 1
-                    for (int j = 0; j < rest; j += 4) {
-                        float4 w[A];
 #pragma unroll
-                        for (int a = 0; a < A; a++) w[a] = *(const float4 *)&s.weights[n][me.y + ROW_STEP * a][j0 + j];
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            const float4 v = *(const float4 *)(piece + (j + e) * 64);
-#pragma unroll
-                            for (int a = 0; a < A; a++) {
-                                if (some && mask.hides(me.y + ROW_STEP * a, j0 + j + e)) continue;
-                                const float f = e == 0 ? w[a].x : e == 1 ? w[a].y : e == 2 ? w[a].z : w[a].w;
-                                float(&sum)[4] = sums[n][block][a];
-                                sum[0] = fmaf(f, v.x, sum[0]);
-                                sum[1] = fmaf(f, v.y, sum[1]);
-                                sum[2] = fmaf(f, v.z, sum[2]);
-                                sum[3] = fmaf(f, v.w, sum[3]);
-                            }
-                        }
-                    }
+                    for (int i = 0; i < BLOCKS; i++)
+                        if (i == block) /* registers cannot be indexed */
+                            add_products(sums[n][i], &s.weights[n][me.y][j0], piece, min(CHUNK, here - j0), mask, me.y,
+                                         j0);
                 }
             }
     };
@@ -222,6 +254,7 @@ __device__ static void go_through(ieee_shared<CHUNK, KEPT> &s, float (&sums)[SUM
 #pragma unroll 1
     for (int step = 0; step < steps.count(); step++) {
         const int here = steps.width(step);
+        prepare(step);
         if (here <= 16)
             take(integral<1>(), step);
         else if (here <= 32)
@@ -310,6 +343,7 @@ __device__ static void forward(const attention_args &g, ieee_shared<CHUNK, 1> &s
 #pragma unroll
                 for (int e = 0; e < 4; e++) o[0][block][a][e] *= shrink;
         }
+        share(s, dots);
     };
     const operand rows[1] = {{g.q, batch, head, g.queries, g.dim}};
     const operand columns[2] = {{g.k, batch, kv_head, g.keys, g.dim}, {g.v, batch, kv_head, g.keys, g.dim}};
@@ -331,8 +365,8 @@ __device__ static void forward(const attention_args &g, ieee_shared<CHUNK, 1> &s
 
 /* Finds lse, delta and shift of `count` queries from i0 on. */
 template <int CHUNK>
-__device__ static void find_numbers(const attention_args &g, ieee_shared<CHUNK, 2> &s, int batch, int head, int i0,
-                                    int count) {
+__device__ static __noinline__ void find_numbers(const attention_args &g, ieee_shared<CHUNK, 2> &s, int batch, int head,
+                                                 int i0, int count) {
     constexpr int AT_ONCE = 4; /* queries of 16 threads: all that is read of them is under way together */
     const place me;
     const bool fours = in_fours(g.o, g.dim) && in_fours(g.grad_o, g.dim), given = g.recompute_q;
@@ -367,17 +401,27 @@ __device__ static void find_numbers(const attention_args &g, ieee_shared<CHUNK, 
     }
 }
 
-/* From the dot products q.k and dO.v of a query, the n-th of those whose numbers were found, and a key: dS, and the
- * weight that dV takes. */
-template <int CHUNK>
-__device__ static void weigh(const attention_args &g, const ieee_shared<CHUNK, 2> &s, int n, int batch, int head, int i,
-                             int j, float *dot, float *ds) {
-    const bool there = i < g.queries && !hidden(g, i, j);
-    const float p = there ? expf(score_of(g, *dot, batch, head, i, j) - s.lse[n]) * exp2f(s.shift[n]) : 0;
-    const bool dropped = g.drop_below && is_dropped(g, batch, head, i, j);
-    const float dp = dropped ? 0 : *ds * dropout_scale(g.drop_below);
-    *ds = there ? p * (dp - s.delta[n]) : 0;
-    *dot = dropped ? 0 : p;
+/* Turns the dot products q.k and dO.v of a thread's queries and keys into weights: dS, and before it, where rows are
+ * keys, what dV takes. They are in shared memory, so that one function serves all: it takes long to compile. */
+template <bool ROWS_ARE_KEYS, int A, int B, int CHUNK>
+__device__ static __noinline__ void weigh(const attention_args &g, ieee_shared<CHUNK, 2> &s, int batch, int head,
+                                          int row0, int column0) {
+    const place me;
+#pragma unroll 2
+    for (int a = 0; a < A; a++)
+#pragma unroll
+        for (int b = 0; b < B; b++) {
+            const int row = me.y + ROW_STEP * a, column = me.x + 16 * b, n = ROWS_ARE_KEYS ? column : row;
+            const int i = ROWS_ARE_KEYS ? column0 + column : row0 + row,
+                      j = ROWS_ARE_KEYS ? row0 + row : column0 + column;
+            const float dot = s.weights[0][row][column], grad = s.weights[1][row][column];
+            const bool there = i < g.queries && !hidden(g, i, j);
+            const float p = there ? expf(score_of(g, dot, batch, head, i, j) - s.lse[n]) * exp2f(s.shift[n]) : 0;
+            const bool dropped = g.drop_below && is_dropped(g, batch, head, i, j);
+            const float dp = dropped ? 0 : grad * dropout_scale(g.drop_below);
+            if (ROWS_ARE_KEYS) s.weights[0][row][column] = dropped ? 0 : p;
+            s.weights[ROWS_ARE_KEYS][row][column] = there ? p * (dp - s.delta[n]) : 0;
+        }
 }
 
 template <int BLOCKS, int A, int CHUNK>
@@ -394,13 +438,8 @@ __device__ static void grad_q(const attention_args &g, ieee_shared<CHUNK, 2> &s,
             if (step == 0) find_numbers(g, s, batch, head, row0, min(ROWS, g.queries - row0));
         },
         [&](auto &dots, int, int column0) {
-            constexpr int B = sizeof dots[0][0] / sizeof(float);
-#pragma unroll
-            for (int a = 0; a < A; a++)
-#pragma unroll
-                for (int b = 0; b < B; b++)
-                    weigh(g, s, me.y + ROW_STEP * a, batch, head, row0 + me.y + ROW_STEP * a, column0 + me.x + 16 * b,
-                          &dots[0][a][b], &dots[1][a][b]);
+            share(s, dots);
+            weigh<false, A, sizeof dots[0][0] / sizeof(float)>(g, s, batch, head, row0, column0);
         });
     float factor[A];
     for (int a = 0; a < A; a++) factor[a] = g.scale;
@@ -419,14 +458,8 @@ __device__ static void grad_kv(const attention_args &g, ieee_shared<CHUNK, 2> &s
         s, sums, g.dim, row0, steps, g.causal, rows, columns,
         [&](int step) { find_numbers(g, s, batch, head0 + steps.head(step), steps.column(step), steps.width(step)); },
         [&](auto &dots, int step, int column0) {
-            constexpr int B = sizeof dots[0][0] / sizeof(float);
-            const int head = head0 + steps.head(step);
-#pragma unroll
-            for (int a = 0; a < A; a++)
-#pragma unroll
-                for (int b = 0; b < B; b++)
-                    weigh(g, s, me.x + 16 * b, batch, head, column0 + me.x + 16 * b, row0 + me.y + ROW_STEP * a,
-                          &dots[0][a][b], &dots[1][a][b]);
+            share(s, dots);
+            weigh<true, A, sizeof dots[0][0] / sizeof(float)>(g, s, batch, head0 + steps.head(step), row0, column0);
         });
     const float of_v = dropout_scale(g.drop_below);
     float factor_k[A], factor_v[A];
