@@ -14,8 +14,8 @@ typedef struct queued_kernel {
     _Alignas(16) char args[MOST_ARGS];
 } queued_kernel;
 
-/* Launches them. begun: the first may start before what is in front of it has finished, as the others may. *failed is the
- * number of the one that an error is about. */
+/* Launches them. begun: the first may start before what is in front of it has finished, as the others may. *failed is
+ * the number of the one that an error is about. */
 CUresult cuda_launch_queued(const struct cuda_context *cuda, CUstream stream, const queued_kernel *kernels, int count,
                             bool begun, int *failed);
 

@@ -12,9 +12,8 @@
 typedef struct launch_queue {
     const struct cuda_context *cuda;
     CUstream stream;
-    bool
-        begun; /* the next kernel may start before what is in front of it has finished: a kernel of this call, at least */
-    int count; /* kernels that are not launched yet */
+    bool begun; /* the next kernel may start before what is in front of it has finished */
+    int count;  /* kernels that are not launched yet */
     queued_kernel kernels[MOST_QUEUED];
 } launch_queue;
 

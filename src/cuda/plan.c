@@ -17,8 +17,8 @@ enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
 enum { THIN = 8 };             /* C with as few columns or rows is for the thin kernels */
 
 /* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. Hopper's tensor cores
- * truncate less; but tiny elements in an operand of fewer than MIN_SPLIT_K terms cost much time, or in a batch-invariant
- * product any (docs/internals/numerics.md). */
+ * truncate less; but tiny elements in an operand of fewer than MIN_SPLIT_K terms cost much time, or in a
+ * batch-invariant product any (docs/internals/numerics.md). */
 enum { MIN_SPLIT_K = 128, MIN_HOPPER_K = 64 };
 
 /* Kernels index with 32 bits: larger extents are computed in chunks. And a grid has at most so many blocks along z. */
@@ -30,8 +30,8 @@ enum { CHUNK_STEP = 2 * PANEL_ROWS };
 enum { ALIGNMENT = 256 }; /* of everything in a workspace that kernels read by vectors */
 
 /* A call that takes no longer, by estimate, may begin before the kernel in front of it has finished: 0.3 us are gained.
- * Thread blocks that are placed early land in any order, some SMs get more than their share, and longer kernels lose more
- * by that. On Hopper it was measured that a kernel waits for all that is in front of it. */
+ * Thread blocks that are placed early land in any order, some SMs get more than their share, and longer kernels lose
+ * more by that. On Hopper it was measured that a kernel waits for all that is in front of it. */
 static bool begins_early(const cuda_device *device, double seconds) {
     return seconds < 5e-6 && device->capability == 90;
 }

@@ -85,8 +85,8 @@ __device__ inline void cp_async_cached(uint32_t to, const void *from, int bytes)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* Copies BYTES if `wanted`, sixteen of them by way of the L1 cache if CACHED. That becomes a predicate, not a branch, so
- * that copies can stand between multiplications. */
+/* Copies BYTES if `wanted`, sixteen of them by way of the L1 cache if CACHED. That becomes a predicate, not a branch,
+ * so that copies can stand between multiplications. */
 template <int BYTES, bool CACHED = false>
 __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
 #if __CUDA_ARCH__ >= 800

@@ -4,8 +4,8 @@
  * Like ieee_mma_sm90.cu it multiplies on Hopper's float64 tensor cores, where a product of two float32 is exact: what
  * remains is one rounding to float32 at the end. Thread blocks stay: the warps of all blocks share the tiles of all
  * items of the batch evenly. A warp copies CHUNK terms of a tile at a time to shared memory of its own by cp.async,
- * STAGES - 1 chunks ahead of what it multiplies, and waits for no other warp. Copies pass through the L1 cache: where all
- * warps read the same few lines, L2 would be asked for them too often.
+ * STAGES - 1 chunks ahead of what it multiplies, and waits for no other warp. Copies pass through the L1 cache: where
+ * all warps read the same few lines, L2 would be asked for them too often.
  *
  * What it costs is instructions. So operands are copied sixteen bytes at a time, aligned or not: they lie in shared
  * memory in rows of what is neighbours in global memory, and a row begins with the sixteen bytes that its first element
