@@ -205,13 +205,13 @@ tsr_status tsr_plan_execute(const tsr_plan *plan, float alpha, const float *a, c
 tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *a, const float *b, float beta,
                                 const tsr_operand *addend, float *c, const tsr_launch *launch);
 
-/* ---- Tuning: the constants behind estimates on a GPU --------------------------------------------------------------- */
+/* ---- Tuning: the constants behind estimates on a GPU ------------------------------------------------------------- */
 
 /* A context on CUDA reads its GPU's constants from a file when it is made: the one that TESSERA_TUNING in the
  * environment names (empty: none), else one for this GPU in $XDG_CACHE_HOME/tessera or ~/.cache/tessera. `tessera tune`
  * writes it. Without it, or where it cannot be used, the table of the nearest GPU that was measured serves;
- * tsr_plan_print and tsr_info_print say which, and why. Both of these are as snprintf: the file's path, empty where there
- * can be none; and the constants of this context as such a file has them. */
+ * tsr_plan_print and tsr_info_print say which, and why. Both of these are as snprintf: the file's path, empty where
+ * there can be none; and the constants of this context as such a file has them. */
 size_t tsr_tuning_path(const tsr_context *context, char *path, size_t size);
 size_t tsr_tuning_print(const tsr_context *context, char *text, size_t size);
 

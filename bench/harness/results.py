@@ -149,7 +149,8 @@ KINDS = {
     "sweep": "kind batch m n k layout padding torch_us tessera_us speedup limit_share kernel worst_units seed gpu "
              "torch commit date",
     # random products on the CPU beside the best of the other libraries (bench/cpu/sweep.py)
-    "cpu_sweep": "m n k layout threads seed gflops_best peer peer_gflops ratio_to_best_peer samples machine commit date",
+    "cpu_sweep": "m n k layout threads seed gflops_best peer peer_gflops ratio_to_best_peer samples machine commit "
+                 "date",
     # float32 attention beside torch's efficient attention (bench/gpu/attention.py)
     "attention": "problem batch heads kv_heads q_length k_length dim causal mask direction taken torch_us tessera_us "
                  "speedup error torch_error gpu torch commit date",

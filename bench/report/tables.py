@@ -65,8 +65,8 @@ def gpu(records):
     return "![Speed and error of each library on an H200](docs/results/results-h200.svg)\n\n" + with_note(
         ["problem (M, N, K)", "torch float32", "Tessera `fp32`", "error, torch / Tessera", "`ieee`",
          "`tf32` beside torch's TF32"], rows,
-        f"{about['gpu']}, torch {about['torch']}, {about['date']}, commit {about['commit']}{also}. Uniform data, packing "
-        "included; the two libraries alternate. Errors: relative, Frobenius, against float64. t: transposed.")
+        f"{about['gpu']}, torch {about['torch']}, {about['date']}, commit {about['commit']}{also}. Uniform data, "
+        "packing included; the two libraries alternate. Errors: relative, Frobenius, against float64. t: transposed.")
 
 
 def sustained(products):

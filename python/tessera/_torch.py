@@ -21,8 +21,8 @@ DEVICES = ("cpu", "cuda")
 
 # ---- Products -------------------------------------------------------------------------------------------------------
 
-# `casting` is for NumPy arrays; tessera/__init__.py has refused it for tensors. Passing a precision, or choosing among an
-# operator's overloads, takes a microsecond each.
+# `casting` is for NumPy arrays; tessera/__init__.py has refused it for tensors. Passing a precision, or choosing among
+# an operator's overloads, takes a microsecond each.
 
 class Packed(_library.Packed):
     """A matrix with the panels made of it for each side, orientation and precision it has been used with; tessera.pack

@@ -50,10 +50,10 @@ enum { CPU_TILE_FLOATS = 512 };
  * most columns of one, and the floats that k rows of them are, their length a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
-/* The most rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is the
- * limit unless B is near. Where its rows are contiguous, some of them are read side by side, from end to end: better
- * than strips of them if B is far. Where its columns are, they are transposed in registers: always better for up to four
- * rows of C. */
+/* The most rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is
+ * the limit unless B is near. Where its rows are contiguous, some of them are read side by side, from end to end:
+ * better than strips of them if B is far. Where its columns are, they are transposed in registers: always better for up
+ * to four rows of C. */
 enum { CPU_FEW_ROWS = 8 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
@@ -76,8 +76,8 @@ struct cpu_kernel {
     /* The same for a whole tile of mr x nr, which also packs its rows of A, its columns of B, or both, into the panels
      * given: memory is read while multiply-adds go on. NULL: operands are packed beforehand. */
     void (*multiply_and_pack)(const struct cpu_tile *tile, float *panel_a, float *panel_b);
-    /* Packs columns of B, each contiguous and from_col from the next, as rows that are to_step floats apart, a multiple of
-     * 8. NULL: pack.c does it. */
+    /* Packs columns of B, each contiguous and from_col from the next, as rows that are to_step floats apart, a multiple
+     * of 8. NULL: pack.c does it. */
     void (*transpose)(float *to, int64_t to_step, const float *from, int64_t from_col, int columns, int terms);
     /* One row of C of any length n over all of k: a tile with B's elements b_col apart along a row. Either b_col or
      * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are

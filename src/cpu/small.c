@@ -204,8 +204,8 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 
 /* ---- A whole product --------------------------------------------------------------------------------------------- */
 
-/* Reads a line of each of a matrix that the kernel reads in another order than it lies in memory, so that misses overlap
- * if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
+/* Reads a line of each of a matrix that the kernel reads in another order than it lies in memory, so that misses
+ * overlap if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
 static inline void touch(const float *from, int64_t rows, int64_t length, int64_t apart) {
     enum { LEAST = 1 << 9, MOST = 1 << 15 };
     const int64_t floats = (rows - 1) * apart + length;

@@ -68,7 +68,7 @@ static tsr_attention_problem seen_part(const tsr_attention_problem *problem, boo
 /* Microseconds on a GPU with so many SMs. Factors were fitted to a hundred random problems on an H200, each computed
  * every way (docs/internals/experiments.md); near the border between two ways they are within a fifth. */
 
-/* How many of `all` steps along rows or columns a task goes through on average; `edge`: steps that the diagonal cuts. */
+/* How many of `all` steps along rows or columns a task takes on average; `edge`: steps that the diagonal cuts. */
 static double mean_steps(const tsr_attention_problem *p, double all, double edge) {
     const double queries = (double)p->queries, keys = (double)p->keys;
     const double seen = keys <= queries ? 1 - keys / queries / 2 : queries / keys / 2; /* of the scores */

@@ -7,8 +7,8 @@
 #include "cuda/kernels.h"
 
 /* What the library keeps in one CUcontext: modules, functions, the workspace pool and launch graphs, shared by every
- * tsr_context there. Known by the CUcontext's id, which the driver never gives out twice, because a CUcontext's address may come
- * again. */
+ * tsr_context there. Known by the CUcontext's id, which the driver never gives out twice, because a CUcontext's address
+ * may come again. */
 typedef struct cuda_resident {
     struct cuda_resident *next;
     unsigned long long context_id;

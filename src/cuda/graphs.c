@@ -5,8 +5,8 @@
  * first; if the same kernels have been queued a few times on this stream, they become a graph, whose nodes from then on
  * get the arguments and grids of each call. There is one for each sequence of kernels, not for each shape.
  *
- * A graph does not run beside itself, so each stream has its own. In a stream that is being captured kernels are launched
- * one by one: they become nodes of the caller's graph.
+ * A graph does not run beside itself, so each stream has its own. In a stream that is being captured kernels are
+ * launched one by one: they become nodes of the caller's graph.
  */
 #include "cuda/graphs.h"
 

@@ -1,5 +1,5 @@
-/* attention_ieee.cpp: attention_ieee.cu, or attention_small.cu, as it is, compiled for the CPU, and a function that runs
- * its kernels. */
+/* attention_ieee.cpp: attention_ieee.cu, or attention_small.cu, as it is, compiled for the CPU, and a function that
+ * runs its kernels. */
 #ifdef SMALL
 #include "cuda/kernels/attention/attention_small.cu"
 static void (*const kernels[2][2])(attention_args) = {{attention_small_forward_128, attention_small_forward_256},

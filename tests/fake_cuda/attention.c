@@ -123,7 +123,7 @@ static bool packed(const attention_args *g, int operands, bool fill) {
     return true;
 }
 
-/* Every row, of the split kernels, or where nothing says which; false: rows are to be computed again that were carried. */
+/* Every row, of the split kernels, or where nothing says which; false: carried rows are to be computed again. */
 static bool run_rows(const attention_args *g, bool ieee, int heads, int rows, int tiles, int32_t *recompute,
                      void (*compute)(const attention_args *, int, int, int)) {
     if (ieee && recompute) return !recompute[0];

@@ -48,8 +48,8 @@ constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
 /* Where the ieee kernels are known to gain on other GPUs. */
 constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
 
-/* Attention, forward and backward alike (bench/gpu/attention.py): the least length, and that of dimensions over 128, and
- * the least batch * heads * queries * keys. Shorter ones are often faster, too, but not all, and the host decides. */
+/* Attention, forward and backward alike (bench/gpu/attention.py): the least length, and that of dimensions over 128,
+ * and the least batch * heads * queries * keys. Shorter ones are often faster, too, but not all; the host decides. */
 constexpr int64_t ATTENTION_LENGTH = 64, ATTENTION_WIDE = 128, ATTENTION_WIDE_LENGTH = 128;
 constexpr double ATTENTION_SCORES = 1 << 17;
 constexpr int64_t ATTENTION_HIDDEN = 8; /* times as many keys as queries: gradients of keys that no query sees cost */

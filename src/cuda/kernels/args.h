@@ -96,8 +96,8 @@ enum { SPLIT_SUM_K = 32 };
  * the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
 enum { OUT_STRIDE = 40 };
 
-/* The exponents of rows are within +-SPLIT_EXPONENT_LIMIT, so that 2^(e + SPLIT_LO_SHIFT) is a float; that of a row of zeros is
- * ALL_ZERO. */
+/* The exponents of rows are within +-SPLIT_EXPONENT_LIMIT, so that 2^(e + SPLIT_LO_SHIFT) is a float; that of a row of
+ * zeros is ALL_ZERO. */
 enum { SPLIT_EXPONENT_LIMIT = 115, ALL_ZERO = SPLIT_EXPONENT_LIMIT + 1 };
 
 typedef struct split_operand {

@@ -1,5 +1,5 @@
-/* attention_ieee.cu: attention and its gradients in IEEE float32 (attention_ieee.cuh), on every GPU, and for what the split
- * cannot carry. */
+/* attention_ieee.cu: attention and its gradients in IEEE float32 (attention_ieee.cuh), on every GPU, and for what the
+ * split cannot carry. */
 #include "cuda/kernels/attention/attention_ieee.cuh"
 
 #define KERNEL(name, id, function, blocks, sums)                                                           \

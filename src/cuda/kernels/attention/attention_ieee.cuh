@@ -1,8 +1,8 @@
 /* attention_ieee.cuh: attention and its gradients in IEEE float32.
  *
  * A thread block of 128 has 32 rows (queries, or keys for dK and dV) and goes through the columns, 64 at a time. Thread
- * 16y + x has rows y + 8a and, of a tile of scores, columns x + 16b; of each 64 columns of a result it has four, from 4x
- * on. Operands come through shared memory in pieces, the next one while this one is used; so do the weights, between
+ * 16y + x has rows y + 8a and, of a tile of scores, columns x + 16b; of each 64 columns of a result it has four, from
+ * 4x on. Operands come through shared memory in pieces, the next one while this one is used; so do the weights, between
  * the two products. Where there are few rows or columns a thread has fewer of them.
  *
  * NaN and Inf go where IEEE arithmetic carries them: a weight of 0 multiplies its value, whatever that is. Only keys
@@ -17,7 +17,8 @@
 constexpr int ROWS = ATTENTION_IEEE_ROWS, COLS = 64, THREADS = 128;
 constexpr int ROW_STEP = THREADS / 16, MOST_ROWS = ROWS / ROW_STEP, MOST_COLS = COLS / 16; /* of a thread */
 
-/* A piece has CHUNK terms of dot products, or CHUNK rows of 64 columns that weights are multiplied by. SUMS: results. */
+/* A piece has CHUNK terms of dot products, or CHUNK rows of 64 columns that weights are multiplied by. SUMS:
+ * results. */
 template <int CHUNK, int SUMS> struct ieee_shared {
     static constexpr int PITCH = CHUNK + 4; /* of rows in a piece */
     alignas(16) float pieces[2][(ROWS + COLS) * PITCH];

@@ -1,5 +1,5 @@
-/* attention_small.cu: attention and its gradients in IEEE float32 (attention_ieee.cuh) for small problems on Hopper: one launch,
- * and pieces so large that few have to be waited for. */
+/* attention_small.cu: attention and its gradients in IEEE float32 (attention_ieee.cuh) for small problems on Hopper:
+ * one launch, and pieces so large that few have to be waited for. */
 #include "cuda/kernels/attention/attention_ieee.cuh"
 
 #define KERNEL(name, id, function, blocks, sums, resident)                                                           \

@@ -220,8 +220,8 @@ template <int COUNT> static __device__ __forceinline__ float add_lanes(float (&v
 }
 
 /* Stores the block's tile of rows x COLS. sums[parts][rows*COLS] are its own, to be added up in order. With a cluster,
- * its first blocks, a power of two, store `each` elements each, whose sums all blocks bring to their `inbox`: fewer than
- * 2*rows*COLS, or one of each block. */
+ * its first blocks, a power of two, store `each` elements each, whose sums all blocks bring to their `inbox`: fewer
+ * than 2*rows*COLS, or one of each block. */
 template <int COLS, int THREADS>
 static __device__ __forceinline__ void store_tile(const ieee_args &args, const float *sums, float *inbox, int parts,
                                                   int rows, int row0) {
