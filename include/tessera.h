@@ -147,7 +147,7 @@ tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, cons
  * i-th has its data at a_data[i], b_data[i] and c_data[i]. These arrays are in host memory, on CUDA, too, and are not
  * needed after the call. data, batch_stride and packed of a, b and c are not looked at. That C overlaps neither operand
  * is checked for each product; no result may overlap another product's matrices. On CUDA evenly spaced matrices are one
- * batch, others are products one after the other. */
+ * batch; others are products one after the other, eight of them to a launch on Hopper. */
 tsr_status tsr_gemm_pointers(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a,
                              const float *const *a_data, const tsr_operand *b, const float *const *b_data, float beta,
                              const tsr_result *c, float *const *c_data, const tsr_launch *launch);

@@ -71,19 +71,13 @@ static bool as_strided(tsr_problem *p, matrix_span spans[SPANS]) {
 }
 
 /* Of products that are checked. On CUDA one plan serves them one after the other. */
-static tsr_status execute_items(tsr_plan *plan, matrix_span spans[SPANS], const tsr_launch *launch) {
+static tsr_status execute_items(tsr_plan *plan, const tsr_launch *launch) {
     tsr_status status;
     const tsr_problem all = plan->problem;
-    const bool each = plan->context->cuda && all.c_items;
-    if (each) plan->problem.batch = 1;
+    if (plan->context->cuda && all.c_items) plan->problem.batch = 1;
     if ((status = plan_make(plan)) || (status = check_workspace(launch, "product", plan_workspace(plan))))
         return status;
-    if (!each) return plan_execute(plan, &all, launch);
-    for (int64_t i = 0; i < all.batch && !status; i++) {
-        const tsr_problem one = bind_item(&all, spans, i);
-        status = plan_execute(plan, &one, launch);
-    }
-    return status;
+    return plan_execute(plan, &all, launch);
 }
 
 tsr_status tsr_gemm_pointers(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a,
@@ -116,7 +110,7 @@ tsr_status tsr_gemm_pointers(tsr_context *context, int64_t batch, float alpha, c
     p->a.data = a_data[0], p->b.data = b_data[0], p->c.data = c_data[0];
     if (!is_zero(beta)) p->addend.data = p->c.data;
     if (context->cuda) as_strided(p, spans);
-    return execute_items(&plan, spans, launch);
+    return execute_items(&plan, launch);
 }
 
 /* ---- Products in host memory ------------------------------------------------------------------------------------- */

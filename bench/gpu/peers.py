@@ -7,9 +7,11 @@ beforehand what is compiled at first use.
 """
 
 import concurrent.futures
+import functools
 import importlib.util
 import multiprocessing
 import sys
+from ctypes import byref
 
 import torch
 
@@ -51,10 +53,12 @@ class Tessera:
         self.kernel = dict(line.split(": ", 1) for line in plan.text().splitlines() if ": " in line).get("kernel", "")
         self.workspace = torch.empty(max(1, plan.workspace()), dtype=torch.uint8, device="cuda")
         self.launch.workspace, self.launch.workspace_size = self.workspace.data_ptr(), self.workspace.numel()
+        self.multiply = functools.partial(binding.lib.tsr_gemm_batch, context.handle, self.batch, 1.0, byref(self.a),
+                                          byref(self.b), 0.0, byref(self.c), byref(self.launch))
 
     def __call__(self):
-        self.launch.stream = torch.cuda.current_stream().cuda_stream
-        binding.gemm(self.context, self.a, self.b, self.c, batch=self.batch, launch=self.launch)
+        self.launch.stream = torch._C._cuda_getCurrentRawStream(self.tensors[0].device.index)
+        binding.check(self.multiply())
 
 
 class Packing:

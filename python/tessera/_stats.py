@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 
 class ProductCount(NamedTuple):
@@ -14,6 +14,7 @@ class ProductCount(NamedTuple):
     n: int
     k: int
     calls: int
+    gain: Optional[float]  # how many times as long torch would have taken on the GPU, as estimated; None on the CPU
 
 
 class AttentionCount(NamedTuple):
@@ -49,7 +50,8 @@ class Stats(NamedTuple):
         lines = [_counted(self.taken, "products", self.passed)]
         for p in self.products:
             batch = f"{p.batch} of " if p.batch != 1 else ""
-            lines.append(f"{p.calls:8} x {p.device} {p.precision} {batch}{p.m} x {p.n} x {p.k}")
+            gain = f", about {p.gain:.2g} x torch's speed" if p.gain else ""
+            lines.append(f"{p.calls:8} x {p.device} {p.precision} {batch}{p.m} x {p.n} x {p.k}{gain}")
         if self.attention_taken or any(self.attention_passed.values()):
             lines.append(_counted(self.attention_taken, "attentions", self.attention_passed))
         for a in self.attention:

@@ -286,8 +286,8 @@ def _advice(passed: dict[str, int]) -> str:
 def stats() -> Stats:
     products, attention = [], []
     for line in _ops.taken():
-        device, precision, *numbers = line.split()
-        products.append(ProductCount(device, precision, *map(int, numbers)))
+        device, precision, *numbers, gain = line.split()
+        products.append(ProductCount(device, precision, *map(int, numbers), float(gain) or None))
     for line in _ops.attention_taken():
         device, precision, direction, *numbers = line.split()
         attention.append(AttentionCount(device, precision, direction, *map(int, numbers)))

@@ -138,22 +138,29 @@ static tsr_status execute_in_context(const struct cuda_context *cuda, const cuda
     launch_queue q;
     launch_begin(&q, cuda, given ? given->stream : NULL);
     q.begun = plan->early;
-    tsr_problem p = *problem;
     tsr_status status = check_stream(cuda, q.stream);
-    if (!status) status = check_operands(cuda, &p);
     if (status) return status;
-    if (plan->transposed) p = problem_transpose(&p);
 
     void *workspace = given ? given->workspace : NULL;
     const size_t bytes = plan->workspace.bytes;
-    const bool take = bytes && p.k && !workspace;
+    const bool take = bytes && problem->k && !workspace;
     CUdeviceptr taken = 0;
     if (take)
         status = cuda_workspace_take(cuda, q.stream, bytes, &taken);
     else if (workspace && bytes)
         status = check_memory(cuda, "launch.workspace", &workspace);
     if (status) return status;
-    status = queue_chunks(&q, plan, &p, take ? (char *)taken : workspace);
+    const int64_t items = problem->c_items ? problem->batch : 1; /* with pointers of their own, or one batch */
+    for (int64_t i = 0; i < items && !status; i++) {
+        tsr_problem p = *problem;
+        if (problem->c_items) {
+            p = problem_item(problem, i);
+            p.batch = 1;
+        }
+        status = check_operands(cuda, &p);
+        if (plan->transposed) p = problem_transpose(&p);
+        if (!status) status = queue_chunks(&q, plan, &p, take ? (char *)taken : workspace);
+    }
     if (!status) status = launch_queued(&q);
     const CUresult error = take ? cuda_workspace_give(cuda, q.stream, taken) : CUDA_SUCCESS;
     return error && !status ? cuda_fail(error, "giving workspace back on GPU %d", cuda->device.ordinal) : status;

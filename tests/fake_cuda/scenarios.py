@@ -495,6 +495,18 @@ def test_kernels_that_come_again_are_a_graph(own_context):
     assert repeat(problems, context, 1, Launch(stream)) == 0
 
 
+def test_products_by_pointers_share_launches(own_context):
+    """Eight to a graph, if matrices are not evenly spaced: 33 times eight launches, and what is left of 300."""
+    rng, batch = np.random.default_rng(1), 300
+    problem = Problem(5, 6, 7, batch)
+    order, strides = rng.permutation(batch), (5 * 7, 7 * 6, 5 * 6)
+    data = [[buffer.address + 4 * int(i) * stride for i in order] for buffer, stride in zip(problem.buffers, strides)]
+    matrices = problem.operand_a, problem.operand_b, problem.result_c
+    binding.gemm_pointers(Context(CUDA), batch, *(x for pair in zip(matrices, data) for x in pair))
+    problem.check()
+    assert fake.fake_launches() == 8 * BEFORE_GRAPH + (batch - 8 * BEFORE_GRAPH) % 8
+
+
 def test_a_graph_in_many_threads(own_context):
     context, problems = Context(CUDA, FP32, "split_fp32_sm90"), [Problem(100 + i, 90, 200) for i in range(4)]
 

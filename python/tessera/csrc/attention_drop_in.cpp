@@ -86,7 +86,7 @@ static bool is_taken(const Setting &setting, const Attention &a, ReasonCounts *c
     if (k != a.value.sizes() || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || q[3] > MOST_DIM || !a.query.numel() ||
         !a.key.numel() || !can_drop(a.dropout_p))
         return counts->count(OTHER_SHAPE);
-    const bool faster = tessera_attention_is_faster(is_hopper(a.query.device()), q[0] * q[1], q[2], k[2], q[3],
+    const bool faster = tessera_attention_is_faster(gpu_of(a.query.device()).hopper, q[0] * q[1], q[2], k[2], q[3],
                                                     a.is_causal);
     if (!setting.always && !faster) return counts->count(TORCH_IS_FASTER);
     /* A captured seed would drop the same weights in every replay. */

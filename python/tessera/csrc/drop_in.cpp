@@ -77,24 +77,6 @@ void forget_counts() {
     forget_attention_counts();
 }
 
-/* ---- Leaving a product ------------------------------------------------------------------------------------------- */
-
-/* Whether the sizes alone say that torch is faster. This comes first and looks at nothing else, because such products
- * are small and host time matters for them. */
-template <const Switch &device, int dims>
-static bool torch_is_faster_by_size(uint32_t word, const at::Tensor &a, const at::Tensor &b) {
-    if (word & ALWAYS || a.dim() != dims || b.dim() != dims || a.scalar_type() != at::kFloat) return false;
-    const at::IntArrayRef a_sizes = a.sizes(), b_sizes = b.sizes();
-    const Sizes sizes = {dims == 3 ? static_cast<double>(a_sizes[0]) : 1, static_cast<double>(a_sizes[dims - 2]),
-                         static_cast<double>(b_sizes[dims - 1]), static_cast<double>(a_sizes[dims - 1])};
-    const bool faster = &device == &cpu_switch
-                            ? tessera_is_faster_on_cpu(sizes)
-                            : tessera_is_faster_on_cuda(precision_of(word), is_hopper(a.device()), UNPLANNED, sizes);
-    if (faster) return false;
-    pass(TORCH_IS_FASTER);
-    return true;
-}
-
 /* ---- Taking a product -------------------------------------------------------------------------------------------- */
 
 /* torch matches named dimensions and passes them on; newer versions have none. */
@@ -136,6 +118,8 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
     }
     p.arithmetic = {precision_of(word), (word & INVARIANT) != 0};
     const bool always = word & ALWAYS;
+    if (!always && p.a.is_cpu() && !tessera_is_faster_on_cpu(p.a.size(-2), p.b.size(-1), p.a.size(-1)))
+        return pass(TORCH_IS_FASTER);
     /* Planning fails if this library or GPU cannot do it, or if a stream is captured before the first product. Memory
      * may be too short for workspace, which torch does not need. Errors of launches come later and reach the caller. */
     c10::optional<PlannedProduct> planned;
@@ -146,15 +130,7 @@ static bool take(uint32_t word, Product *product, int64_t dims) {
     } catch (const std::bad_alloc &) {
         return pass(NOT_POSSIBLE);
     }
-    if (!always && p.a.is_cuda()) {
-        const Sizes of_plan = {static_cast<double>(planned->batch), static_cast<double>(planned->m),
-                               static_cast<double>(planned->n), static_cast<double>(planned->k)};
-        Candidates chosen;
-        chosen.split = is_split(*planned);
-        chosen.ieee = !chosen.split;
-        if (!tessera_is_faster_on_cuda(p.arithmetic.precision, is_hopper(p.a.device()), chosen, of_plan))
-            return pass(TORCH_IS_FASTER);
-    }
+    if (!always && is_for_torch(*planned)) return pass(TORCH_IS_FASTER);
     if (!p.c.defined()) p.c = at::empty(result_sizes, p.a.options());
     try {
         execute(*planned, p);
@@ -207,16 +183,12 @@ static Product sum_of(const Tensor &s, const Tensor &a, const Tensor &b, const S
 /* torch refuses complex factors. */
 static bool is_real(const Scalar &beta, const Scalar &alpha) { return !beta.isComplex() && !alpha.isComplex(); }
 
-/* The switch's word where there is a product to look at, or 0. */
-template <const Switch &device, int dims> static uint32_t word_for(const Tensor &a, const Tensor &b) {
-    const uint32_t word = device.word.load(std::memory_order_relaxed);
-    return word && !torch_is_faster_by_size<device, dims>(word, a, b) ? word : 0;
-}
+static uint32_t word_of(const Switch &device) { return device.word.load(std::memory_order_relaxed); }
 
 /* Each takes a product of `dims`-dimensional tensors or passes it on to torch's function. */
 template <const Switch &device, int dims, Multiply *torch_function>
 static Tensor multiply(const Tensor &a, const Tensor &b) {
-    if (const uint32_t word = word_for<device, dims>(a, b)) {
+    if (const uint32_t word = word_of(device)) {
         Product product = product_of(a, b, {});
         if (take(word, &product, dims)) return product.c;
     }
@@ -225,7 +197,7 @@ static Tensor multiply(const Tensor &a, const Tensor &b) {
 
 template <const Switch &device, int dims, MultiplyOut *torch_function>
 static Tensor &multiply_out(const Tensor &a, const Tensor &b, Tensor &out) {
-    if (const uint32_t word = word_for<device, dims>(a, b)) {
+    if (const uint32_t word = word_of(device)) {
         Product product = product_of(a, b, out);
         if (take(word, &product, dims)) return out;
     }
@@ -234,7 +206,7 @@ static Tensor &multiply_out(const Tensor &a, const Tensor &b, Tensor &out) {
 
 template <const Switch &device, int dims, Add *torch_function>
 static Tensor add(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha) {
-    if (const uint32_t word = word_for<device, dims>(a, b); word && is_real(beta, alpha)) {
+    if (const uint32_t word = word_of(device); word && is_real(beta, alpha)) {
         Product product = sum_of(s, a, b, beta, alpha, {});
         if (take(word, &product, dims)) return product.c;
     }
@@ -244,7 +216,7 @@ static Tensor add(const Tensor &s, const Tensor &a, const Tensor &b, const Scala
 template <const Switch &device, int dims, AddOut *torch_function>
 static Tensor &add_out(const Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha,
                        Tensor &out) {
-    if (const uint32_t word = word_for<device, dims>(a, b); word && is_real(beta, alpha)) {
+    if (const uint32_t word = word_of(device); word && is_real(beta, alpha)) {
         Product product = sum_of(s, a, b, beta, alpha, out);
         if (take(word, &product, dims)) return out;
     }
@@ -253,7 +225,7 @@ static Tensor &add_out(const Tensor &s, const Tensor &a, const Tensor &b, const 
 
 template <const Switch &device, int dims, AddInPlace *torch_function>
 static Tensor &add_in_place(Tensor &s, const Tensor &a, const Tensor &b, const Scalar &beta, const Scalar &alpha) {
-    if (const uint32_t word = word_for<device, dims>(a, b); word && is_real(beta, alpha)) {
+    if (const uint32_t word = word_of(device); word && is_real(beta, alpha)) {
         Product product = sum_of(s, a, b, beta, alpha, s);
         if (take(word, &product, dims)) return s;
     }

@@ -2,6 +2,7 @@
 #include "product.h"
 
 #include "fork_safe.h"
+#include "torch_cost.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -73,18 +74,37 @@ static bool is_capturing(void *stream) {
 
 bool is_capturing(const c10::Device &device) { return device.is_cuda() && is_capturing(current_stream(device)); }
 
-bool is_hopper(const c10::Device &device) {
-    enum { MOST_DEVICES = 64, MAJOR_CAPABILITY = 75 /* CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR */ };
-    static std::atomic<int> majors[MOST_DEVICES]; /* 0 where not yet asked */
+static Gpu described_gpu(int index) {
+    enum {
+        CLOCK = 13,
+        MULTIPROCESSORS = 16,
+        MEMORY_CLOCK = 36,
+        MEMORY_BITS = 37,
+        MAJOR = 75,
+        MINOR = 76
+    }; /* cuda.h's */
+    static auto *const ask = driver_function<int(int *value, int attribute, int device)>("cuDeviceGetAttribute");
+    const auto value = [&](int attribute) {
+        int answer = 0;
+        return ask && !ask(&answer, attribute, index) ? static_cast<double>(answer) : 0;
+    };
+    Gpu gpu;
+    gpu.hopper = value(MAJOR) == 9;
+    gpu.multiprocessors = value(MULTIPROCESSORS);
+    gpu.flops = (value(MAJOR) == 8 && value(MINOR) == 0 ? 2 * 64 : 2 * 128) * value(CLOCK) * 1e3;
+    gpu.bytes = 2 * value(MEMORY_CLOCK) * 1e3 * value(MEMORY_BITS) / 8;
+    return gpu;
+}
+
+const Gpu &gpu_of(const c10::Device &device) {
+    enum { MOST_DEVICES = 64 };
+    static std::once_flag asked[MOST_DEVICES];
+    static Gpu gpus[MOST_DEVICES];
+    static const Gpu none;
     const int index = device.index();
-    if (!device.is_cuda() || index < 0 || index >= MOST_DEVICES) return false;
-    int major = majors[index].load(std::memory_order_relaxed);
-    if (!major) {
-        static auto *const ask = driver_function<int(int *value, int attribute, int device)>("cuDeviceGetAttribute");
-        if (!ask || ask(&major, MAJOR_CAPABILITY, index)) return false;
-        majors[index].store(major, std::memory_order_relaxed);
-    }
-    return major == 9;
+    if (!device.is_cuda() || index < 0 || index >= MOST_DEVICES) return none;
+    std::call_once(asked[index], [&] { gpus[index] = described_gpu(index); });
+    return gpus[index];
 }
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
@@ -248,34 +268,41 @@ std::shared_ptr<const Panels> Packed::panels(tsr_context *context, tsr_side side
 
 using Kind = std::array<int64_t, 7>; /* device type and index, precision, batch, m, n, k */
 
-static ForkSafeMutex taken_lock;
-static auto &taken = *new std::map<Kind, std::atomic<uint64_t>>; /* entries stay: plans point at them */
+struct Taken {
+    std::atomic<uint64_t> calls{0};
+    double gain = 0; /* of the first: strides may make a difference, a small one */
+};
 
-static std::atomic<uint64_t> *counter_of(const Kind &kind) {
+static ForkSafeMutex taken_lock;
+static auto &taken = *new std::map<Kind, Taken>; /* entries stay: plans point at them */
+
+static std::atomic<uint64_t> *counter_of(const Kind &kind, double gain) {
     enum { MOST_KINDS = 1 << 16 }; /* then the rest is counted together, as all zeros */
     ForkSafeGuard guard(taken_lock);
-    return &taken[taken.size() < MOST_KINDS || taken.count(kind) ? kind : Kind{}];
+    Taken &of_kind = taken[taken.size() < MOST_KINDS || taken.count(kind) ? kind : Kind{}];
+    if (of_kind.gain == 0) of_kind.gain = gain;
+    return &of_kind.calls;
 }
 
 std::vector<std::string> products_taken() {
     ForkSafeGuard guard(taken_lock);
     std::vector<std::string> lines;
     for (const auto &entry : taken) {
-        const uint64_t calls = entry.second.load(std::memory_order_relaxed);
+        const uint64_t calls = entry.second.calls.load(std::memory_order_relaxed);
         if (!calls) continue;
         const Kind &kind = entry.first;
         std::string line =
             c10::Device(static_cast<c10::DeviceType>(kind[0]), static_cast<c10::DeviceIndex>(kind[1])).str();
         line += std::string(" ") + tsr_precision_name(static_cast<tsr_precision>(kind[2]));
         for (int i = 3; i < 7; i++) line += " " + std::to_string(kind[i]);
-        lines.push_back(line + " " + std::to_string(calls));
+        lines.push_back(line + " " + std::to_string(calls) + " " + std::to_string(entry.second.gain));
     }
     return lines;
 }
 
 void forget_products_taken() {
     ForkSafeGuard guard(taken_lock);
-    for (auto &entry : taken) entry.second = 0;
+    for (auto &entry : taken) entry.second.calls = 0;
 }
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
@@ -303,6 +330,7 @@ struct CachedPlan {
     PlanKey key;
     tsr_plan *plan = nullptr;
     size_t workspace;
+    double seconds, torch;                  /* estimated; 0: not */
     std::atomic<uint64_t> *taken = nullptr; /* its counter, once it has been taken from torch */
     ~CachedPlan() { tsr_plan_destroy(plan); }
 };
@@ -313,6 +341,13 @@ static size_t hash_of(const PlanKey &key) {
     for (size_t i = 0; i < sizeof key / sizeof *words; i++)
         hash = (hash ^ static_cast<uint64_t>(words[i])) * 0x9e3779b97f4a7c15u;
     return hash >> 32;
+}
+
+static double torch_seconds_of(const Place &place, const PlannedProduct &r) {
+    if (place.type == c10::kCPU) return 0;
+    const Sizes sizes = {static_cast<double>(r.batch), static_cast<double>(r.m), static_cast<double>(r.n),
+                         static_cast<double>(r.k)};
+    return torch_seconds(gpu_of({place.type, static_cast<c10::DeviceIndex>(place.index)}), sizes);
 }
 
 /* Plans are kept by each thread for itself, so that finding one takes no lock; where two products fall into one slot
@@ -328,11 +363,17 @@ static CachedPlan *cached_plan_for(const Place &place, const PlannedProduct &r) 
     made->key = key;
     check(tsr_plan_create(&made->plan, context_of(place), r.batch, &r.a, &r.b, &r.c));
     made->workspace = tsr_plan_workspace(made->plan);
+    made->seconds = tsr_plan_seconds(made->plan);
+    made->torch = torch_seconds_of(place, r);
     slot = std::move(made);
     return slot.get();
 }
 
-bool is_split(const PlannedProduct &planned) { return tsr_plan_is_split(planned.cached->plan); }
+double estimated_gain(const PlannedProduct &planned) { return planned.cached->torch / planned.cached->seconds; }
+
+bool is_for_torch(const PlannedProduct &planned) {
+    return planned.cached->torch > 0 && torch_is_faster(planned.cached->seconds, planned.cached->torch);
+}
 
 void count_taken(const PlannedProduct &r, const Product &product) {
     std::atomic<uint64_t> *&counter = r.cached->taken;
@@ -340,7 +381,8 @@ void count_taken(const PlannedProduct &r, const Product &product) {
     try {
         if (!counter)
             counter = counter_of({static_cast<int64_t>(device.type()), device.index(), product.arithmetic.precision,
-                                  r.batch, r.m, r.n, r.k});
+                                  r.batch, r.m, r.n, r.k},
+                                 estimated_gain(r));
     } catch (const std::bad_alloc &) {
         return; /* the product is made, if not counted */
     }

@@ -115,17 +115,21 @@ struct PlannedProduct {
 PlannedProduct plan_product(const Product &product);
 void execute(const PlannedProduct &planned, const Product &product);
 
-/* Whether the plan is to split the operands for tensor cores. */
-bool is_split(const PlannedProduct &planned);
+/* How many times as long torch takes, by the estimates of both; 0 where there is none: on the CPU. */
+double estimated_gain(const PlannedProduct &planned);
 
-/* Whether the device is a GPU of compute capability 9, for which there are kernels of its own. */
-bool is_hopper(const c10::Device &device);
+/* Whether torch is known to be faster on a GPU. */
+bool is_for_torch(const PlannedProduct &planned);
+
+/* What the driver says of a GPU; all 0 of other devices. */
+struct Gpu;
+const Gpu &gpu_of(const c10::Device &device);
 
 /* Counts a product that was taken from torch. */
 void count_taken(const PlannedProduct &planned, const Product &product);
 
-/* How often products of each kind were taken, a line each: "cuda:0 fp32 1 4096 4096 4096 17" (device, precision,
- * batch, m, n, k, calls). */
+/* How often products of each kind were taken, a line each: "cuda:0 fp32 1 4096 4096 4096 17 4.4" (device, precision,
+ * batch, m, n, k, calls, estimated_gain). */
 std::vector<std::string> products_taken();
 void forget_products_taken();
 

@@ -1,15 +1,15 @@
-/* torch_cost.h: what torch runs faster than Tessera. The only figures about torch's speed are here.
+/* torch_cost.h: how long torch takes. The only figures about torch's speed are here.
  *
- * They come from whole calls, host time included, on an H200 with torch 2.11 (bench/pytorch/compare.py). The host and
- * torch's choice of kernel decide how long a small product takes, and tsr_plan_seconds, an estimate of GPU time, knows
- * neither. So these rules name the regions that were measured instead: each compares the time that torch would take at
- * its full rate with a limit in seconds.
+ * torch_seconds estimates a product on a GPU, as tsr_plan_seconds estimates ours; the drop-in compares the two. It is
+ * fitted to 600 random products on an H200 with torch 2.11 (bench/gpu/sweep.py), and scaled to other GPUs by their
+ * clocks. Half of its estimates are within 12 %; thin products and short k are up to twice as far off.
  */
 #pragma once
 
 #include <tessera.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace tessera {
 
@@ -17,36 +17,27 @@ struct Sizes {
     double batch, m, n, k;
 };
 
-/* What a plan may do: both until the product is planned, one of them afterwards. */
-struct Candidates {
-    bool split = true, ieee = true;
+/* A GPU, by what its driver says. */
+struct Gpu {
+    bool hopper = false; /* compute capability 9: there are kernels for it alone */
+    double multiprocessors = 0;
+    double flops = 0; /* float32 operations of a multiprocessor in a second, at most */
+    double bytes = 0; /* of memory in a second, at most */
 };
-constexpr Candidates UNPLANNED = {};
 
 namespace torch_cost {
 
-constexpr double FLOPS = 50e12; /* float32 operations a second of torch's kernels that fill the GPU */
-constexpr double FLOAT = sizeof(float);
+/* Its kernels: launch, the reduction where k is cut, shares of the GPU's rates. */
+constexpr double LAUNCH = 2.7e-6, REDUCTION = 4.7e-6;
+constexpr double LARGE_TILE = 128, LARGE_TILE_RATE = 0.69, SMALL_TILE = 32, SMALL_TILE_RATE = 0.40;
+constexpr double BYTES = 0.41, VECTOR_BYTES = 0.81;
+constexpr double MOST_SLICES = 32, LEAST_SLICE = 64;
 
-/* Splitting pays if torch's time is at least so long for each element that has to be packed. The shorter k is, the more
- * the launches and the epilogue add to packing. */
-struct Packing {
-    double least_k, seconds_per_element, least_seconds;
-};
-constexpr Packing packing[] = {
-    {16384, 2.4e-12, 0}, {4096, 4e-12, 0}, {1024, 9e-12, 0}, {256, 14e-12, 32e-6}, {128, 24e-12, 32e-6}};
+/* Where the estimates are within this of each other, neither is known to be faster. */
+constexpr double UNCERTAINTY = 1.1;
 
-/* The ieee kernels on Hopper: ieee_is_faster has the rules. Seconds are torch's. */
-constexpr double THIN = 8;      /* rows or columns */
-constexpr double LONG_K = 1024; /* from here on k is split, which takes a second launch */
-constexpr double THIN_LONG_K = 4096, THIN_LONG_WIDTH = 512;
-constexpr double THIN_SECONDS = 0.8e-6, THIN_BYTES = 20e6;
-constexpr double ONE_LAUNCH_SECONDS = 4e-6, ONE_LAUNCH_BYTES = 48e6;
-constexpr double SPLIT_K_SECONDS = 12e-6, SPLIT_K = 2048;
-constexpr double FEW_ROWS = 32, SOME_ROWS = 16, SOME_ROWS_SECONDS = 8e-6;
-
-/* Where the ieee kernels are known to gain on other GPUs. */
-constexpr double OTHER_GPU_SIDE = 1024, OTHER_GPU_SECONDS = 400e-6;
+/* Of a call that Tessera takes. While the GPU is faster than this it waits for the host, longer with torch. */
+constexpr double HOST = 8e-6;
 
 /* Attention, forward and backward alike (bench/gpu/attention.py): the least length, and that of dimensions over 128,
  * and the least batch * heads * queries * keys. Shorter ones are often faster, too, but not all; the host decides. */
@@ -54,46 +45,36 @@ constexpr int64_t ATTENTION_LENGTH = 64, ATTENTION_WIDE = 128, ATTENTION_WIDE_LE
 constexpr double ATTENTION_SCORES = 1 << 17;
 constexpr int64_t ATTENTION_HIDDEN = 8; /* times as many keys as queries: gradients of keys that no query sees cost */
 
+/* The arithmetic of a product in square tiles: a multiprocessor computes one after the other. */
+inline double tiles_seconds(const Gpu &gpu, const Sizes &s, double tile, double rate) {
+    const double tiles = s.batch * std::ceil(s.m / tile) * std::ceil(s.n / tile);
+    double least = INFINITY;
+    for (double slices = 1; slices <= MOST_SLICES && (slices == 1 || s.k / slices >= LEAST_SLICE); slices *= 2) {
+        const double waves = std::ceil(tiles * slices / gpu.multiprocessors);
+        const double seconds = waves * 2 * tile * tile * s.k / slices / (gpu.flops * rate);
+        least = std::min(least, slices == 1 ? seconds : seconds + REDUCTION);
+    }
+    return least;
+}
+
 } // namespace torch_cost
 
-/* The least time torch may take for it: with every SM busy, and operands that cost nothing to read. */
-inline double torch_seconds(const Sizes &s) { return 2 * s.batch * s.m * s.n * s.k / torch_cost::FLOPS; }
-
-inline bool split_is_faster(const Sizes &s) {
-    const double seconds = torch_seconds(s), elements = s.batch * (s.m + s.n) * s.k;
-    for (const torch_cost::Packing &cost : torch_cost::packing)
-        if (s.k >= cost.least_k) return seconds >= elements * cost.seconds_per_element && seconds >= cost.least_seconds;
-    return false;
-}
-
-inline bool ieee_is_faster(tsr_precision precision, bool on_hopper, const Sizes &s) {
+inline double torch_seconds(const Gpu &gpu, const Sizes &s) {
     using namespace torch_cost;
-    const double narrow = std::min(s.m, s.n), wide = std::max(s.m, s.n), seconds = torch_seconds(s);
-    if (!on_hopper) return precision == TSR_IEEE && narrow >= OTHER_GPU_SIDE && seconds >= OTHER_GPU_SECONDS;
-    if (precision == TSR_TF32) return false;
-    if (narrow <= THIN) {
-        /* A thin product reads the wide operand once. With a long k, splitting it makes up for the second launch only
-         * if k is longer still and C so small that torch does not fill the GPU. */
-        if (s.k >= LONG_K) return s.batch == 1 && s.k >= THIN_LONG_K && wide <= THIN_LONG_WIDTH;
-        /* Our one launch is faster for short products whose wide operand is in the L2 cache. */
-        return seconds <= THIN_SECONDS && FLOAT * s.batch * wide * s.k <= THIN_BYTES;
-    }
-    /* One launch of ours takes less host time than torch's. A C beyond the L2 cache is written faster by torch. */
-    if (s.k < LONG_K) return seconds <= ONE_LAUNCH_SECONDS && FLOAT * s.batch * s.m * s.n <= ONE_LAUNCH_BYTES;
-    /* With few rows torch takes between 0.6 and 3.9 times our time: left to torch, except larger products of some
-     * rows. */
-    if (narrow < FEW_ROWS) return narrow >= SOME_ROWS && seconds >= SOME_ROWS_SECONDS;
-    /* Torch does not fill the GPU with a short product of long k, nor with any product where k is SPLIT_K or more. */
-    return seconds <= SPLIT_K_SECONDS || s.k >= SPLIT_K;
+    const double bytes = sizeof(float) * s.batch * (s.m * s.k + s.k * s.n + s.m * s.n);
+    if (std::min(s.m, s.n) == 1) return LAUNCH + bytes / (gpu.bytes * VECTOR_BYTES);
+    const double arithmetic = std::min(tiles_seconds(gpu, s, LARGE_TILE, LARGE_TILE_RATE),
+                                       tiles_seconds(gpu, s, SMALL_TILE, SMALL_TILE_RATE));
+    return LAUNCH + std::max(arithmetic, bytes / (gpu.bytes * BYTES));
 }
 
-inline bool tessera_is_faster_on_cuda(tsr_precision precision, bool on_hopper, Candidates candidates, const Sizes &s) {
-    return (candidates.split && precision != TSR_IEEE && split_is_faster(s)) ||
-           (candidates.ieee && ieee_is_faster(precision, on_hopper, s));
+/* By the estimates of both. */
+inline bool torch_is_faster(double tessera, double torch) {
+    return tessera > torch_cost::HOST && tessera > torch_cost::UNCERTAINTY * torch;
 }
 
 /* On the CPU Tessera is as fast as torch, except for matrices with next to no width. */
-inline bool tessera_is_faster_on_cpu(const Sizes &s) { return std::min({s.m, s.n, s.k}) >= 16; }
+inline bool tessera_is_faster_on_cpu(int64_t m, int64_t n, int64_t k) { return std::min({m, n, k}) >= 16; }
 
 /* There are kernels for tensor cores on Hopper alone. Few scores leave most of its SMs without work. */
 inline bool tessera_attention_is_faster(bool on_hopper, int64_t heads, int64_t queries, int64_t keys, int64_t dim,

@@ -76,15 +76,27 @@ template <int STAGES> struct ring {
 
 /* ---- The producer: one thread that keeps the stages full --------------------------------------------------------- */
 
-/* Whether ieee recomputes all of a tile: then nothing but its first stage is copied, and nothing multiplied. */
-template <int TILE_N> __device__ bool is_recomputed(const split_args &g, const work &w) {
-    const float mark_a = mark_of(g.a, w.batch, w.m0);
-    bool all = true;
+/* Whether ieee recomputes all of a tile: then nothing but its first stage is copied, and nothing multiplied. Asked for
+ * after the first copies, which do not wait for the marks. */
+template <int TILE_N> struct tile_marks {
+    float of[1 + TILE_N / PANEL_ROWS]; /* of A's panel, of B's */
+
+    __device__ tile_marks(const split_args &g, const work &w) {
+        of[0] = mark_of(g.a, w.batch, w.m0);
 #pragma unroll
-    for (int col = w.n0; col < w.n0 + TILE_N; col += PANEL_ROWS)
-        all &= col >= g.n || action_for(g, mark_a, mark_of(g.b, w.batch, col)) == RECOMPUTE;
-    return all;
-}
+        for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
+            const int col = w.n0 + i * PANEL_ROWS;
+            of[1 + i] = col < g.n ? mark_of(g.b, w.batch, col) : INFINITY;
+        }
+    }
+    __device__ bool all_recomputed(const split_args &g) {
+        hold(of);
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < TILE_N / PANEL_ROWS; i++) all &= action_for(g, of[0], of[1 + i]) == RECOMPUTE;
+        return all;
+    }
+};
 
 /* Copies a tile's operands, block after block of k. */
 template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
@@ -123,12 +135,13 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
         tile_source<TILE_M, TILE_N, COMPONENTS> source(g, w);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
-        const bool recomputed = is_recomputed<TILE_N>(g, w);
+        tile_marks<TILE_N> marks(g, w);
+        bool recomputed = false;
 #pragma unroll 1
         for (int kb = w.kb_begin; kb < w.kb_end; kb++) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
             source.copy_next(s.stages[at.index], &s.full[at.index]);
-            if (kb == w.kb_begin) s.skipped[at.index] = recomputed; /* known by now: the copies did not wait for it */
+            if (kb == w.kb_begin) s.skipped[at.index] = recomputed = marks.all_recomputed(g);
             barrier_arrive_and_expect(&s.full[at.index], source.bytes);
             at.advance();
             if (recomputed) break;
@@ -140,7 +153,7 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
 template <typename SHARED, int STAGES, typename RELEASE>
 __device__ bool skips_tile(const SHARED &s, ring<STAGES> &at, RELEASE release) {
     barrier_wait(&s.full[at.index], at.phase);
-    if (!s.skipped[at.index]) return false;
+    if (!__any_sync(0xffffffffu, s.skipped[at.index])) return false; /* all lanes have read it before it is released */
     release(at.index);
     at.advance();
     return true;
