@@ -179,7 +179,7 @@
  *   B       a stage is k terms of n columns of B, padded by 4; besides, sums from the cluster's other blocks
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
- *           two barriers and a flag; besides, each warp has a buffer for a check block of its sums
+ *           and two barriers; besides, each warp has a buffer for a check block of its sums
  *   MMA     a stage is so much of k of both as is promoted together
  *   FORWARD   a tile of Q; a stage is a tile of K and one of V (the last of SHORT: room for two of float32); barriers
  *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers
@@ -197,7 +197,7 @@
 #define SHARED_B(m, n, k, cluster, components, stages) (((stages) * (n) * ((k) + 4) + 256 * (n)) * 4)
 #define SHARED_PACK(m, n, k, cluster, components, stages) ((stages) * (m) * ((k) + 4 + 1) * 4)
 #define SHARED_WGMMA(m, n, k, cluster, components, stages)                           \
-    ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 3 * 8) + \
+    ((stages) * (((m) / (cluster) + (n)) * (components) * SPLIT_ROW_BYTES + 2 * 8) + \
      (m) / (cluster) / CHECK_ROWS * (CHECK_ROWS * OUT_STRIDE * 4))
 #define SHARED_FORWARD(m, n, k, cluster, components, stages) \
     (((m) + 2 * (stages) * (n)) * (k) * 2 * (components) + 1024)

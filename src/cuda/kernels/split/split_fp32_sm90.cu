@@ -40,7 +40,6 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
     for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
         const work w = work_at<TILE_M, TILE_N>(g, index);
         const output<TILE_N> out(g, w, w.m0 + row);
-        if (skips_tile(s, at, release)) continue;
         const bool short_end = g.short_end && w.kb_end == g.k_blocks && w.kb_end - w.kb_begin > 1;
         accumulators sums;
         multiply_blocks<false>(sums, s.stages, s.full, at, row, w.kb_begin, w.kb_end - short_end, release);

@@ -33,14 +33,10 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
     wait_for_previous_kernel();
     allow_next_kernel();
     const int row = (wg - 1) * WG_ROWS;
-    const auto release = [&](int stage) {
-        if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
-    };
     ring<STAGES> at;
     for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
         const work w = work_at<TILE_M, TILE_N>(g, index);
         const output<TILE_N> out(g, w, w.m0 + row);
-        if (skips_tile(s, at, release)) continue;
         float sums[128];
         int previous = -1;
 #pragma unroll 1
@@ -53,13 +49,13 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
             for (int i = 0; i < STEPS; i++) wgmma_64x256x16(sums, a + 2 * i, b + 2 * i, kb > w.kb_begin || i > 0);
             wgmma_commit();
             wgmma_wait<1>(); /* the products of the stage before this one are done */
-            if (previous >= 0) release(previous);
+            if (previous >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&s.empty[previous]);
             previous = at.index;
             at.advance();
         }
         wgmma_wait<0>();
         hold(sums);
-        release(previous);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[previous]);
         out.store(g, w, sums, s.out[threadIdx.x / 32 - 4]);
     }
 }

@@ -46,7 +46,6 @@ template <typename STAGE, int STAGES, int WARPS> struct shared_layout {
     STAGE stages[STAGES];
     out_buffer out[WARPS];
     uint64_t full[STAGES], empty[STAGES];
-    uint64_t skipped[STAGES]; /* not 0: of a tile that ieee recomputes */
 };
 
 /* `copiers` threads issue the copies of a stage; the warps of all blocks of the cluster release it. */
@@ -76,28 +75,6 @@ template <int STAGES> struct ring {
 
 /* ---- The producer: one thread that keeps the stages full --------------------------------------------------------- */
 
-/* Whether ieee recomputes all of a tile: then nothing but its first stage is copied, and nothing multiplied. Asked for
- * after the first copies, which do not wait for the marks. */
-template <int TILE_N> struct tile_marks {
-    float of[1 + TILE_N / PANEL_ROWS]; /* of A's panel, of B's */
-
-    __device__ tile_marks(const split_args &g, const work &w) {
-        of[0] = mark_of(g.a, w.batch, w.m0);
-#pragma unroll
-        for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
-            const int col = w.n0 + i * PANEL_ROWS;
-            of[1 + i] = col < g.n ? mark_of(g.b, w.batch, col) : INFINITY;
-        }
-    }
-    __device__ bool all_recomputed(const split_args &g) {
-        hold(of);
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < TILE_N / PANEL_ROWS; i++) all &= action_for(g, of[0], of[1 + i]) == RECOMPUTE;
-        return all;
-    }
-};
-
 /* Copies a tile's operands, block after block of k. */
 template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
     static_assert(TILE_M == PANEL_ROWS && TILE_N % PANEL_ROWS == 0, "tiles are whole panels");
@@ -117,6 +94,7 @@ template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
     }
 
     __device__ void copy_next(stage<TILE_M, TILE_N, COMPONENTS> &s, uint64_t *full) {
+        barrier_arrive_and_expect(full, bytes);
 #pragma unroll
         for (int i = 0; i < PANELS; i++)
 #pragma unroll
@@ -135,28 +113,12 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
         tile_source<TILE_M, TILE_N, COMPONENTS> source(g, w);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
-        tile_marks<TILE_N> marks(g, w);
-        bool recomputed = false;
 #pragma unroll 1
-        for (int kb = w.kb_begin; kb < w.kb_end; kb++) {
+        for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
             source.copy_next(s.stages[at.index], &s.full[at.index]);
-            if (kb == w.kb_begin) s.skipped[at.index] = recomputed = marks.all_recomputed(g);
-            barrier_arrive_and_expect(&s.full[at.index], source.bytes);
-            at.advance();
-            if (recomputed) break;
         }
     }
-}
-
-/* Waits for a tile's first stage. True if the tile is skipped: then the stage is released, too. */
-template <typename SHARED, int STAGES, typename RELEASE>
-__device__ bool skips_tile(const SHARED &s, ring<STAGES> &at, RELEASE release) {
-    barrier_wait(&s.full[at.index], at.phase);
-    if (!__any_sync(0xffffffffu, s.skipped[at.index])) return false; /* all lanes have read it before it is released */
-    release(at.index);
-    at.advance();
-    return true;
 }
 
 // region: fp32_products
