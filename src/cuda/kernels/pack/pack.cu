@@ -204,23 +204,29 @@ template <int COMPONENTS> struct counted_components {
             const int e = from.exponents[row];
             const int64_t at = t.batch * o.exponents_batch_stride + t.row0 + row;
             float x[QUAD];
-            int tiny = 0;
+            int tiny = 0, overflow = 0; /* the bits of the largest that overflows: Inf and NaN come last */
             bool fits = true;
             read(row, quad, x);
 #pragma unroll
             for (int k = 0; k < QUAD; k++) {
                 const float scaled = fabsf(x[k] * power_of_two(e));
                 const bool too_large = overflows(x[k], e), carried = scaled > INFINITELY_DEEP || x[k] == 0;
-                if (too_large) atomic_max_nonnegative(&o.row_overflows[at], fabsf(x[k]));
+                if (too_large) overflow = max(overflow, __float_as_int(fabsf(x[k])));
                 fits &= !too_large && carried;
                 if (x[k] != 0 && carried && !too_large && scaled < HALF_LEAST_NORMAL)
                     tiny++, least = fminf(least, scaled);
             }
             all_fit &= fits;
-            for (int step = QUADS_PER_ROW / 2; step > 0; step /= 2) tiny += __shfl_xor_sync(0xffffffffu, tiny, step);
+            for (int step = QUADS_PER_ROW / 2; step > 0; step /= 2) {
+                tiny += __shfl_xor_sync(0xffffffffu, tiny, step);
+                overflow = max(overflow, __shfl_xor_sync(0xffffffffu, overflow, step));
+            }
+            if (quad == 0 && overflow) atomic_max_nonnegative(&o.row_overflows[at], __int_as_float(overflow));
             if (quad == 0 && tiny && (!t.again || __ldcg(&o.row_overflows[at]) > 0))
                 atomicAdd(&o.tiny_counts[at], tiny);
-            if (!fits && t.again) atomicOr(&o.tiny_counts[at], (uint32_t)NOT_CARRIED);
+            const unsigned lost = __ballot_sync(0xffffffffu, !fits) >> (threadIdx.x % 32 - quad);
+            if (quad == 0 && t.again && lost << (32 - QUADS_PER_ROW))
+                atomicOr(&o.tiny_counts[at], (uint32_t)NOT_CARRIED);
         }
         return all_fit ? HALF_LEAST_NORMAL / least : INFINITY;
     }
