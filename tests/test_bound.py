@@ -54,7 +54,7 @@ def test_small_numbers(accurate, rng, scale):
     assert_componentwise(accurate.product(*halves), *halves, underflow=True)
 
 
-@pytest.mark.parametrize("family", [uniform, normal], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("family", [uniform, normal, FAMILIES["exponents_60"]], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
 def test_tf32_error(tf32, family, shape):
     a, b = family(np.random.default_rng(shape[2]), *shape)

@@ -1,6 +1,8 @@
 """fp32 on tensor cores keeps the contract for every input: hard data at large K, special values in every place, rows
 that the split cannot carry (tf32's rule for these, too), packed operands that are shared."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -305,6 +307,20 @@ def test_tf32_takes_tiny_elements_beside_others_of_their_k(driver, rng, kernel, 
             assert_tf32(engine.product(filled(layout, x), filled(layout, y), context=context), x, y)
             stats = context.stats()
             assert stats.marked_panels == marked and (stats.fallback_tiles > 0) == marked
+
+
+@pytest.mark.parametrize("kernel", [None, *(one for one in kernel_names(CUDA) if re.match("split_tf32|tf32_", one))])
+@pytest.mark.parametrize("m, n, k", [(130, 150, 260), (300, 520, 1000), (77, 131, 101), (96, 100, 20000)])
+def test_tf32_has_float32s_range(driver, rng, kernel, m, n, k):
+    """Columns of A and rows of B that fp16 could not hold beside the others, NaN with any payload, Inf."""
+    engine = Engine(CUDA, TF32, kernel)
+    a, b = FAMILIES["balanced_grading"](rng, m, n, k)
+    for layout in (row_major, column_major):
+        for x, y in ((a, b), (np.ldexp(a, -60).astype(np.float32), np.ldexp(b, 80).astype(np.float32))):
+            assert_tf32(engine.product(filled(layout, x), filled(layout, y)), x, y)
+    a[3, 5], a[m - 1, k - 1], b[7, 9] = np.inf, np.nan, -np.inf
+    a.view(np.uint32)[70, 1] = 0x7f800001
+    assert np.array_equal(np.isnan(engine.product(a, b)), np.isnan(product64(a, b)))
 
 
 def test_uniform_data_take_the_split_path(driver):

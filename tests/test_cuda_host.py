@@ -42,7 +42,7 @@ def pytest_passes(*arguments, **environment):
 GENERAL = ["addend", "attention_calls", "batch", "errors", "packed", "plans", "special_values", "stats", "strides"]
 SAMPLED = ["exact", "scaling"]
 ENGINES = ("cuda and not ieee_tile and not t128 and not mma and not small_32 and not ieee_long and not direct_64x32 "
-           "and not warp_32")
+           "and not warp_32 and not tf32_128x256")
 
 
 @pytest.mark.slow

@@ -77,6 +77,14 @@ typedef struct vector_costs {
     double narrow;            /* what is left of the rates with half as many rows side by side */
 } vector_costs;
 
+/* Of a TF32 kernel, by how it reads: A along k, A across k, and with B turned. */
+typedef struct tf32_costs {
+    double start, cluster; /* seconds: of any launch, and more, where blocks add up their sums */
+    double rate[3];        /* multiply-adds of an SM in a cycle */
+    double pipeline_k[3];  /* what a tile costs beside multiplying, as terms of k */
+    double odd_k;          /* more, where C cannot be written by vectors */
+} tf32_costs;
+
 /* From bytes_per_cycle on, everything is a double that `tessera tune` fits; 0: it does not exist. */
 struct device_costs {
     const char *name;
@@ -92,6 +100,10 @@ struct device_costs {
     double cached;             /* reading and writing everything once, in times of product_seconds: L2 has a part */
     tile_costs tile[CUDA_KERNELS];
     short_costs short_64, short_96;
+    tf32_costs tf32_128x256, tf32_128x128, tf32_64x64;
+    double tf32_reduce;  /* seconds from a TF32 kernel's end to the work of ieee_reduce */
+    double tf32_copy;    /* seconds from the end of tf32_copy to its work */
+    double tf32_writing; /* of bytes_per_cycle, for C */
     small_costs small_16, small_32, long_16, long_32;
     direct_costs direct_64x32, direct_64x64;
     warp_costs warp[IEEE_WARP_32X64 - IEEE_WARP_16X16 + 1];
@@ -110,9 +122,10 @@ struct device_costs {
  *   direct            5 %
  *   warp              7 % to 13 %
  *   vector, columns   8 % to 11 %
+ *   tf32              7 %, mean deviation for 251 products and kernels of the models of bench/pytorch/models.py
  *
  * ieee_tile, thin and the mma_sm80 kernels by `tessera tune`, as Ampere has them: 6 % to 15 %. tf32 split: estimated
- * over measured time 1.10 to 1.31, before packing's share was fitted. */
+ * over measured time 0.9 to 1.1, of the products of models. */
 static const device_costs measured[] = {{
     .name = "NVIDIA H200",
     .capability = 90,
@@ -136,7 +149,7 @@ static const device_costs measured[] = {{
          [IEEE_TILE_64X64] = {97, 39, 2.6e-6, 2e-6, 2.2, 0.05, 0.05, 1.1},
          [SPLIT_FP32_SM90] = {640, 240, 2.28e-6, 4.1e-6, 1.25},
          [SPLIT_FP32_SM90_T128] = {500, 48, 2.28e-6, 2.28e-6, 1.25},
-         [SPLIT_TF32_SM90] = {1400, 48, 2.28e-6, 2.28e-6, 1.25},
+         [SPLIT_TF32_SM90] = {1700, 540, 2.28e-6, 2.28e-6, 1.25},
          [SPLIT_FP32_MMA_SM80] = {330, 420, 2.4e-6, 3e-6, 1.6},
          [SPLIT_TF32_MMA_SM80] = {1000, 700, 1.8e-6, 3e-6, 1.6}},
     .short_64 = {.start = 1.8e-6, .tile = 0.372e-6, .step = 0.165e-6, .unaligned = 0.38, .memory = 1.3},
@@ -145,6 +158,12 @@ static const device_costs measured[] = {{
     .small_32 = {3.5e-6, .cluster = 0.57e-6, 0, 0.662e-6, .together = 2.28, .slow = 0.039, .block = 0.278e-6},
     .long_16 = {2.13e-6, .cluster = 1.02e-6, 0.067e-6, 0.531e-6, .together = 1.3, .slow = 0.061, .block = 1.26e-6},
     .long_32 = {2.42e-6, .cluster = 0.96e-6, 0.043e-6, 0.733e-6, .together = 1.24, .slow = 0.041, .block = 1.27e-6},
+    .tf32_128x256 = {1.9e-6, 3.3e-6, {942, 936, 618}, {213, 246, 105}, 300},
+    .tf32_128x128 = {4.4e-6, 2.0e-6, {924, 765, 540}, {180, 172, 47}, 300},
+    .tf32_64x64 = {2.8e-6, 2.5e-6, {446, 476, 349}, {21, 23, 14}, 280},
+    .tf32_reduce = 2.5e-6,
+    .tf32_copy = 0.7e-6,
+    .tf32_writing = 0.75,
     .direct_64x32 =
         {.start = 3.95e-6, .cluster = 0.41e-6, .many = 0.066e-6, .stage = 1.51e-6, .slow = 0.152e-6, .wave = 3.5e-6},
     .direct_64x64 =
@@ -221,6 +240,9 @@ static const device_costs measured[] = {{
 #define VECTOR(X, of)                                                                                          \
     X(of.start[0]) X(of.start[1]) X(of.start[2]) X(of.rate[0]) X(of.rate[1]) X(of.rate[2]) X(of.share)        \
     X(of.cluster) X(of.many) X(of.block) X(of.block_bytes) X(of.bytes) X(of.unaligned) X(of.narrow)
+#define TF32(X, of)                                                                                       \
+    X(of.start) X(of.cluster) X(of.rate[0]) X(of.rate[1]) X(of.rate[2]) X(of.pipeline_k[0])                \
+    X(of.pipeline_k[1]) X(of.pipeline_k[2]) X(of.odd_k)
 #define TILES(id, ...) TILE(CONSTANT, tile[id])
 #define CONSTANT(member) {#member, offsetof(device_costs, member)},
 static const struct {
@@ -231,6 +253,8 @@ static const struct {
     CONSTANT(short_stall) CONSTANT(cached)
     CUDA_KERNEL_LIST(TILES)
     SHORT(CONSTANT, short_64) SHORT(CONSTANT, short_96)
+    TF32(CONSTANT, tf32_128x256) TF32(CONSTANT, tf32_128x128) TF32(CONSTANT, tf32_64x64)
+    CONSTANT(tf32_reduce) CONSTANT(tf32_copy) CONSTANT(tf32_writing)
     SMALL(CONSTANT, small_16) SMALL(CONSTANT, small_32) SMALL(CONSTANT, long_16) SMALL(CONSTANT, long_32)
     DIRECT(CONSTANT, direct_64x32) DIRECT(CONSTANT, direct_64x64)
     WARP(CONSTANT, warp[0]) WARP(CONSTANT, warp[1]) WARP(CONSTANT, warp[2]) WARP(CONSTANT, warp[3])
@@ -491,11 +515,41 @@ double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const
     }
 }
 
+int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int64_t cluster) {
+    return clusters_at_once(device->costs, device, cluster, kernel->blocks);
+}
+
+/* The busiest SM's tiles, and all operands and C through device memory once: of the longer of both little more. */
+double cost_tf32(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p, double copied) {
+    const device_costs *costs = device->costs;
+    const cuda_kernel *kernel = c->kernel;
+    const tf32_costs *of = kernel == &cuda_kernels[TF32_128X256]   ? &costs->tf32_128x256
+                           : kernel == &cuda_kernels[TF32_128X128] ? &costs->tf32_128x128
+                                                                   : &costs->tf32_64x64;
+    const int reading = c->turns_b ? 2 : p->a.col_stride != 1;
+    const bool vectors = p->c.row_stride == 1 ? p->c.col_stride % 4 == 0
+                                              : p->c.col_stride == 1 && p->c.row_stride % 4 == 0;
+    const int64_t busiest = ceil_div(c->tiles * c->cluster * c->slices * p->batch, device->multiprocessors);
+    const double terms = (double)c->k_each + of->pipeline_k[reading] + (vectors || c->slices > 1 ? 0 : of->odd_k);
+    const double tiles = (double)(busiest * kernel->tile_m * kernel->tile_n) * terms /
+                         (of->rate[reading] * costs->clock);
+    const double read = (double)operand_count(&p->a, p->batch) * (double)p->m * (double)p->k +
+                        (double)operand_count(&p->b, p->batch) * (double)p->n * (double)p->k;
+    const double written = (double)p->batch * (double)p->m * (double)p->n / costs->tf32_writing;
+    const double memory = memory_seconds(costs, device, (read + written) * sizeof(float));
+    double seconds = of->start + (c->cluster > 1 ? of->cluster : 0) +
+                     cbrt(tiles * tiles * tiles + memory * memory * memory);
+    if (copied > 0) seconds += costs->tf32_copy + memory_seconds(costs, device, 2 * copied * sizeof(float));
+    if (c->slices > 1) seconds += costs->tf32_reduce + memory_seconds(costs, device, 2 * (double)c->partial_bytes);
+    return seconds;
+}
+
 /* ---- Everything else --------------------------------------------------------------------------------------------- */
 
-double cost_split(const cuda_device *device, double elements, int64_t batch) {
+double cost_split(const cuda_device *device, const cuda_kernel *kernel, double elements, int64_t batch) {
     const device_costs *costs = device->costs;
-    return memory_seconds(costs, device, 2 * elements * sizeof(float)) + costs->split_launches * costs->launch +
+    const double bytes = (double)sizeof(float) + 2 * kernel->components;
+    return memory_seconds(costs, device, bytes * elements) + costs->split_launches * costs->launch +
            (double)batch * costs->split_item;
 }
 

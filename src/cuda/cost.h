@@ -22,7 +22,8 @@ typedef struct cuda_candidate {
     int64_t slices, k_per_slice;     /* of k, for split kernels */
     int64_t full_tiles, tail_blocks; /* tiles computed whole; ieee: blocks that share the stream-K tail, or 0 */
     int64_t segments;                /* most of a tile of the tail */
-    int64_t cluster, k_each, share;  /* ieee in one launch: as in cuda_plan */
+    int64_t cluster, k_each, share;  /* tf32, ieee in one launch: as in cuda_plan */
+    bool turns_b;                    /* tf32: as in cuda_plan */
     size_t partial_bytes;            /* of partial sums */
     double seconds;                  /* estimated */
 } cuda_candidate;
@@ -37,8 +38,14 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *candi
 /* The same by a kernel of one launch. */
 double cost_one_launch(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
 
+/* How many clusters of so many thread blocks the GPU holds at once. */
+int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int64_t cluster);
+
+/* The same by a TF32 kernel, with copies of so many elements before. */
+double cost_tf32(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem, double copied);
+
 /* What split products cost beside multiplying: packing so many elements, and launches. */
-double cost_split(const cuda_device *device, double elements, int64_t batch);
+double cost_split(const cuda_device *device, const cuda_kernel *kernel, double elements, int64_t batch);
 
 /* A product without terms. */
 double cost_scale(const cuda_device *device, const tsr_problem *problem);

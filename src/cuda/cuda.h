@@ -21,6 +21,7 @@ typedef struct cuda_workspace_layout {
     size_t a_panels, b_panels; /* which begins here where it was not packed beforehand */
     size_t partial_sums;
     size_t recompute_flags; /* split: 16 bits for each check block */
+    size_t copies;          /* of operands that a TF32 kernel cannot read in place, A's first */
     size_t bytes;           /* in all */
 } cuda_workspace_layout;
 
@@ -37,8 +38,9 @@ typedef struct cuda_plan {
     int64_t full_tiles;       /* tiles that a thread block each computes whole; split: of several slices, those without;
                                * ieee: the k ranges of all others, */
     int64_t tail_blocks;      /* the stream-K tail, are shared by so many, and reduced in order by a second kernel */
-    int64_t cluster, k_each;  /* ieee in one launch: thread blocks that share a tile, with so many terms each, */
+    int64_t cluster, k_each;  /* tf32, ieee in one launch: thread blocks that share a tile, with so many terms each, */
     int64_t share;            /* which their threads share so (ieee_args) */
+    bool turns_b;             /* tf32: the kernel turns a B that lies across k; else it is copied */
     int64_t chunk_m, chunk_n; /* rows and columns computed at a time: all of them, unless max_workspace or */
     int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
     cuda_workspace_layout workspace;

@@ -71,6 +71,7 @@
     SYMBOL(cuStreamIsCapturing)                \
     SYMBOL(cuStreamSynchronize)                \
     SYMBOL(cuStreamWaitEvent)                  \
+    SYMBOL(cuTensorMapEncodeTiled)             \
     SYMBOL(cuThreadExchangeStreamCaptureMode)
 
 typedef struct cuda_driver {

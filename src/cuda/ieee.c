@@ -41,8 +41,15 @@ tsr_status queue_scale(launch_queue *q, const tsr_problem *p) {
                          &args, sizeof args);
 }
 
+static tsr_status launch_reduce(launch_queue *q, ieee_args *args) {
+    const cuda_kernel *reduce = &cuda_kernels[IEEE_REDUCE];
+    const int64_t tail = (int64_t)args->tiles_m * args->tiles_n - args->full_tiles;
+    const int64_t parts = ceil_div((int64_t)args->tile_m * args->tile_n, 4 * reduce->threads);
+    return launch_kernel(q, reduce, (launch_grid){tail * parts, 1, args->batch}, args, sizeof *args);
+}
+
 tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
-    const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[IEEE_REDUCE];
+    const cuda_kernel *kernel = plan->multiply;
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
@@ -69,9 +76,17 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
     }
     const int64_t blocks = cuda_ieee_blocks(kernel, plan->device, args.full_tiles, args.tail_blocks);
     tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, p->batch}, &args, sizeof args);
-    if (status || args.segments <= 1) return status;
-    const int64_t parts = ceil_div(kernel->tile_m * kernel->tile_n, 4 * reduce->threads);
-    return launch_kernel(q, reduce, (launch_grid){(tiles - args.full_tiles) * parts, 1, p->batch}, &args, sizeof args);
+    return status || args.segments <= 1 ? status : launch_reduce(q, &args);
+}
+
+tsr_status queue_reduce(launch_queue *q, const tsr_problem *p, const cuda_kernel *kernel, int64_t slices,
+                        float *partial) {
+    ieee_args args = ieee_args_of(p, kernel);
+    args.tail_blocks = (int32_t)(args.full_tiles * slices);
+    args.full_tiles = 0;
+    args.segments = (int32_t)slices;
+    args.partial = partial;
+    return launch_reduce(q, &args);
 }
 
 tsr_status queue_recompute(launch_queue *q, const cuda_device *device, const tsr_problem *p, const split_args *split) {

@@ -61,6 +61,11 @@ const cuda_kernel *cuda_recompute_kernel(const cuda_device *device) {
     return NULL;
 }
 
+const cuda_kernel *cuda_tf32_recompute_kernel(const cuda_device *device) {
+    const cuda_kernel *kernel = &cuda_kernels[TF32_128X128]; /* a tile for each two panels */
+    return cuda_kernel_runs_on(kernel, device) ? kernel : NULL;
+}
+
 static bool keeps(const cuda_kernel *kernel, tsr_precision precision) {
     if (!kernel->components) return true;
     return precision == TSR_TF32 || (precision == TSR_FP32 && kernel->components == 2);

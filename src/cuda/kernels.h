@@ -21,6 +21,7 @@ typedef enum cuda_family {
     FAMILY_VECTOR, /* the same where C has at most tile_n columns */
     FAMILY_WARP,   /* as TILE: a warp has a tile, persistent thread blocks share those of the whole batch */
     FAMILY_SPLIT,  /* multiplies packed operands; split_args */
+    FAMILY_TF32,   /* multiplies operands in place in TF32; tf32_args */
     FAMILY_SUPPORT /* works for the others; a user cannot ask for it */
 } cuda_family;
 
@@ -84,6 +85,9 @@ static inline int cuda_kernel_index(const cuda_kernel *kernel) { return (int)(ke
 
 /* Whether the GPU can run it and this build has it. */
 bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device);
+
+/* The kernel that recomputes what a tf32 split kernel could not carry; NULL: the ieee kernel does. */
+const cuda_kernel *cuda_tf32_recompute_kernel(const cuda_device *device);
 
 /* The ieee kernel that recomputes what a split kernel could not carry. */
 const cuda_kernel *cuda_recompute_kernel(const cuda_device *device);

@@ -2,6 +2,7 @@
  * chunk on the caller's stream.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
+ *   tf32    tf32_copy of operands that cannot be read in place, multiply
  *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel that recomputes what
  *           the split kernel left, which returns at once where that is nothing
  */
@@ -94,7 +95,9 @@ static tsr_status queue_chunk(launch_queue *q, const cuda_plan *plan, const tsr_
                               char *workspace) {
     if (at->k && plan->split) return queue_split(q, plan, p, at, workspace);
     const tsr_problem chunk = problem_part(p, at);
-    return at->k ? queue_ieee(q, plan, &chunk, workspace) : queue_scale(q, &chunk);
+    if (!at->k) return queue_scale(q, &chunk);
+    return plan->multiply->family == FAMILY_TF32 ? queue_tf32(q, plan, &chunk, workspace)
+                                                 : queue_ieee(q, plan, &chunk, workspace);
 }
 
 /* Every chunk, those of m innermost. */

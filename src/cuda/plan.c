@@ -16,6 +16,9 @@ enum { MIN_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slic
 enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
 enum { THIN = 8 };             /* C with as few columns or rows is for the thin kernels */
 
+/* Gradients often have panels that fp16 cannot represent: packed, they cost this much more on average. */
+#define TF32_RISK 1.07
+
 /* Below this k the error of splitting an operand would show beside float32's own, (k + 2) 2^-24. Hopper's tensor cores
  * truncate less; but tiny elements in an operand of fewer than MIN_SPLIT_K terms cost much time, or in a
  * batch-invariant product any (docs/internals/numerics.md). */
@@ -228,7 +231,102 @@ static cuda_candidate split_candidate(const cuda_device *device, const cuda_kern
     const int64_t slices = last ? min64(wave / last, max_slices) : 1;
     if (can_cut && p->batch == 1 && whole.tiles > wave && slices > 1)
         consider(&best, device, with_slices(whole, p, whole.tiles - last, slices), p, max_partial_bytes);
-    best.seconds += cost_split(device, elements, p->batch);
+    best.seconds += cost_split(device, kernel, elements, p->batch);
+    return best;
+}
+
+/* ---- TF32 candidates --------------------------------------------------------------------------------------------- */
+
+/* Parts of k that thread blocks of a cluster share, slices that they do not; blocks of k in each. */
+enum { MAX_PARTS = 8, MAX_SLICES = 8, MIN_PART_BLOCKS = 4 };
+
+/* Whether the copies of a kernel can read so many lines, and as many of these as there are items. */
+static bool lines_are_readable(int64_t lines, int64_t line_stride, int64_t step, int64_t items, int64_t item_stride) {
+    const int64_t most = (int64_t)1 << 37; /* floats */
+    return step == 1 && (lines == 1 || (line_stride > 0 && line_stride < most && line_stride % 4 == 0)) &&
+           (items == 1 || (item_stride > 0 && item_stride < most && item_stride % 4 == 0));
+}
+
+tf32_reading tf32_reading_of(const tsr_problem *p, bool turns_b) {
+    const tsr_operand *a = &p->a, *b = &p->b;
+    const int64_t items_a = operand_count(a, p->batch), items_b = operand_count(b, p->batch);
+    const bool a_along = lines_are_readable(p->m, a->row_stride, a->col_stride, items_a, a->batch_stride);
+    const bool b_along = lines_are_readable(p->n, b->col_stride, b->row_stride, items_b, b->batch_stride);
+    tf32_reading reading = {
+        .a_across = !a_along && lines_are_readable(p->k, a->col_stride, a->row_stride, items_a, a->batch_stride),
+        .b_across = !b_along && turns_b &&
+                    lines_are_readable(p->k, b->row_stride, b->col_stride, items_b, b->batch_stride),
+    };
+    reading.copies_a = !a_along && !reading.a_across;
+    reading.copies_b = !b_along && !reading.b_across;
+    return reading;
+}
+
+static double elements_copied(const tsr_problem *p, bool turns_b) {
+    const tf32_reading reading = tf32_reading_of(p, turns_b);
+    return (reading.copies_a ? elements_of_a(p) : 0) + (reading.copies_b ? elements_of_b(p) : 0);
+}
+
+bool tf32_reads_better_transposed(const tsr_problem *p) {
+    const tsr_problem transposed = problem_transpose(p);
+    return elements_copied(&transposed, false) < elements_copied(p, false);
+}
+
+size_t tf32_copy_bytes(int64_t rows, int64_t k, int64_t items) {
+    return (size_t)round_up(items * rows * round_up(k, 4) * (int64_t)sizeof(float), ALIGNMENT);
+}
+
+static size_t bytes_of_copies(const tsr_problem *p, bool turns_b) {
+    const tf32_reading reading = tf32_reading_of(p, turns_b);
+    return (reading.copies_a ? tf32_copy_bytes(p->m, p->k, operand_count(&p->a, p->batch)) : 0) +
+           (reading.copies_b ? tf32_copy_bytes(p->n, p->k, operand_count(&p->b, p->batch)) : 0);
+}
+
+/* Every tile's k cut so many times, for the thread blocks of a cluster (parts) or not (slices); fewer times, where
+ * rounding leaves none. */
+static cuda_candidate with_cuts(const cuda_kernel *kernel, const tsr_problem *p, int64_t cuts, bool parts) {
+    cuda_candidate c = whole_candidate(kernel, p);
+    c.k_each = round_up(ceil_div(p->k, cuts), TF32_K);
+    cuts = ceil_div(p->k, c.k_each);
+    c.cluster = parts ? cuts : 1;
+    c.slices = parts ? 1 : cuts;
+    if (c.slices == 1) return c;
+    c.full_tiles = 0;
+    c.partial_bytes = (size_t)(p->batch * c.tiles * c.slices * kernel->tile_m * kernel->tile_n) * sizeof(float);
+    return c;
+}
+
+/* A TF32 kernel's candidates: tiles whole; shared by clusters, all of which run at once; in slices. An operand across k
+ * is turned or copied. */
+static void consider_tf32(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
+                          const tsr_problem *p, size_t max_workspace) {
+    const int64_t tiles = whole_candidate(kernel, p).tiles * p->batch, wave = wave_of(device, kernel);
+    const int64_t most = max64(1, p->k / (MIN_PART_BLOCKS * TF32_K));
+    const bool reduces = cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device);
+    const double operands = (elements_of_a(p) + elements_of_b(p)) * sizeof(float);
+    const size_t room = operands / 2 > PARTIAL_BYTES ? (size_t)(operands / 2) : PARTIAL_BYTES;
+    for (int turns_b = elements_copied(p, true) < elements_copied(p, false); turns_b >= 0; turns_b--) {
+        const size_t copies = bytes_of_copies(p, turns_b);
+        for (int parts = 0; parts <= 1; parts++)
+            for (int64_t i = 1; i <= (parts ? min64(MAX_PARTS, device->max_cluster) : MAX_SLICES + 2); i++) {
+                const int64_t cuts = i <= MAX_SLICES ? i : (i - MAX_SLICES) * wave / tiles; /* fill the GPU */
+                if (cuts > most || cuts < i || (parts && cuts == 1)) continue;
+                if (parts ? tiles > cost_clusters(device, kernel, cuts) : cuts > 1 && !reduces) continue;
+                cuda_candidate c = with_cuts(kernel, p, cuts, parts);
+                c.turns_b = turns_b;
+                if (c.partial_bytes > room || (max_workspace && copies + c.partial_bytes > max_workspace)) continue;
+                c.seconds = cost_tf32(device, &c, p, elements_copied(p, turns_b));
+                if (!best->kernel || c.seconds < best->seconds) *best = c;
+            }
+    }
+}
+
+/* The best of the TF32 kernels; none where the copies they need have no room. */
+static cuda_candidate tf32_candidate(const cuda_device *device, const tsr_problem *p, size_t max_workspace) {
+    cuda_candidate best = {0};
+    for (int i = 0; i < CUDA_KERNELS; i++)
+        if (cuda_kernels[i].family == FAMILY_TF32 && cuda_kernel_runs_on(&cuda_kernels[i], device))
+            consider_tf32(&best, device, &cuda_kernels[i], p, max_workspace);
     return best;
 }
 
@@ -248,6 +346,18 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int compo
     l.progress = l.marks + panel_words;
     l.bytes = l.progress + ALIGNMENT;
     return l;
+}
+
+/* Its largest, which stands for all. */
+static tsr_problem first_chunk(const cuda_plan *plan, const tsr_problem *p) {
+    tsr_problem chunk = *p;
+    chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
+    return chunk;
+}
+
+bool cuda_recomputes_in_tf32(const cuda_plan *plan, const tsr_problem *p) {
+    return plan->multiply->components == 1 && !plan->invariant && cuda_tf32_recompute_kernel(plan->device) &&
+           !elements_copied(p, true);
 }
 
 /* The layout for the plan's chunks. */
@@ -307,6 +417,7 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->cluster = c->cluster;
     plan->k_each = c->k_each;
     plan->share = c->share;
+    plan->turns_b = c->turns_b;
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
     plan->early = begins_early(plan->device, c->seconds);
     plan->reason = reason;
@@ -319,6 +430,17 @@ static void chunks_of_everything(cuda_plan *plan, const tsr_problem *p) {
     plan->chunk_batch = min64(p->batch, MAX_BATCH);
 }
 
+/* Adopts a TF32 kernel for a product that is transposed, or not, once more. */
+static void adopt_tf32(cuda_plan *plan, const cuda_candidate *c, const tsr_problem *p, bool transposed,
+                       const char *reason) {
+    adopt(plan, c, reason);
+    plan->workspace.copies = c->partial_bytes;
+    plan->workspace.bytes = c->partial_bytes + bytes_of_copies(p, c->turns_b);
+    if (!transposed) return;
+    plan->transposed = !plan->transposed;
+    chunks_of_everything(plan, p);
+}
+
 static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const tsr_problem *p, size_t max_workspace) {
     const char *reason = "options.kernel asks for it";
     cuda_candidate c = {0};
@@ -328,6 +450,16 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
         if (fit_workspace(plan, p, c.partial_bytes, max_workspace)) return TSR_OK;
         return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu bytes; options.kernel %s needs %zu at least",
                         max_workspace, kernel->name, plan->workspace.bytes);
+    }
+    if (kernel->family == FAMILY_TF32) {
+        const bool transposed = tf32_reads_better_transposed(p);
+        const tsr_problem product = transposed ? problem_transpose(p) : *p;
+        consider_tf32(&c, plan->device, kernel, &product, max_workspace);
+        if (!c.kernel)
+            return tsr_fail(TSR_OUT_OF_MEMORY, "options.max_workspace is %zu bytes; options.kernel %s needs %zu",
+                            max_workspace, kernel->name, bytes_of_copies(&product, true));
+        adopt_tf32(plan, &c, &product, transposed, reason);
+        return TSR_OK;
     }
     if (kernel->family == FAMILY_THIN || kernel->family == FAMILY_VECTOR) {
         if (!can_read(kernel, p))
@@ -362,29 +494,35 @@ static void adopt_in_place(cuda_plan *plan, const cuda_candidate *c, const char 
 
 static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
     const size_t max_workspace = context->options.max_workspace;
+    const bool transposed = tf32_reads_better_transposed(p), thin = p->n <= THIN;
+    const tsr_problem product = transposed ? problem_transpose(p) : *p; /* as TF32 kernels compute it */
+    const cuda_kernel *split = cuda_split_kernel(context);
     const cuda_candidate in_place = in_place_candidate(plan->device, p, max_workspace,
                                                        context->options.precision != TSR_IEEE);
-    const cuda_kernel *split = cuda_split_kernel(context);
-    if (!split) {
-        adopt_in_place(plan, &in_place,
-                       context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
-                                                              : "no tensor-core kernel for this GPU");
-        return;
+    cuda_candidate in_tf32 = {0};
+    if (context->options.precision == TSR_TF32 && p->k >= TF32_K)
+        in_tf32 = tf32_candidate(plan->device, &product, max_workspace);
+    const bool is_tf32 = in_tf32.kernel && in_tf32.seconds < in_place.seconds;
+    const bool on_hopper = split && split->components == 2 && split->module != MODULE_SPLIT_MMA_SM80;
+    const int min_k = on_hopper ? MIN_HOPPER_K : MIN_SPLIT_K;
+    const char *reason = context->options.precision == TSR_IEEE ? "least estimated time of the ieee kernels"
+                         : !split                               ? "no tensor-core kernel for this GPU"
+                         : thin                                 ? "too thin for tensor cores"
+                         : p->k < min_k                         ? "k is too short for tensor cores"
+                                                                : "faster than packing for tensor cores, by estimate";
+    if (split && !thin && p->k >= min_k) {
+        const cuda_candidate packed = split_candidate(plan->device, split, p);
+        if (is_tf32 ? TF32_RISK * packed.seconds < in_tf32.seconds : packed.seconds < in_place.seconds) {
+            adopt(plan, &packed, "tensor cores, faster than float32 units by estimate");
+            if (fit_workspace(plan, p, packed.partial_bytes, max_workspace)) return;
+            chunks_of_everything(plan, p);
+            reason = "options.max_workspace leaves no room to pack for tensor cores";
+        }
     }
-    const bool on_hopper = split->components == 2 && split->module != MODULE_SPLIT_MMA_SM80;
-    if (p->k < (on_hopper ? MIN_HOPPER_K : MIN_SPLIT_K) || p->n <= THIN) {
-        adopt_in_place(plan, &in_place, p->n <= THIN ? "too thin for tensor cores" : "k is too short for tensor cores");
-        return;
-    }
-    const cuda_candidate packed = split_candidate(plan->device, split, p);
-    if (packed.seconds >= in_place.seconds) {
-        adopt_in_place(plan, &in_place, "faster than packing for tensor cores, by estimate");
-        return;
-    }
-    adopt(plan, &packed, "tensor cores, faster than float32 units by estimate");
-    if (fit_workspace(plan, p, packed.partial_bytes, max_workspace)) return;
-    chunks_of_everything(plan, p);
-    adopt_in_place(plan, &in_place, "options.max_workspace leaves no room to pack for tensor cores");
+    if (is_tf32)
+        adopt_tf32(plan, &in_tf32, &product, transposed, "tensor cores, operands in place, fastest by estimate");
+    else
+        adopt_in_place(plan, &in_place, reason);
 }
 
 /* ---- Batch-invariant plans --------------------------------------------------------------------------------------- */
@@ -423,7 +561,7 @@ static double slowdown(const cuda_device *device, const cuda_kernel *kernel, con
         const cuda_candidate c = sliced_candidate(kernel, &standard, slices);
         double seconds = cost_multiply(device, &c, &standard);
         if (kernel->family == FAMILY_SPLIT)
-            seconds += cost_split(device, elements_of_a(&standard) + elements_of_b(&standard), 1);
+            seconds += cost_split(device, kernel, elements_of_a(&standard) + elements_of_b(&standard), 1);
         if (seconds > most * fastest[i]) most = seconds / fastest[i];
     }
     return most;
@@ -506,11 +644,15 @@ static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, co
 double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
     const tsr_problem p = plan->transposed ? problem_transpose(problem) : *problem;
     if (plan->multiply->family == FAMILY_SUPPORT) return cost_scale(plan->device, &p);
-    tsr_problem chunk = p;
-    chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
+    const tsr_problem chunk = first_chunk(plan, &p);
     const double chunks = (double)p.m / (double)chunk.m * ((double)p.n / (double)chunk.n) *
                           ((double)p.k / (double)chunk.k) * ((double)p.batch / (double)chunk.batch);
     cuda_candidate c = whole_candidate(plan->multiply, &chunk);
+    if (c.kernel->family == FAMILY_TF32) {
+        c = with_cuts(plan->multiply, &chunk, max64(plan->cluster, plan->slices), plan->cluster > 1);
+        c.turns_b = plan->turns_b;
+        return chunks * cost_tf32(plan->device, &c, &chunk, elements_copied(&chunk, plan->turns_b));
+    }
     if (plan->tail_blocks) c = with_tail(c, &chunk, plan->full_tiles, plan->tail_blocks);
     if (plan->split) c.slices = plan->slices, c.k_per_slice = plan->k_per_slice;
     if (plan->split && c.slices > 1) c.full_tiles = plan->full_tiles;
@@ -522,7 +664,7 @@ double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
     if (!plan->split) return chunks * multiply;
     const double elements = (operand_panels(&p.a, p.batch) ? 0 : elements_of_a(&chunk)) +
                             (operand_panels(&p.b, p.batch) ? 0 : elements_of_b(&chunk));
-    return chunks * (multiply + cost_split(plan->device, elements, chunk.batch));
+    return chunks * (multiply + cost_split(plan->device, plan->multiply, elements, chunk.batch));
 }
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem) {
@@ -541,8 +683,7 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
     if (cuda->records) tuning_record(context, problem);
 
-    tsr_problem chunk = p; /* the first of them, which stands for all */
-    chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
+    const tsr_problem chunk = first_chunk(plan, &p);
     tsr_status status = TSR_OK;
     if (invariant)
         status = plan_invariant(plan, context, &p);

@@ -71,7 +71,9 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         const int64_t reduce_blocks = ceil_div(cut / (CHECK_ROWS * CHECK_COLS), reduce->threads / 32);
         status = launch_kernel(q, reduce, (launch_grid){reduce_blocks, p->batch, 1}, &args, sizeof args);
     }
-    return status ? status : queue_recompute(q, plan->device, p, &args);
+    if (status) return status;
+    return cuda_recomputes_in_tf32(plan, p) ? queue_tf32_recompute(q, plan, p, &args)
+                                            : queue_recompute(q, plan->device, p, &args);
 }
 
 /* One operand of a chunk, with k along its rows, and where its panels are. */

@@ -15,6 +15,13 @@ typedef struct fake_launch {
     int captured; /* into a graph: not run when it was launched */
 } fake_launch;
 
+/* What cuTensorMapEncodeTiled makes of a matrix here: sizes and strides, in bytes, contiguous dimension first. */
+typedef struct fake_map {
+    const char *data;
+    cuuint64_t sizes[3], strides[2];
+    cuuint32_t box[3];
+} fake_map;
+
 /* Bytes of a kernel's one parameter; 0 for a name that is no kernel's. */
 size_t fake_kernel_args_size(const char *kernel);
 

@@ -460,12 +460,102 @@ static bool split_reduce(const fake_launch *l, const split_args *g, char *why, s
     return true;
 }
 
+/* ---- tf32 -------------------------------------------------------------------------------------------------------- */
+
+_Static_assert(sizeof(fake_map) <= sizeof(tensor_map), "it takes a map's place");
+
+/* What copies make of some rows of a matrix, so far apart, and its terms: 11 significant bits, to nearest; zeros past
+ * its rows and its k. The caller frees it. */
+static double *rows_of(const tensor_map *map, bool across, int rows, int64_t row_step, int64_t k, int64_t k_step,
+                       int64_t item) {
+    fake_map m;
+    memcpy(&m, map, sizeof m);
+    double *values = calloc((size_t)(row_step == 1 ? k * k_step : rows * row_step), sizeof *values);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < k; i++) {
+            const int64_t x = across ? row : i, y = across ? i : row;
+            if ((cuuint64_t)x >= m.sizes[0] || (cuuint64_t)y >= m.sizes[1] || (cuuint64_t)item >= m.sizes[2]) continue;
+            float value;
+            memcpy(&value, m.data + x * 4 + y * (int64_t)m.strides[0] + item * (int64_t)m.strides[1], 4);
+            int exponent;
+            const double fraction = frexp(value, &exponent);
+            values[row * row_step + i * k_step] = isfinite(value) ? ldexp(nearbyint(ldexp(fraction, 11)), exponent - 11)
+                                                                  : value;
+        }
+    return values;
+}
+
+/* One tile, or a slice of it. */
+static void tf32_tile(const tf32_args *g, const unpacked *u, int64_t index, int tile_m, int tile_n) {
+    const ieee_args order = {.tiles_m = g->tiles_m, .tiles_n = g->tiles_n, .tile_m = tile_m, .tile_n = tile_n};
+    const int64_t tiles = g->tiles_m * g->tiles_n, batch = index / g->slices / tiles;
+    const int each = g->slices > 1 ? g->k_blocks_each * TF32_K : u->k, k_begin = (int)(index % g->slices) * each;
+    int row0, col0;
+    find_tile(&order, (int)(index / g->slices % tiles), &row0, &col0);
+    if (g->marks_a && g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
+                              g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS] <=
+                          1)
+        return;
+    if (g->fallback_tiles) ++*g->fallback_tiles;
+    for (int row = row0; row < least(g->m, row0 + tile_m); row++)
+        for (int first = col0; first < least(g->n, col0 + tile_n); first += AT_ONCE) {
+            double sums[AT_ONCE];
+            sums_of(u, row, first, k_begin, least(u->k, k_begin + each), sums);
+            for (int col = first; col < least(g->n, first + AT_ONCE); col++) {
+                const float sum = (float)sums[col - first];
+                if (g->slices > 1)
+                    g->partial[(index * tile_m + row - row0) * tile_n + col - col0] = sum;
+                else
+                    *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
+            }
+        }
+}
+
+static bool tf32_multiply(const fake_launch *l, const tf32_args *g, int tile_m, int tile_n, char *why, size_t size) {
+    fake_map a, b;
+    memcpy(&a, &g->a, sizeof a);
+    memcpy(&b, &g->b, sizeof b);
+    if (g->tiles_m != ceil_div(g->m, tile_m) || g->tiles_n != ceil_div(g->n, tile_n))
+        return snprintf(why, size, "wrong tiles"), false;
+    if (a.box[0] != TF32_K || a.box[1] != (g->a_across ? TF32_K : (unsigned)tile_m) || b.box[0] != TF32_K ||
+        b.box[1] != (g->b_across ? TF32_K : (unsigned)tile_n))
+        return snprintf(why, size, "wrong boxes"), false;
+    if (g->parts * g->slices != ceil_div(g->k_blocks, g->k_blocks_each) || l->cluster != (unsigned)g->parts ||
+        g->parts > 8)
+        return snprintf(why, size, "%d parts and %d slices in clusters of %u", g->parts, g->slices, l->cluster), false;
+    const int64_t tiles = (int64_t)g->tiles_m * g->tiles_n * g->slices;
+    if (g->parts > 1 ? l->grid[0] != g->batch * tiles * g->parts : l->grid[0] > g->batch * tiles)
+        return snprintf(why, size, "%u blocks", l->grid[0]), false;
+    const int k = g->k_blocks * TF32_K, n = (int)ceil_div(g->n, AT_ONCE) * AT_ONCE;
+    for (int64_t batch = 0; batch < g->batch; batch++) {
+        const unpacked u = {rows_of(&g->a, g->a_across, g->m, k, k, 1, g->a_batched ? batch : 0),
+                            rows_of(&g->b, g->b_across, g->n, 1, k, n, g->b_batched ? batch : 0), k, n};
+        for (int64_t tile = 0; tile < tiles; tile++) tf32_tile(g, &u, batch * tiles + tile, tile_m, tile_n);
+        free(u.a);
+        free(u.b);
+    }
+    return true;
+}
+
+static bool tf32_copy(const fake_launch *l, const copy_args *o, char *why, size_t size) {
+    if (l->grid[0] != (unsigned)(ceil_div(o->rows, 64) * ceil_div(o->k, 64)) || o->pitch % 4 || o->pitch < o->k)
+        return snprintf(why, size, "wrong grid or pitch"), false;
+    for (int64_t batch = 0; batch < l->grid[1]; batch++)
+        for (int row = 0; row < o->rows; row++)
+            for (int64_t k = 0; k < o->pitch; k++)
+                o->to[(batch * o->rows + row) * o->pitch + k] =
+                    k < o->k ? o->from[batch * o->batch_stride + row * o->row_stride + k * o->k_stride] : 0;
+    return true;
+}
+
 /* ---- By name ----------------------------------------------------------------------------------------------------- */
 
 size_t fake_kernel_args_size(const char *kernel) {
     if (!strncmp(kernel, "ieee_", 5) || !strncmp(kernel, "direct_", 7)) return sizeof(ieee_args);
     if (!strncmp(kernel, "pack_", 5)) return sizeof(pack_pair_args);
     if (!strncmp(kernel, "split_", 6)) return sizeof(split_args);
+    if (!strcmp(kernel, "tf32_copy")) return sizeof(copy_args);
+    if (!strncmp(kernel, "tf32_", 5)) return sizeof(tf32_args);
     if (!strncmp(kernel, "attention_", 10)) return sizeof(attention_args);
     return 0;
 }
@@ -475,12 +565,12 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     const char *name = l->kernel;
     if (!strncmp(name, "attention_", 10)) return fake_attention_run(l, args, why, size);
     const bool of_256 = strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_columns_") ||
-                        !strcmp(name, "ieee_vector_m");
-    const unsigned threads = strstr(name, "_small_") ? 64
-                             : of_256                ? 256
-                             : !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ||
-                                     !strcmp(name, "direct_64x64")
-                                 ? 384
+                        !strcmp(name, "ieee_vector_m") || !strcmp(name, "tf32_copy") || !strcmp(name, "tf32_64x64");
+    const bool of_384 = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ||
+                        !strcmp(name, "direct_64x64") || !strncmp(name, "tf32_", 5);
+    const unsigned threads = strstr(name, "_small_")         ? 64
+                             : of_256                        ? 256
+                             : of_384                        ? 384
                              : !strcmp(name, "direct_64x32") ? 512
                                                              : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
@@ -521,5 +611,7 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strcmp(name, "split_fp32_mma_sm80")) return split_multiply(l, args, 128, 128, 2, why, size);
     if (!strcmp(name, "split_tf32_mma_sm80")) return split_multiply(l, args, 128, 256, 1, why, size);
     if (!strcmp(name, "split_reduce")) return split_reduce(l, args, why, size);
+    if (!strcmp(name, "tf32_copy")) return tf32_copy(l, args, why, size);
+    if (sscanf(name, "tf32_%dx%d", &tile_m, &tile_n) == 2) return tf32_multiply(l, args, tile_m, tile_n, why, size);
     return snprintf(why, size, "no such kernel"), false;
 }

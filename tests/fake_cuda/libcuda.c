@@ -807,6 +807,34 @@ EXPORT CUresult cuOccupancyMaxPotentialClusterSize(int *size, CUfunction functio
     return CUDA_SUCCESS;
 }
 
+/* The rules of copies that this library uses. */
+EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                                       const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                                       const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                       CUtensorMapFloatOOBfill fill) {
+    (void)promotion;
+    CUresult error = injected("cuTensorMapEncodeTiled");
+    if (error) return error;
+    fake_map made = {.data = data};
+    bool valid = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 && rank == 3 && (uintptr_t)data % 16 == 0 && !interleave &&
+                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && !fill && (uintptr_t)map % 64 == 0 && box[0] * 4 <= 128;
+    for (int i = 0; i < 3; i++) {
+        valid = valid && sizes[i] && sizes[i] <= 1ull << 32 && box[i] && box[i] <= 256 && steps[i] == 1;
+        if (i < 2) valid = valid && strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+        made.sizes[i] = sizes[i];
+        made.box[i] = box[i];
+        if (i < 2) made.strides[i] = strides[i];
+    }
+    memcpy(map, &made, sizeof made);
+    return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static void *copy_of_args(const void *args, size_t size) {
+    void *copy = aligned_alloc(64, (size + 63) / 64 * 64); /* maps need it */
+    return memcpy(copy, args, size);
+}
+
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     CUresult error = injected("cuLaunchKernelEx");
     if (!error) error = check_stream(config->hStream);
@@ -836,16 +864,14 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
     pthread_mutex_unlock(&lock);
     const size_t size = fake_kernel_args_size(launch.kernel);
     if (is_lazy(config->hStream)) {
-        void *args = malloc(size);
-        memcpy(args, parameters[0], size);
+        void *args = copy_of_args(parameters[0], size);
         return queue(config->hStream, (operation){.what = LAUNCH, .launch = launch, .args = args});
     }
     if (!capture) return run(&launch, parameters[0]);
     struct node *node = add_node(capture);
     node->function = function;
     node->launch = launch;
-    node->args = malloc(size);
-    memcpy(node->args, parameters[0], size);
+    node->args = copy_of_args(parameters[0], size);
     return CUDA_SUCCESS;
 }
 

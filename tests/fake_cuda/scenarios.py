@@ -247,6 +247,49 @@ def test_what_cannot_be_split_is_recomputed(problem):
         assert np.array_equal(got[130], values[130] @ problem.b, equal_nan=True)
 
 
+@pytest.mark.parametrize("shape, copies", [((260, 200, 700), 0), ((260, 202, 700), 1), ((260, 200, 702), 1),
+                                           ((260, 202, 702), 2)])
+@pytest.mark.parametrize("kernel", ["tf32_128x256", "tf32_128x128", "tf32_64x64"])
+def test_tf32_in_place_copies_what_has_odd_lines(kernel, shape, copies):
+    """B lies across k: the product is transposed instead."""
+    problem = Problem(*shape)
+    context = Context(CUDA, TF32, kernel)
+    text = Plan(context, problem.operand_a, problem.operand_b, problem.result_c).text()
+    assert ("copies: " in text) == (copies > 0) and ("of c transposed" in text) == (shape[1] % 4 == 0)
+    assert problem.run(context) == 0
+    assert [name for name in names() if name != "ieee_reduce"] == ["tf32_copy"] * copies + [kernel]
+    assert early() == [False] + [True] * (len(launches()) - 1) and set(names()) <= kernels_that_wait()
+    problem.check()
+
+
+def test_tf32_in_place_begins_anywhere():
+    problem = Problem(130, 140, 64)
+    problem.operand_a.data += 4
+    problem.operand_a.cols = problem.operand_b.rows = 63
+    assert problem.run(Context(CUDA, TF32, "tf32_128x128")) == 0
+    assert names() == ["direct_64x64"]
+    assert np.array_equal(problem.got(), problem.a[:, 1:] @ problem.b[:63])
+
+
+@pytest.mark.parametrize("m, n, k, batch, start", [(300, 200, 700, None, 0), (300, 202, 700, None, 0),
+                                                   (300, 200, 700, None, 4), (130, 200, 300, 3, 0)])
+def test_what_tf32_cannot_pack_is_recomputed_by_its_instruction(m, n, k, batch, start):
+    """By an ieee kernel where an operand's lines, or its start, are not for copies of boxes."""
+    problem = Problem(m, n, k, batch)
+    values = problem.a.copy()
+    values[..., 129, 5] = np.inf
+    problem.buffers[0].put(values)
+    problem.operand_a.data += start
+    problem.operand_a.cols = problem.operand_b.rows = k - start // 4
+    context = Context(CUDA, TF32, "split_tf32_sm90")
+    assert problem.run(context) == 0
+    assert names()[-1] == ("ieee_mma_64x128" if start or n % 4 else "tf32_128x128")
+    assert context.stats().fallback_tiles
+    with np.errstate(invalid="ignore"):
+        expected = values[..., start // 4:] @ problem.b[..., :k - start // 4, :]
+        assert np.array_equal(problem.got(), expected, equal_nan=True)
+
+
 def test_large_results_of_few_terms_are_for_blocks_that_stay():
     problem = Problem(2500, 2100, 17)
     assert problem.run(Context(CUDA, FP32)) == 0

@@ -138,6 +138,45 @@ typedef struct split_args {
     float *partial;
 } split_args;
 
+/* How a matrix lies in memory, for copies of boxes of it; what the driver's cuTensorMapEncodeTiled makes. */
+typedef struct tensor_map {
+    uint64_t words[16];
+} __attribute__((aligned(64))) tensor_map;
+
+/* C = alpha*A*B + beta*S in TF32, from float32 operands in place (tf32_sm90.cu): A seen as rows along k or as rows that
+ * are neighbours, B as columns. k is cut in parts or slices of k_blocks_each blocks of TF32_K, none without
+ * any: a cluster of `parts` thread blocks adds up the parts of a tile; or the sums of slices go to
+ * partial[batch][tile][slice][tile_m][tile_n], as the tail of ieee_args, and ieee_reduce adds them up.
+ *
+ * marks_a, marks_b: NULL, or those of a split kernel's panels; then only what it left is computed, where two marks
+ * multiply to more than 1. */
+enum { TF32_K = 32 };
+
+typedef struct tf32_args {
+    tensor_map a, b;
+    matrix_in addend;
+    matrix_out c;
+    int32_t m, n, batch;
+    int32_t a_across, b_across;   /* not 0: rows of A, columns of B are neighbours in memory */
+    int32_t a_batched, b_batched; /* 0: shared by all products of the batch */
+    float alpha, beta;
+    int32_t tiles_m, tiles_n;
+    int32_t k_blocks, k_blocks_each;
+    int32_t parts, slices; /* one of them is 1 */
+    float *partial;
+    const float *marks_a, *marks_b;
+    int64_t marks_a_batch_stride, marks_b_batch_stride;
+    unsigned long long *fallback_tiles; /* with marks: counts the tiles computed */
+} tf32_args;
+
+/* Copies an operand to rows along k, a multiple of four floats apart (tf32_copy.cu). */
+typedef struct copy_args {
+    const float *from;
+    int64_t row_stride, k_stride, batch_stride;
+    int32_t rows, k, pitch;
+    float *to; /* [batch][rows][pitch] */
+} copy_args;
+
 /* Packs one operand into panels (pack.cu). A first pass scales each row by a sample of it. It notes each element that
  * does not fit: the largest of each row in row_overflows, the panel in overflowed_panels. A second pass packs these
  * panels again, their rows scaled by row_overflows. */

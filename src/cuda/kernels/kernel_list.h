@@ -36,6 +36,8 @@
     MODULE(SPLIT_MMA_SM80,       split_mma_sm80,       FROM_80)  \
     MODULE(SPLIT_DIRECT,         split_direct,         ONLY_90a) \
     MODULE(SPLIT_REDUCE,         split_reduce,         FROM_80)  \
+    MODULE(TF32_SM90,            tf32_sm90,            ONLY_90a) \
+    MODULE(TF32_COPY,            tf32_copy,            ONLY_90)  \
     MODULE(ATTENTION_PACK,       attention_pack,       ONLY_90)  \
     MODULE(ATTENTION_FORWARD,    attention_forward_sm90, ONLY_90a) \
     MODULE(ATTENTION_BACKWARD,   attention_backward_sm90, ONLY_90a) \
@@ -91,6 +93,10 @@
   ROW(SPLIT_FP32_MMA_SM80,  split_fp32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 128,  64, 256, 1, 1, 2, MMA,   3)\
   ROW(SPLIT_TF32_MMA_SM80,  split_tf32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 256,  64, 256, 1, 1, 1, MMA,   3)\
   ROW(SPLIT_REDUCE,         split_reduce,         SPLIT_REDUCE,         SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
+  ROW(TF32_128X256,         tf32_128x256,         TF32_SM90,            TF32,    128, 256,  32, 384, 1, 1, 1, WGMMA, 4)\
+  ROW(TF32_128X128,         tf32_128x128,         TF32_SM90,            TF32,    128, 128,  32, 384, 1, 1, 1, WGMMA, 6)\
+  ROW(TF32_64X64,           tf32_64x64,           TF32_SM90,            TF32,     64,  64,  32, 256, 2, 1, 1, WGMMA, 6)\
+  ROW(TF32_COPY,            tf32_copy,            TF32_COPY,            SUPPORT,  64,   0,  64, 256, 4, 1, 0, NONE,  0)\
   ATTENTION_KERNEL_LIST(ROW)
 
 /* Those of attention: m and n are queries and keys that a thread block has at a time, or keys and queries, k the

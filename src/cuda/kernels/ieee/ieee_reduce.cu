@@ -1,9 +1,9 @@
 /* ieee_reduce.cu: adds up the segments of the tiles of the stream-K tail, and applies alpha and beta.
  *
  * C = alpha * (segment 0 + segment 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A
- * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Limits: 128 threads,
- * no shared memory; tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
- * ceil(tile_m*tile_n / 512), grid.z = batch.
+ * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args): what are neighbours in
+ * C, rows or columns, neighbouring threads have. Limits: 128 threads, no shared memory; tile_m*tile_n a multiple of
+ * 128, tile_n a power of two from 4 on; grid.x = tail tiles times ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/ptx.cuh"
@@ -25,7 +25,12 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
 
     int tile_row, tile_col;
     find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
-    const int in_tile = (part * 128 + (int)threadIdx.x) * 4, shift = __ffs(args.tile_n) - 1;
+    int in_tile = (part * 128 + (int)threadIdx.x) * 4;
+    const int shift = __ffs(args.tile_n) - 1;
+    if (args.c.row_stride == 1 && args.tile_m % 32 == 0 && args.tile_n % 16 == 0) { /* 32 rows, 16 columns */
+        const int down = args.tile_m / 32, row0 = part % down * 32, col0 = part / down * 16;
+        in_tile = ((row0 + (int)threadIdx.x % 32) << shift) + col0 + (int)threadIdx.x / 32 * 4;
+    }
     const int row = tile_row * args.tile_m + (in_tile >> shift);
     const int col = tile_col * args.tile_n + (in_tile & (args.tile_n - 1));
     if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
