@@ -64,7 +64,8 @@ static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, 
                                                                    const float *a, const float *b, int columns,
                                                                    const int rows, const int m) {
     enum { LEAST_AHEAD = 1024 };
-    const int64_t ahead = rows * t->b_step * (1 + LEAST_AHEAD / (ROWS_AT_ONCE * t->b_step));
+    const int64_t step = t->b_step < 0 ? -t->b_step : t->b_step; /* 0: all rows of B are one */
+    const int64_t ahead = step ? rows * t->b_step * (1 + LEAST_AHEAD / (ROWS_AT_ONCE * step)) : 0;
     vector x[ROWS_AT_ONCE][CPU_FEW_ROWS];
     CPU_UNROLL
     for (int p = 0; p < rows; p++) {

@@ -208,9 +208,9 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
  * overlap if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
 static inline void touch(const float *from, int64_t rows, int64_t length, int64_t apart) {
     enum { LEAST = 1 << 9, MOST = 1 << 15 };
-    const int64_t floats = (rows - 1) * apart + length;
-    if (rows * length < LEAST || floats > MOST) return;
-    for (int64_t i = 0; i < floats; i += CPU_LINE) (void)*(const volatile float *)(from + i);
+    if (rows * length < LEAST || (rows - 1) * apart + length > MOST) return;
+    for (int64_t row = 0; row < rows; row++, from += apart) /* what lies between rows may be another's */
+        for (int64_t i = 0; i < length; i += CPU_LINE) (void)*(const volatile float *)(from + i);
 }
 
 static inline void touch_operands(const struct cpu_tile *t, int64_t b_col) {
