@@ -10,6 +10,17 @@
 #error "Tessera's CUDA engine needs the headers of CUDA 12.2 or newer"
 #endif
 
+/* What makes a graph whose kernels start early; older headers do not declare it (graphs.c). */
+#if CUDA_VERSION >= 13000
+#define CUDA_GRAPH_SYMBOLS(SYMBOL) \
+    SYMBOL(cuGraphAddDependencies) \
+    SYMBOL(cuGraphAddKernelNode)   \
+    SYMBOL(cuGraphCreate)          \
+    SYMBOL(cuGraphKernelNodeSetAttribute)
+#else
+#define CUDA_GRAPH_SYMBOLS(SYMBOL)
+#endif
+
 /* Every driver function the library calls. <cuda.h> renames some of them by macro (cuMemAlloc is cuMemAlloc_v2): the
  * renamed symbol is the one whose prototype that header declares, so it is the one that is looked up. */
 #define CUDA_DRIVER_SYMBOLS(SYMBOL)            \
@@ -35,12 +46,11 @@
     SYMBOL(cuFuncSetAttribute)                 \
     SYMBOL(cuGetErrorName)                     \
     SYMBOL(cuGetErrorString)                   \
+    CUDA_GRAPH_SYMBOLS(SYMBOL)                 \
     SYMBOL(cuGraphDestroy)                     \
     SYMBOL(cuGraphExecDestroy)                 \
     SYMBOL(cuGraphExecKernelNodeSetParams)     \
-    SYMBOL(cuGraphGetNodes)                    \
     SYMBOL(cuGraphInstantiateWithFlags)        \
-    SYMBOL(cuGraphKernelNodeGetParams)         \
     SYMBOL(cuGraphLaunch)                      \
     SYMBOL(cuInit)                             \
     SYMBOL(cuLaunchKernelEx)                   \
@@ -63,10 +73,8 @@
     SYMBOL(cuModuleUnload)                     \
     SYMBOL(cuOccupancyMaxPotentialClusterSize) \
     SYMBOL(cuPointerGetAttributes)             \
-    SYMBOL(cuStreamBeginCapture)               \
     SYMBOL(cuStreamCreate)                     \
     SYMBOL(cuStreamDestroy)                    \
-    SYMBOL(cuStreamEndCapture)                 \
     SYMBOL(cuStreamGetCtx)                     \
     SYMBOL(cuStreamIsCapturing)                \
     SYMBOL(cuStreamSynchronize)                \

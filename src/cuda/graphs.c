@@ -5,8 +5,10 @@
  * first; if the same kernels have been queued a few times on this stream, they become a graph, whose nodes from then on
  * get the arguments and grids of each call. There is one for each sequence of kernels, not for each shape.
  *
- * A graph does not run beside itself, so each stream has its own. In a stream that is being captured kernels are
- * launched one by one: they become nodes of the caller's graph.
+ * A graph does not run beside itself, so each stream has its own; the stream that every thread has for itself has one
+ * name for all, so there kernels are launched one by one. So they are in a stream that is being captured: they become
+ * nodes of the caller's graph. Graphs are put together node by node: capturing launches would make other threads fail
+ * that synchronise the device meanwhile.
  */
 #include "cuda/graphs.h"
 
@@ -17,39 +19,46 @@
 enum { CALLS_BEFORE_GRAPH = 32, MOST_GRAPHS = 32 };
 
 typedef struct launch_graph {
+    /* Under the lock of all. */
     CUstream stream;
     int count; /* kernels; 0: free */
     CUfunction functions[MOST_QUEUED];
     unsigned clusters[MOST_QUEUED];
-    int calls;          /* until it was made; negative: it cannot be */
+    int users;          /* calls that have it */
     uint64_t last_used; /* in calls of launch_queued */
-    CUgraph graph;      /* NULL until it is made, as the rest */
+    /* Under its own: a launch waits where the stream is full, and others must not wait with it. */
+    pthread_mutex_t lock;
+    int calls;     /* until it was made; negative: it cannot be */
+    CUgraph graph; /* NULL until it is made, as the rest */
     CUgraphNode nodes[MOST_QUEUED];
     CUgraphExec executable;
 } launch_graph;
 
 struct launch_graphs {
     pthread_mutex_t lock;
-    CUstream recorder; /* made with the first graph */
     uint64_t calls;
     launch_graph table[MOST_GRAPHS];
 };
 
 struct launch_graphs *cuda_graphs_create(void) {
     struct launch_graphs *made = calloc(1, sizeof *made);
-    if (made) pthread_mutex_init(&made->lock, NULL);
+    if (!made) return NULL;
+    pthread_mutex_init(&made->lock, NULL);
+    for (int i = 0; i < MOST_GRAPHS; i++) pthread_mutex_init(&made->table[i].lock, NULL);
     return made;
 }
 
-static void forget(const cuda_driver *driver, launch_graph *g) {
+static void destroy(const cuda_driver *driver, launch_graph *g) {
     if (g->executable) driver->cuGraphExecDestroy(g->executable);
     if (g->graph) driver->cuGraphDestroy(g->graph);
-    *g = (launch_graph){0};
+    g->executable = NULL, g->graph = NULL;
 }
 
 void cuda_graphs_destroy(struct launch_graphs *graphs, const cuda_driver *driver, bool alive) {
-    for (int i = 0; alive && i < MOST_GRAPHS; i++) forget(driver, &graphs->table[i]);
-    if (alive && graphs->recorder) driver->cuStreamDestroy(graphs->recorder);
+    for (int i = 0; i < MOST_GRAPHS; i++) {
+        if (alive) destroy(driver, &graphs->table[i]);
+        pthread_mutex_destroy(&graphs->table[i].lock);
+    }
     pthread_mutex_destroy(&graphs->lock);
     free(graphs);
 }
@@ -58,11 +67,12 @@ void cuda_graphs_destroy(struct launch_graphs *graphs, const cuda_driver *driver
 
 /* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. It waits
  * for all that is in front of it in the stream, on Hopper even if the kernel before it, somebody else's, has not. */
+static bool waits_by_itself(const queued_kernel *k) { return k->kernel != &cuda_kernels[IEEE_SCALE]; }
+
 static CUresult launch_one(const struct cuda_context *cuda, CUstream stream, const queued_kernel *k, bool overlaps) {
-    const bool waits = k->kernel != &cuda_kernels[IEEE_SCALE]; /* all others wait by themselves */
     CUlaunchAttribute attributes[2];
     unsigned count = 0;
-    if (overlaps && waits && cuda->overlap_launches)
+    if (overlaps && waits_by_itself(k) && cuda->overlap_launches)
         attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                   .value = {.programmaticStreamSerializationAllowed = 1}};
     if (k->cluster > 1)
@@ -101,61 +111,92 @@ static bool is_of(const launch_graph *g, CUstream stream, const queued_kernel *k
     return true;
 }
 
-/* The sequence's entry, a new one instead of the one unused for longest. */
-static launch_graph *entry_of(const cuda_driver *driver, struct launch_graphs *graphs, CUstream stream,
-                              const queued_kernel *kernels, int count) {
-    launch_graph *oldest = graphs->table;
-    for (launch_graph *g = graphs->table; g < graphs->table + MOST_GRAPHS; g++) {
-        if (is_of(g, stream, kernels, count)) return g;
-        if (g->last_used < oldest->last_used) oldest = g;
+/* The sequence's entry, a new one instead of the one unused for longest; NULL if all are in use. */
+static launch_graph *take_entry(const cuda_driver *driver, struct launch_graphs *graphs, CUstream stream,
+                                const queued_kernel *kernels, int count) {
+    launch_graph *found = NULL, *oldest = NULL;
+    pthread_mutex_lock(&graphs->lock);
+    for (launch_graph *g = graphs->table; g < graphs->table + MOST_GRAPHS && !found; g++) {
+        if (is_of(g, stream, kernels, count)) found = g;
+        if (!g->users && (!oldest || g->last_used < oldest->last_used)) oldest = g;
     }
-    forget(driver, oldest);
-    oldest->stream = stream;
-    oldest->count = count;
-    for (int i = 0; i < count; i++) {
-        oldest->functions[i] = kernels[i].function;
-        oldest->clusters[i] = kernels[i].cluster;
+    if (!found && oldest) { /* nobody has it, so nobody holds its lock */
+        found = oldest;
+        destroy(driver, found);
+        found->stream = stream, found->count = count, found->calls = 0;
+        for (int i = 0; i < count; i++) {
+            found->functions[i] = kernels[i].function;
+            found->clusters[i] = kernels[i].cluster;
+        }
     }
-    return oldest;
+    if (found) found->users++, found->last_used = ++graphs->calls;
+    pthread_mutex_unlock(&graphs->lock);
+    return found;
 }
 
-/* Captures the launches on a stream of its own. False where the driver does not do what is needed. */
-static bool record(const struct cuda_context *cuda, struct launch_graphs *graphs, launch_graph *g,
-                   const queued_kernel *kernels) {
-    const cuda_driver *driver = cuda->driver;
-    int failed;
-    if (!graphs->recorder && driver->cuStreamCreate(&graphs->recorder, CU_STREAM_NON_BLOCKING)) return false;
-    if (driver->cuStreamBeginCapture(graphs->recorder, CU_STREAM_CAPTURE_MODE_RELAXED)) return false;
-    const CUresult launched = launch_all(cuda, graphs->recorder, kernels, g->count, false, &failed);
-    size_t nodes = MOST_QUEUED;
-    if (driver->cuStreamEndCapture(graphs->recorder, &g->graph) || launched ||
-        driver->cuGraphGetNodes(g->graph, g->nodes, &nodes) || (int)nodes != g->count)
-        return false;
-    for (int i = 0; i < g->count; i++) { /* in the order of the launches, which the driver does not promise */
-        CUDA_KERNEL_NODE_PARAMS params;
-        if (driver->cuGraphKernelNodeGetParams(g->nodes[i], &params) || params.func != g->functions[i]) return false;
+static CUDA_KERNEL_NODE_PARAMS node_params(const queued_kernel *k, void **args) {
+    *args = (void *)k->args;
+    return (CUDA_KERNEL_NODE_PARAMS){
+        .func = k->function,
+        .gridDimX = k->grid[0],
+        .gridDimY = k->grid[1],
+        .gridDimZ = k->grid[2],
+        .blockDimX = (unsigned)k->kernel->threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = (unsigned)k->kernel->shared_bytes,
+        .kernelParams = args,
+    };
+}
+
+/* Makes the graph. False where the driver does not do what is needed. */
+static bool make(const cuda_driver *driver, launch_graph *g, const queued_kernel *kernels) {
+#if CUDA_VERSION >= 13000 /* dependencies have types */
+    if (driver->cuGraphCreate(&g->graph, 0)) return false;
+    for (int i = 0; i < g->count; i++) {
+        void *args;
+        const CUDA_KERNEL_NODE_PARAMS params = node_params(&kernels[i], &args);
+        if (driver->cuGraphAddKernelNode(&g->nodes[i], g->graph, NULL, 0, &params)) return false;
+        const CUlaunchAttributeValue cluster = {.clusterDim = {kernels[i].cluster, 1, 1}};
+        if (kernels[i].cluster > 1 &&
+            driver->cuGraphKernelNodeSetAttribute(g->nodes[i], CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &cluster))
+            return false;
+        const CUgraphEdgeData plain = {0}, early = {.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC,
+                                                    .type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC};
+        if (i > 0 && driver->cuGraphAddDependencies(g->graph, &g->nodes[i - 1], &g->nodes[i],
+                                                    waits_by_itself(&kernels[i]) ? &early : &plain, 1))
+            return false;
     }
     return !driver->cuGraphInstantiateWithFlags(&g->executable, g->graph, 0);
+#else
+    (void)driver, (void)g, (void)kernels;
+    return false;
+#endif
 }
 
-static CUresult launch_graph_of(const cuda_driver *driver, launch_graph *g, const queued_kernel *kernels) {
-    CUresult error = CUDA_SUCCESS;
-    for (int i = 0; i < g->count && !error; i++) {
-        void *args = (void *)kernels[i].args;
-        const CUDA_KERNEL_NODE_PARAMS params = {
-            .func = kernels[i].function,
-            .gridDimX = kernels[i].grid[0],
-            .gridDimY = kernels[i].grid[1],
-            .gridDimZ = kernels[i].grid[2],
-            .blockDimX = (unsigned)kernels[i].kernel->threads,
-            .blockDimY = 1,
-            .blockDimZ = 1,
-            .sharedMemBytes = (unsigned)kernels[i].kernel->shared_bytes,
-            .kernelParams = &args,
-        };
-        error = driver->cuGraphExecKernelNodeSetParams(g->executable, g->nodes[i], &params);
+static bool set_arguments(const cuda_driver *driver, launch_graph *g, const queued_kernel *kernels) {
+    for (int i = 0; i < g->count; i++) {
+        void *args;
+        const CUDA_KERNEL_NODE_PARAMS params = node_params(&kernels[i], &args);
+        if (driver->cuGraphExecKernelNodeSetParams(g->executable, g->nodes[i], &params)) return false;
     }
-    return error ? error : driver->cuGraphLaunch(g->executable, g->stream);
+    return true;
+}
+
+/* Launches the kernels as the graph, which is made if they have come often enough. False if that cannot be: then
+ * nothing was launched. */
+static bool launch_graph_of(const cuda_driver *driver, launch_graph *g, CUstream stream, const queued_kernel *kernels,
+                            CUresult *error) {
+    const bool made = g->executable || (g->calls >= 0 && ++g->calls > CALLS_BEFORE_GRAPH && make(driver, g, kernels));
+    if (made && set_arguments(driver, g, kernels)) {
+        *error = driver->cuGraphLaunch(g->executable, stream);
+        return true;
+    }
+    if (made || g->graph) {
+        destroy(driver, g);
+        g->calls = -1;
+    }
+    return false;
 }
 
 static bool is_captured(const cuda_driver *driver, CUstream stream) {
@@ -168,25 +209,23 @@ CUresult cuda_launch_queued(const struct cuda_context *cuda, CUstream stream, co
     const cuda_driver *driver = cuda->driver;
     struct launch_graphs *graphs = cuda->resident->graphs;
     /* Where a kernel may not overlap with the one before it, launches are as they were. */
-    if (count < 2 || !cuda->overlap_launches || is_captured(driver, stream))
-        return launch_all(cuda, stream, kernels, count, begun, failed);
-    /* Other streams may be captured, by this thread, too: what is done here is no part of that. */
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    driver->cuThreadExchangeStreamCaptureMode(&mode);
-    pthread_mutex_lock(&graphs->lock);
-    launch_graph *g = entry_of(driver, graphs, stream, kernels, count);
-    g->last_used = ++graphs->calls;
-    if (!g->executable && g->calls >= 0 && ++g->calls > CALLS_BEFORE_GRAPH && !record(cuda, graphs, g, kernels)) {
-        g->executable = NULL;
-        g->calls = -1;
-    }
+    const bool as_graph = count > 1 && cuda->overlap_launches && stream != CU_STREAM_PER_THREAD &&
+                          !is_captured(driver, stream);
+    launch_graph *g = as_graph ? take_entry(driver, graphs, stream, kernels, count) : NULL;
     CUresult error = CUDA_SUCCESS;
-    if (g->executable) {
+    bool done = false;
+    if (g) {
+        /* Other streams may be captured, by this thread, too: what is done here is no part of that. */
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        driver->cuThreadExchangeStreamCaptureMode(&mode);
+        pthread_mutex_lock(&g->lock);
+        done = launch_graph_of(driver, g, stream, kernels, &error);
+        pthread_mutex_unlock(&g->lock);
+        driver->cuThreadExchangeStreamCaptureMode(&mode);
+        pthread_mutex_lock(&graphs->lock);
+        g->users--;
+        pthread_mutex_unlock(&graphs->lock);
         *failed = 0;
-        error = launch_graph_of(driver, g, kernels);
     }
-    const bool done = g->executable;
-    pthread_mutex_unlock(&graphs->lock);
-    driver->cuThreadExchangeStreamCaptureMode(&mode);
     return done ? error : launch_all(cuda, stream, kernels, count, begun, failed);
 }

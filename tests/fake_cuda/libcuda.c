@@ -517,6 +517,13 @@ static CUresult copy(void *to, const void *from, size_t size, CUstream stream) {
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
+enum { MOST_NODES = 16 };
+
+static void *copy_of_args(const void *args, size_t size) {
+    void *copy = aligned_alloc(64, (size + 63) / 64 * 64); /* maps need it */
+    return memcpy(copy, args, size);
+}
+
 EXPORT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
     CUgraph graph = (CUgraph)executable;
     CUresult error = injected("cuGraphLaunch");
@@ -533,16 +540,47 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
     return error;
 }
 
-/* A node's handle is where it lies: a graph that was captured does not grow. */
-EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
-    *count = (size_t)graph->count < *count ? (size_t)graph->count : *count;
-    for (size_t i = 0; i < *count; i++) nodes[i] = (CUgraphNode)&graph->nodes[i];
-    return injected("cuGraphGetNodes");
+EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags) {
+    (void)flags;
+    *graph = calloc(1, sizeof **graph);
+    (*graph)->kind = GRAPH;
+    (*graph)->nodes = malloc(MOST_NODES * sizeof *(*graph)->nodes); /* a node's handle is where it lies */
+    return injected("cuGraphCreate");
 }
 
-EXPORT CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *params) {
-    *params = (CUDA_KERNEL_NODE_PARAMS){.func = ((struct node *)handle)->function};
+EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *handle, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                     const CUDA_KERNEL_NODE_PARAMS *params) {
+    if (dependencies || count || graph->count == MOST_NODES || params->func->kind != FUNCTION)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct node *node = &graph->nodes[graph->count++];
+    *node = (struct node){.function = params->func};
+    node->launch = (fake_launch){.grid = {params->gridDimX, params->gridDimY, params->gridDimZ},
+                                 .threads = params->blockDimX,
+                                 .cluster = 1,
+                                 .shared_bytes = params->sharedMemBytes};
+    snprintf(node->launch.kernel, sizeof node->launch.kernel, "%s", params->func->name);
+    node->args = copy_of_args(params->kernelParams[0], fake_kernel_args_size(node->launch.kernel));
+    *handle = (CUgraphNode)node;
+    return injected("cuGraphAddKernelNode");
+}
+
+EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
+                                              const CUkernelNodeAttrValue *value) {
+    struct node *node = (struct node *)handle;
+    if (attribute != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION || node->launch.grid[0] % value->clusterDim.x)
+        return CUDA_ERROR_INVALID_VALUE;
+    node->launch.cluster = value->clusterDim.x;
     return CUDA_SUCCESS;
+}
+
+/* Each node depends on the one before it: they are launched in the order in which they were made. */
+EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                                       const CUgraphEdgeData *edges, size_t count) {
+    struct node *node = (struct node *)*to;
+    if (count != 1 || node != (struct node *)*from + 1 || node != &graph->nodes[graph->count - 1])
+        return CUDA_ERROR_INVALID_VALUE;
+    node->launch.early = edges->type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    return injected("cuGraphAddDependencies");
 }
 
 EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec executable, CUgraphNode handle,
@@ -828,11 +866,6 @@ EXPORT CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType typ
     }
     memcpy(map, &made, sizeof made);
     return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static void *copy_of_args(const void *args, size_t size) {
-    void *copy = aligned_alloc(64, (size + 63) / 64 * 64); /* maps need it */
-    return memcpy(copy, args, size);
 }
 
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
