@@ -68,10 +68,11 @@ enum { CPU_FEW_ROWS = 8 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
     enum { LEAST_TERMS = 16, FAR = 1 << 12, FAR_FOR_MANY = 1 << 17 };
-    enum { ALWAYS_TRANSPOSED = 4, TERMS_WORTH_TRANSPOSING = 64, WORTH_TRANSPOSING = 1 << 13 };
+    enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
     if (b_col == 1) return n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
-    return b_row == 1 && (m <= ALWAYS_TRANSPOSED || (k >= TERMS_WORTH_TRANSPOSING && n >= WORTH_TRANSPOSING / k));
+    return b_row == 1 &&
+           (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
 }
 
 /* Bits of struct cpu_kernel.needs. */
