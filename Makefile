@@ -10,7 +10,7 @@ MAKEFLAGS   += --no-print-directory
 
 .PHONY: build run help tests test check test-pytorch test-programs test-gpu sanitize sanitize-gpu soak-gpu \
         mutants fuzz \
-        bench-cpu bench-blas bench-gpu bench-sustained bench-sweep bench-pytorch bench-models \
+        bench-cpu bench-cpu-sweep bench-blas bench-gpu bench-sustained bench-sweep bench-pytorch bench-models \
         bench-compare report modules python \
         format install uninstall wheel deb first-hour clean
 
@@ -71,6 +71,9 @@ format: ## clang-format over C and CUDA, ruff over Python; both are installed in
 
 bench-cpu: build ## GFLOP/s beside OpenBLAS, BLIS, oneDNN and MKL, interleaved in one run
 	bench/cpu/run $(BUILD)
+
+bench-cpu-sweep: build ## random products on the CPU beside other libraries
+	bench/cpu/run $(BUILD) --sweep --save bench/results/sweep-cpu.json
 
 bench-blas: build ## cblas_sgemm beside tsr_gemm and OpenBLAS, on small and medium products
 	bench/cpu/run $(BUILD) --topic blas --save bench/results/blas-small.json

@@ -62,7 +62,7 @@ def grouped(folder):
     found = {}
     for path in sorted(folder.glob("*.json")):
         topic, _, rest = path.stem.partition("-")
-        if topic in OTHERS:
+        if topic in OTHERS or path.stem == "sweep-cpu":
             continue
         found.setdefault(rest if topic in (*GPU_TOPICS, "cpu") and rest else path.stem, []).append(path)
     return found

@@ -141,6 +141,31 @@ def cpu(records):
                      "of the four layouts' ratios to the best other library.", measured(records[0]))
 
 
+def cpu_sweep(records):
+    """Random products by their least side, and those that are slowest beside the best other library."""
+    least = {"1": lambda r: min(r["m"], r["n"]) == 1,
+             "2 to 8": lambda r: 2 <= min(r["m"], r["n"]) <= 8,
+             "9 to 200": lambda r: 9 <= min(r["m"], r["n"]) <= 200,
+             "more": lambda r: min(r["m"], r["n"]) > 200,
+             "any": lambda r: True}
+    rows = []
+    for threads in sorted({r["threads"] for r in records}):
+        for name, has in least.items():
+            ratios = [r["ratio_to_best_peer"] for r in records if r["threads"] == threads and has(r)]
+            if ratios:
+                rows.append([name, str(threads), str(len(ratios)), ratio(mean(ratios)),
+                             f"{100 * sum(x >= 0.97 for x in ratios) / len(ratios):.0f} %",
+                             f"{100 * sum(x < 0.9 for x in ratios) / len(ratios):.0f} %", ratio(min(ratios))])
+    heads = ["M or N", "threads", "products", "geometric mean", "0.97 x or more", "below 0.90 x", "least"]
+    slowest = sorted((r for r in records if r["m"] * r["n"] * r["k"] > 1000), key=lambda r: r["ratio_to_best_peer"])
+    losses = [[f"{r['m']} x {r['n']} x {r['k']} {r['layout']}", str(r["threads"]), f"{r['gflops_best']:.1f}",
+               f"{r['peer_gflops']:.1f} ({shown(r['peer'])})", ratio(r["ratio_to_best_peer"])] for r in slowest[:16]]
+    return (with_note(heads, rows, f"Speed beside the best other library; M, N and K at random from 1 to 4096 on "
+                      f"logarithmic scales, seed {records[0]['seed']}; matrices in memory, not in the caches.",
+                      measured(records[0])) + "\n\nThe slowest of more than 1000 multiply-adds:\n\n" +
+            markdown_table(["M x N x K", "threads", "GFLOP/s", "best other", "beside it"], losses))
+
+
 def amx(records):
     """The best of the samples and their median."""
     libraries, rows = sorted({r["library"] for r in records} - {"tessera"}, reverse=True), []
@@ -279,6 +304,7 @@ PLACES = {
     },
     "docs/results/cpu.md": {
         "cpu": (cpu, "cpu-amd-epyc.json", "make bench-cpu"),
+        "sweep": (cpu_sweep, "sweep-cpu.json", "make bench-cpu-sweep"),
         "amx": (amx, "amx-xeon.json", "make bench-cpu"),
     },
     "docs/results/blas.md": {

@@ -32,7 +32,10 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
     float *const c = t->c;
     const __m256i mask0 = mask_of(t->n), mask1 = mask_of(t->n - LANES);
-    __m256 sum[MR][2];
+    const int64_t chain = cpu_chain(t->k);
+    int64_t chain_end = t->k - chain;
+    __m256 sum[MR][2], partial[MR][2]; /* of this chain, and of those before */
+    CPU_WRITTEN_BEFORE_READ(partial);
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         sum[i][0] = sum[i][1] = _mm256_setzero_ps();
@@ -56,7 +59,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
             next_a += t->next_a_step;
         }
         const bool more = next_a || c_asked < rows;
-        const int64_t end = more && left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
+        const int64_t end = more && left > chain_end + CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : chain_end;
         for (; left > end; left--) {
             const __m256 row0 = whole ? _mm256_loadu_ps(b) : _mm256_maskload_ps(b, mask0);
             const __m256 row1 = whole ? _mm256_loadu_ps(b + LANES) : _mm256_maskload_ps(b + LANES, mask1);
@@ -70,6 +73,18 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
             group[1] += a_step;
             b += b_step;
         }
+        if (left > chain_end || chain == t->k) continue;
+        CPU_UNROLL
+        for (int i = 0; i < rows; i++) {
+            CPU_UNROLL
+            for (int v = 0; v < 2; v++) {
+                if (left + chain < t->k) sum[i][v] = _mm256_add_ps(partial[i][v], sum[i][v]);
+                if (!left) continue;
+                partial[i][v] = sum[i][v];
+                sum[i][v] = _mm256_setzero_ps();
+            }
+        }
+        chain_end = left > chain ? left - chain : 0;
     }
 
     const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);

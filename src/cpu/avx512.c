@@ -89,17 +89,41 @@ static inline __attribute__((always_inline)) void start_tile(__m512 sum[TALL_MR]
     for (int g = 0; g < TALL_MR / 3; g++) group[g] = t->a + 3 * g * t->a_row;
 }
 
+/* At the end of a chain: its sums are added to those of the chains before, and put aside if another one follows. */
+static inline __attribute__((always_inline)) void end_chain(__m512 sum[TALL_MR][VECTORS], float *partial,
+                                                            const bool is_first, const bool is_last, const int rows,
+                                                            const int vectors) {
+    CPU_UNROLL
+    for (int i = 0; i < rows; i++) {
+        CPU_UNROLL
+        for (int v = 0; v < vectors; v++) {
+            float *const at = partial + (i * vectors + v) * LANES;
+            if (!is_first) sum[i][v] = _mm512_add_ps(_mm512_load_ps(at), sum[i][v]);
+            if (is_last) continue;
+            _mm512_store_ps(at, sum[i][v]);
+            sum[i][v] = _mm512_setzero_ps();
+        }
+    }
+}
+
 static inline __attribute__((always_inline)) void sum_tile(__m512 sum[TALL_MR][VECTORS], const struct cpu_tile *t,
                                                            const int rows, const int vectors, const __mmask16 last) {
-    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
+    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, chain = cpu_chain(t->k);
     const float *group[TALL_MR / 3], *b = t->b;
+    _Alignas(64) float partial[TALL_MR * TALL_NR];
+    CPU_WRITTEN_BEFORE_READ(partial);
     start_tile(sum, group, t, rows, vectors);
-    for (int64_t p = t->k; p > 0; p--, b += b_step) {
-        __m512 row[VECTORS];
-        load_row(row, b, vectors, last);
-        add_step(sum, row, group, a_row, rows, vectors, NULL);
-        CPU_UNROLL
-        for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+    for (int64_t left = t->k; left > 0;) {
+        const int64_t end = left > chain ? left - chain : 0;
+        const bool is_first = left == t->k;
+        for (; left > end; left--, b += b_step) {
+            __m512 row[VECTORS];
+            load_row(row, b, vectors, last);
+            add_step(sum, row, group, a_row, rows, vectors, NULL);
+            CPU_UNROLL
+            for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+        }
+        if (!is_first || end) end_chain(sum, partial, is_first, !end, rows, vectors);
     }
 }
 
@@ -113,6 +137,10 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
     enum { ROWS_AHEAD = 12, STEPS_AHEAD = 24 };
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
     const float *group[TALL_MR / 3], *b = t->b, *c = t->c, *next_a = t->next_a, *next_b = t->next_b;
+    _Alignas(64) float partial[TALL_MR * TALL_NR];
+    CPU_WRITTEN_BEFORE_READ(partial);
+    const int64_t chain = cpu_chain(t->k);
+    int64_t chain_end = t->k - chain;
     start_tile(sum, group, t, rows, vectors);
     int c_left = rows;
     const int c_at_once = t->k < rows * CPU_FETCH_STEPS ? (int)((rows * CPU_FETCH_STEPS + t->k - 1) / t->k) : 1;
@@ -134,7 +162,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
             _mm_prefetch((const char *)(next_b + NR - 1), _MM_HINT_T1); /* rows may begin within a line */
         }
         const bool more = next_a || next_b || c_left > 0;
-        const int64_t end = more && left > CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : 0;
+        const int64_t end = more && left > chain_end + CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : chain_end;
         for (; left > end; left--, b += b_step) {
             __m512 row[VECTORS];
             load_row(row, b, vectors, last);
@@ -154,6 +182,10 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
             if (panel_a) panel_a += rows;
             CPU_UNROLL
             for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+        }
+        if (left == chain_end && chain < t->k) {
+            end_chain(sum, partial, left + chain == t->k, !left, rows, vectors);
+            chain_end = left > chain ? left - chain : 0;
         }
     }
 }
@@ -204,23 +236,35 @@ static inline __attribute__((always_inline)) void multiply_tile_and_fetch(const 
 /* A tile of at most eight columns, in vectors of that length, of which a processor does twice as many. */
 static inline __attribute__((always_inline)) void multiply_narrow(const struct cpu_tile *t, const int rows,
                                                                   const bool whole) {
-    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row;
+    const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row, chain = cpu_chain(t->k);
     const __mmask8 mask = (__mmask8)((1u << t->n) - 1);
-    __m256 sum[TALL_MR];
+    __m256 sum[TALL_MR], partial[TALL_MR];
+    CPU_WRITTEN_BEFORE_READ(partial);
     CPU_UNROLL
     for (int i = 0; i < rows; i++) sum[i] = _mm256_setzero_ps();
     const float *group[TALL_MR / 3], *b = t->b;
     CPU_UNROLL
     for (int g = 0; g < TALL_MR / 3; g++) group[g] = t->a + 3 * g * a_row;
 
-    for (int64_t p = t->k; p > 0; p--) {
-        const __m256 row = whole ? _mm256_loadu_ps(b) : _mm256_maskz_loadu_ps(mask, b);
+    for (int64_t left = t->k; left > 0;) {
+        const int64_t end = left > chain ? left - chain : 0;
+        const bool is_first = left == t->k;
+        for (; left > end; left--) {
+            const __m256 row = whole ? _mm256_loadu_ps(b) : _mm256_maskz_loadu_ps(mask, b);
+            CPU_UNROLL
+            for (int i = 0; i < rows; i++)
+                sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
+            CPU_UNROLL
+            for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+            b += b_step;
+        }
         CPU_UNROLL
-        for (int i = 0; i < rows; i++)
-            sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
-        CPU_UNROLL
-        for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
-        b += b_step;
+        for (int i = 0; i < rows; i++) {
+            if (!is_first) sum[i] = _mm256_add_ps(partial[i], sum[i]);
+            if (!end) continue;
+            partial[i] = sum[i];
+            sum[i] = _mm256_setzero_ps();
+        }
     }
 
     const __m256 alpha = _mm256_set1_ps(t->alpha), beta = _mm256_set1_ps(t->beta);
@@ -550,7 +594,7 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
         t->b_step = (t->n + 7) / 8 * 8;
         t->s = t->c = c + j;
         int done = 0;
-        if (t->n > TALL_NR && m >= SMALL_MR) {
+        if (t->n > TALL_NR && m >= SMALL_MR && t->k <= CPU_CHAIN) {
             multiply_first_tile(t, copy, b_col);
             done = SMALL_MR;
         } else

@@ -1,7 +1,7 @@
 /* few_rows.h: a few rows of C, multiply_few and multiply_row_in_order of kernel.h, with the vectors that row.h has been
  * given. Tiles of so few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
  *
- * Sums have the order of tiles, one chain for each kc of k. Where B's rows are contiguous, eight of them are read side
+ * Sums have the chains of tiles. Where B's rows are contiguous, eight of them are read side
  * by side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and
  * squares of LANES x LANES elements are transposed in registers.
  *
@@ -12,10 +12,15 @@
 
 #include "cpu/row.h"
 
-/* Columns whose sums are computed at a time. */
-enum { FEW_COLUMNS = 512 };
+/* Sums that are computed at a time: of so many columns of two rows, of four, and of more. */
+enum {
+    FEW_SUMS = 2048,
+    PART_OF_TWO = FEW_SUMS / 2,
+    PART_OF_FOUR = FEW_SUMS / 4,
+    PART_OF_MORE = FEW_SUMS / CPU_FEW_ROWS
+};
 
-static_assert(FEW_COLUMNS % LANES == 0, "the sums of a row are whole vectors");
+static_assert(PART_OF_MORE % LANES == 0, "the sums of a row are whole vectors");
 
 /* Writes the sums of one k block to row i of C, from column j on. */
 static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_to_c, const float *sums, int columns) {
@@ -82,22 +87,27 @@ static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, 
 
 static inline __attribute__((always_inline)) void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc,
                                                                        const int m) {
-    enum { PART = FEW_COLUMNS };
-    _Alignas(64) float sums[CPU_FEW_ROWS * PART];
-    for (int j = 0; j < t->n; j += PART) {
-        const int columns = t->n - j < PART ? t->n - j : PART;
+    const int part = m == 2 ? PART_OF_TWO : m <= 4 ? PART_OF_FOUR : PART_OF_MORE;
+    _Alignas(64) float sums[FEW_SUMS], total[FEW_SUMS];
+    for (int j = 0; j < t->n; j += part) {
+        const int columns = t->n - j < part ? t->n - j : part;
         for (int64_t first = 0; first < t->k; first += kc) {
-            const int64_t end = min64(first + kc, t->k);
-            for (int v = 0; v < m * PART; v += LANES) store(sums + v, zeros());
-            for (int64_t p = first, rows; p < end; p += rows) {
-                const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
-                rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
-                if (rows == 1)
-                    add_rows_to_part(sums, PART, t, a, b, columns, 1, m);
-                else
-                    add_rows_to_part(sums, PART, t, a, b, columns, ROWS_AT_ONCE, m);
+            const int64_t block_end = min64(first + kc, t->k), chain = cpu_chain(block_end - first);
+            for (int64_t begin = first, end; begin < block_end; begin = end) {
+                end = min64(begin + chain, block_end);
+                for (int v = 0; v < m * part; v += LANES) store(sums + v, zeros());
+                for (int64_t p = begin, rows; p < end; p += rows) {
+                    const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
+                    rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
+                    if (rows == 1)
+                        add_rows_to_part(sums, part, t, a, b, columns, 1, m);
+                    else
+                        add_rows_to_part(sums, part, t, a, b, columns, ROWS_AT_ONCE, m);
+                }
+                if (chain < block_end - first) end_chain_in_memory(total, sums, m * part, begin == first);
             }
-            for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * PART, columns);
+            for (int i = 0; i < m; i++)
+                store_sums_of_row(t, i, j, first > 0, (chain < block_end - first ? total : sums) + i * part, columns);
         }
     }
 }
@@ -109,12 +119,15 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
                                                                      const int m, const bool contiguous) {
     enum { AHEAD = 128 };
     const int64_t ahead = terms <= 4 * AHEAD ? LANES * b_col : AHEAD; /* short columns: the next ones */
-    vector sum[CPU_FEW_ROWS];
+    const int64_t chain = cpu_chain(terms);
+    int64_t chain_end = chain;
+    vector sum[CPU_FEW_ROWS], total[CPU_FEW_ROWS];
+    CPU_WRITTEN_BEFORE_READ(total);
     CPU_UNROLL
     for (int i = 0; i < m; i++) sum[i] = zeros();
     for (int64_t p = 0; p < terms;) {
         /* Up to where a vector is aligned, if columns begin alike: two lines for each would be too many. */
-        const int steps = (int)min64(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), terms - p);
+        const int steps = (int)min64(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), chain_end - p);
         vector x[LANES];
         CPU_UNROLL
         for (int q = 0; q < LANES; q++) {
@@ -131,9 +144,16 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
             for (int i = 0; i < m; i++) sum[i] = multiply_add(every(a[i * a_row + term]), x[q], sum[i]);
         }
         p += steps;
+        if (p < chain_end) continue;
+        CPU_UNROLL
+        for (int i = 0; i < m; i++) {
+            total[i] = chain_end == chain ? sum[i] : add(total[i], sum[i]);
+            sum[i] = zeros();
+        }
+        chain_end = min64(chain_end + chain, terms);
     }
     CPU_UNROLL
-    for (int i = 0; i < m; i++) store(sums + i * LANES, sum[i]);
+    for (int i = 0; i < m; i++) store(sums + i * LANES, total[i]);
 }
 
 static inline __attribute__((always_inline)) void multiply_few_by_columns(const struct cpu_tile *t, int64_t b_col,

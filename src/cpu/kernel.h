@@ -4,9 +4,10 @@
  *
  *     c[i*c_row + j] = alpha * sum over p < k of a[i*a_row + p*a_step] * b[p*b_step + j]  +  beta * s[i*s_row + j]
  *
- * Each element is one chain of fused multiply-adds from +0 in the order of p, then one more for alpha and beta. So the
- * bits of C depend on where k is cut (kc) and on nothing else: not on the tile, the packing, nor the threads. A single
- * row, multiply_row, has an order of its own, unless the context is batch-invariant (kernels.c).
+ * Each element has chains of cpu_chain(k) fused multiply-adds from +0 in the order of p, whose sums are added in that
+ * order; then one multiply-add more for alpha and beta. So the bits of C depend on where k is cut (kc) and on nothing
+ * else: not on the tile, the packing, nor the threads. A single row, multiply_row, has an order of its own, unless the
+ * context is batch-invariant (kernels.c).
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing
  * is read in place. B is read along unit stride: a packed panel has b_step = nr.
@@ -46,6 +47,15 @@ enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
 /* The most elements that a tile may have. */
 enum { CPU_TILE_FLOATS = 512 };
 
+/* The most terms of a chain: short ones have small errors (numerics.md); and the terms of each but the last chain of a
+ * k block. */
+enum { CPU_CHAIN = 128 };
+
+static inline int64_t cpu_chain(int64_t k) {
+    const int64_t chains = (k + CPU_CHAIN - 1) / CPU_CHAIN;
+    return chains > 1 ? (k + chains - 1) / chains : k;
+}
+
 /* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed, to the stack: the
  * most columns of one, and the floats that k rows of them are, their length a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
@@ -58,10 +68,11 @@ enum { CPU_FEW_ROWS = 8 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
     enum { LEAST_TERMS = 16, FAR = 1 << 12, FAR_FOR_MANY = 1 << 17 };
-    enum { ALWAYS_TRANSPOSED = 4, TERMS_WORTH_TRANSPOSING = 64, WORTH_TRANSPOSING = 1 << 13 };
+    enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
     if (b_col == 1) return n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
-    return b_row == 1 && (m <= ALWAYS_TRANSPOSED || (k >= TERMS_WORTH_TRANSPOSING && n >= WORTH_TRANSPOSING / k));
+    return b_row == 1 &&
+           (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
 }
 
 /* Bits of struct cpu_kernel.needs. */
@@ -111,6 +122,9 @@ extern const struct cpu_kernel cpu_kernel_amx;
 #else
 #define CPU_UNROLL _Pragma("GCC unroll 32")
 #endif
+
+/* For the compiler, which does not see that the first chain writes what the second reads. */
+#define CPU_WRITTEN_BEFORE_READ(array) __asm__("" : "=m"(array))
 
 /* What every kernel's numbers must satisfy, for a static assert beside them. A block of B (kc x nc) and the panel of A
  * in use (mr x kc) live in the second-level cache, so together they stay under 768 KiB. A block of A (mc x kc) and a

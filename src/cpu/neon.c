@@ -43,7 +43,9 @@ static inline void store_first(float *to, float32x4_t x, int count) {
 static inline __attribute__((always_inline)) void multiply_tile(const struct cpu_tile *t, const int rows,
                                                                 const int columns) {
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
-    float32x4_t sum[MR][VECTORS];
+    const int64_t chain = cpu_chain(t->k);
+    float32x4_t sum[MR][VECTORS], partial[MR][VECTORS]; /* of this chain, and of those before */
+    CPU_WRITTEN_BEFORE_READ(partial);
     CPU_UNROLL
     for (int i = 0; i < rows; i++) {
         CPU_UNROLL
@@ -51,15 +53,29 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
         __builtin_prefetch(t->c + i * t->c_row);
     }
     const float *a = t->a, *b = t->b;
-    for (int64_t p = t->k; p > 0; p--, a += a_step, b += b_step) {
-        float32x4_t row[VECTORS];
-        CPU_UNROLL
-        for (int v = 0; v < VECTORS; v++) row[v] = load_first(b + v * LANES, columns - v * LANES);
+    for (int64_t left = t->k; left > 0;) {
+        const int64_t end = left > chain ? left - chain : 0;
+        const bool is_first = left == t->k;
+        for (; left > end; left--, a += a_step, b += b_step) {
+            float32x4_t row[VECTORS];
+            CPU_UNROLL
+            for (int v = 0; v < VECTORS; v++) row[v] = load_first(b + v * LANES, columns - v * LANES);
+            CPU_UNROLL
+            for (int i = 0; i < rows; i++) {
+                const float x = a[i * a_row];
+                CPU_UNROLL
+                for (int v = 0; v < VECTORS; v++) sum[i][v] = vfmaq_n_f32(sum[i][v], row[v], x);
+            }
+        }
         CPU_UNROLL
         for (int i = 0; i < rows; i++) {
-            const float x = a[i * a_row];
             CPU_UNROLL
-            for (int v = 0; v < VECTORS; v++) sum[i][v] = vfmaq_n_f32(sum[i][v], row[v], x);
+            for (int v = 0; v < VECTORS; v++) {
+                if (!is_first) sum[i][v] = vaddq_f32(partial[i][v], sum[i][v]);
+                if (!end) continue;
+                partial[i][v] = sum[i][v];
+                sum[i][v] = vdupq_n_f32(0);
+            }
         }
     }
     const float32x4_t alpha = vdupq_n_f32(t->alpha), beta = vdupq_n_f32(t->beta);

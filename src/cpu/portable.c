@@ -28,16 +28,24 @@ static inline float multiply_add(float x, float y, float sum) {
 
 static void multiply(const struct cpu_tile *t) {
     float sum[MR][NR] = {{0}};
-    if (t->m == MR && t->n == NR) {
-        for (int64_t p = 0; p < t->k; p++)
-            for (int i = 0; i < MR; i++)
-                for (int j = 0; j < NR; j++)
-                    sum[i][j] = multiply_add(t->a[i * t->a_row + p * t->a_step], t->b[p * t->b_step + j], sum[i][j]);
-    } else {
-        for (int64_t p = 0; p < t->k; p++)
-            for (int i = 0; i < t->m; i++)
-                for (int j = 0; j < t->n; j++)
-                    sum[i][j] = multiply_add(t->a[i * t->a_row + p * t->a_step], t->b[p * t->b_step + j], sum[i][j]);
+    for (int64_t begin = 0, chain = cpu_chain(t->k); begin < t->k; begin += chain) {
+        const int64_t end = begin + chain < t->k ? begin + chain : t->k;
+        float of_chain[MR][NR] = {{0}};
+        if (t->m == MR && t->n == NR) {
+            for (int64_t p = begin; p < end; p++)
+                for (int i = 0; i < MR; i++)
+                    for (int j = 0; j < NR; j++)
+                        of_chain[i][j] = multiply_add(t->a[i * t->a_row + p * t->a_step], t->b[p * t->b_step + j],
+                                                      of_chain[i][j]);
+        } else {
+            for (int64_t p = begin; p < end; p++)
+                for (int i = 0; i < t->m; i++)
+                    for (int j = 0; j < t->n; j++)
+                        of_chain[i][j] = multiply_add(t->a[i * t->a_row + p * t->a_step], t->b[p * t->b_step + j],
+                                                      of_chain[i][j]);
+        }
+        for (int i = 0; i < t->m; i++)
+            for (int j = 0; j < t->n; j++) sum[i][j] = begin ? sum[i][j] + of_chain[i][j] : of_chain[i][j];
     }
     for (int i = 0; i < t->m; i++)
         for (int j = 0; j < t->n; j++) {

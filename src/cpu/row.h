@@ -6,8 +6,8 @@
  * eight side by side, ROW_TERMS at a time, so that A's part stays in the first-level cache; sums of so many terms are
  * added to those before.
  *
- * Where B's rows are contiguous instead, a sum is one chain for each kc of k, as in a tile: eight rows are read side by
- * side, from end to end, and the sums stay in the first-level cache.
+ * Where B's rows are contiguous instead, a sum has the chains of a tile: eight rows are read side by side, from end to
+ * end, and the sums stay in the first-level cache.
  *
  * The kernel's file defines, before it includes this: LANES, the type `vector` of as many floats, and
  *
@@ -25,7 +25,7 @@
 #include "cpu/kernel.h"
 #include "problem.h"
 
-enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_TERMS = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 4096, LINE_FLOATS = 16 };
+enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_TERMS = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 2048, LINE_FLOATS = 16 };
 
 /* Floats of B that may be in cache already: more are prefetched. */
 enum { NEAR = 1 << 18 };
@@ -147,25 +147,35 @@ static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const fl
     }
 }
 
+/* At the end of a chain: its sums are added to those of the chains before, if there are any. */
+static void end_chain_in_memory(float *total, const float *sums, int count, bool is_first) {
+    for (int v = 0; v < count; v += LANES)
+        store(total + v, is_first ? load(sums + v) : add(load(total + v), load(sums + v)));
+}
+
 static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
     const bool far = is_far(t);
-    _Alignas(64) float sums[ROW_SUMS];
+    _Alignas(64) float sums[ROW_SUMS], total[ROW_SUMS];
     for (int j = 0; j < t->n; j += ROW_SUMS) {
         const int columns = t->n - j < ROW_SUMS ? t->n - j : ROW_SUMS;
         for (int64_t first = 0; first < t->k; first += kc) {
-            const int64_t end = min64(first + kc, t->k);
-            for (int v = 0; v < columns; v += LANES) store(sums + v, zeros());
-            for (int64_t p = first, rows; p < end; p += rows) {
-                const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
-                rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
-                if (rows == 1)
-                    add_rows(sums, a, t->a_step, b, t->b_step, columns, 1, false);
-                else if (far)
-                    add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, true);
-                else
-                    add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, false);
+            const int64_t block_end = min64(first + kc, t->k), chain = cpu_chain(block_end - first);
+            for (int64_t begin = first, end; begin < block_end; begin = end) {
+                end = min64(begin + chain, block_end);
+                for (int v = 0; v < columns; v += LANES) store(sums + v, zeros());
+                for (int64_t p = begin, rows; p < end; p += rows) {
+                    const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
+                    rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
+                    if (rows == 1)
+                        add_rows(sums, a, t->a_step, b, t->b_step, columns, 1, false);
+                    else if (far)
+                        add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, true);
+                    else
+                        add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, false);
+                }
+                if (chain < block_end - first) end_chain_in_memory(total, sums, columns, begin == first);
             }
-            store_sums(t, j, first > 0, sums, columns);
+            store_sums(t, j, first > 0, chain < block_end - first ? total : sums, columns);
         }
     }
 }

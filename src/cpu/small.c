@@ -164,9 +164,8 @@ static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, cons
     if (!kernel->multiply_few || (t->m > CPU_FEW_ROWS && t->n > CPU_FEW_ROWS)) return NOT_FEW;
     if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
-    enum { LEAST_TERMS = 16 };
-    return t->n <= CPU_FEW_ROWS && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES
-                                                                                           : NOT_FEW;
+    enum { TILES = 4, LEAST_TERMS = 16 };
+    return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES : NOT_FEW;
 }
 
 /* C transposed, part by part in a buffer. */
