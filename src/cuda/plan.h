@@ -8,21 +8,6 @@
 /* The kernel by which this context would multiply split operands; NULL where it cannot or may not split. */
 const cuda_kernel *cuda_split_kernel(const tsr_context *context);
 
-/* How a TF32 kernel reads a product's operands. Those with lines that are not a multiple of four floats apart are
- * copied first, to rows along k; and so is a B that lies across k, unless the kernel is to turn it. */
-typedef struct tf32_reading {
-    bool a_across, b_across; /* rows of A, columns of B are neighbours in memory */
-    bool copies_a, copies_b;
-} tf32_reading;
-
-tf32_reading tf32_reading_of(const tsr_problem *problem, bool turns_b);
-
-/* Bytes of the copy of an operand, seen as rows along k. */
-size_t tf32_copy_bytes(int64_t rows, int64_t k, int64_t items);
-
-/* Whether less is copied for C^T = B^T A^T. */
-bool tf32_reads_better_transposed(const tsr_problem *problem);
-
 /* Whether what the plan's split kernel leaves of a product is recomputed by a TF32 kernel; else by an ieee kernel. */
 bool cuda_recomputes_in_tf32(const cuda_plan *plan, const tsr_problem *problem);
 

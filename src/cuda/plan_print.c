@@ -1,5 +1,5 @@
 /* plan_print.c: what a plan says of itself, for tsr_plan_print and `tessera plan`. */
-#include "cuda/cost.h"
+#include "cuda/candidates.h"
 #include "cuda/plan.h"
 
 static void print_tiles(const cuda_plan *plan, tsr_text *text) {

@@ -1,4 +1,5 @@
 /* tf32.c: queues products in TF32 of operands in place, and the copies of those that cannot be read so. */
+#include "cuda/candidates.h"
 #include "cuda/launch.h"
 
 enum { MAX_K_EACH = 1 << 30 };
