@@ -7,7 +7,6 @@
 
 #include "cuda/context.h"
 #include "cuda/cost.h"
-#include "cuda/tuning.h"
 
 /* Partial sums of a split product may take so many bytes, or this fraction of the operands' bytes if that is more. */
 enum { PARTIAL_BYTES = 32 << 20, PARTIAL_FRACTION = 16 };
@@ -687,7 +686,6 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     };
     chunks_of_everything(plan, &p);
     if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
-    if (cuda->records) tuning_record(context, problem);
 
     const tsr_problem chunk = first_chunk(plan, &p);
     tsr_status status = TSR_OK;
