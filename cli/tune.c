@@ -137,12 +137,13 @@ static bool parse_recorded(product *p, const char *line) {
     const int found = sscanf(line, "%15s %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld", precision,
                              &x[0], &x[1], &x[2], &x[3], &x[4], &x[5], &x[6], &x[7], &x[8], &x[9], &x[10], &x[11],
                              &x[12]);
+    if (found != 14) return false;
     *p = (product){.batch = x[0],
                    .a = {.rows = x[1], .cols = x[3], .row_stride = x[4], .col_stride = x[5], .batch_stride = x[6]},
                    .b = {.rows = x[3], .cols = x[2], .row_stride = x[7], .col_stride = x[8], .batch_stride = x[9]},
                    .c = {.rows = x[1], .cols = x[2], .row_stride = x[10], .col_stride = x[11], .batch_stride = x[12]}};
     while (p->precision < TSR_TF32 && strcmp(precision, tsr_precision_name(p->precision))) p->precision++;
-    return found == 14;
+    return true;
 }
 
 /* Runs the program and reads which products it made. */

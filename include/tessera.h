@@ -17,7 +17,8 @@
  * The bound is for C = AB and holds as long as nothing underflows: a product below 2^-126 may lose up to 2^-150 more,
  * as in any float32 arithmetic. With alpha and beta the error is at most (K+4) 2^-24 (|alpha| |A||B| + |beta C|).
  * With beta = 0 C (or S) is not read, with alpha = 0 neither A nor B is. Same inputs, same machine, same precision,
- * same number of threads: the same bits, every time. docs/internals/numerics.md derives the bounds.
+ * same number of threads, same tuning file (`tessera tune`: it may change kernels, and so bits): the same bits, every
+ * time. docs/internals/numerics.md derives the bounds.
  *
  * With options.batch_invariant a row of C depends on its row of A, on B, alpha, beta and its row of the addend alone:
  * not on m, the row's place, its neighbours, the batch, strides or threads. The bits of a NaN are not promised.

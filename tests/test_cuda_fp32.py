@@ -323,18 +323,6 @@ def test_tf32_has_float32s_range(driver, rng, kernel, m, n, k):
     assert np.array_equal(np.isnan(engine.product(a, b)), np.isnan(product64(a, b)))
 
 
-@pytest.mark.parametrize("layout", [row_major, column_major])
-@pytest.mark.parametrize("kernel", [one for one in kernel_names(CUDA) if one.startswith("tf32_128")])
-def test_tf32_cuts_the_last_tiles_alone(driver, rng, kernel, layout):
-    """Of 132 SMs some have a tile more than the others: these are cut in slices."""
-    engine = Engine(CUDA, TF32, kernel)
-    a, b = integers(rng, 2304, 640), integers(rng, 640, 1920)
-    assert_exact(engine.product(filled(layout, a), filled(row_major, b)), a, b)
-    operands = (binding.matrix(Operand, x, 1 << 20) for x in (a, b))
-    text = binding.Plan(engine.context, *operands, Result(1 << 20, 2304, 1920, 1920, 1, 0)).text()
-    assert "in the last" in text or driver.capability()[0] != 9
-
-
 def test_uniform_data_take_the_split_path(driver):
     """And mark nothing: the fallback is for hard data, not for the benchmark's."""
     if driver.capability()[0] != 9:

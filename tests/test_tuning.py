@@ -4,6 +4,7 @@ computing."""
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -16,14 +17,30 @@ from toolchain import BUILD, PATIENCE
 
 TESSERA, FAKE = BUILD / "cli" / "tessera", BUILD / "tests" / "fake_cuda"
 OK, FAILED, MISUSED = range(3)
+CUT = "<cut>"  # no newline follows
 BUILT_IN = "built in, measured on NVIDIA H200"
 PROGRAM = """
-import binding
+import binding, cuda_driver
+driver = cuda_driver.Driver()
+places = [driver.allocate(4 * 700 * 200) for _ in range(3)]
 context = binding.Context(device=binding.CUDA)
-for n in (700, 300, 700):
+for n in (700, 300, 700, 500):
     a, b, c = (kind(None, n, 200, 200, 1, 0) for kind in (binding.Operand, binding.Operand, binding.Result))
     b.rows = 200
-    binding.Plan(context, a, b, c)
+    plan = binding.Plan(context, a, b, c)
+    if n != 500:  # which is only estimated
+        plan.execute(*places)
+"""
+HALF_LINES = """
+import os
+open(os.environ["TESSERA_RECORD"], "a").write("\\nfp32\\nfp32 1 700 200 200\\nfp32 1 9 9 9 x 1 0 9 1 0 9 1 0\\n")
+"""
+IN_OTHER_LOCALE = """
+import binding, locale
+locale.setlocale(locale.LC_NUMERIC, "comma")
+assert locale.localeconv()["decimal_point"] == ","
+context = binding.Context(device=binding.CUDA)
+print(binding.printed(binding.lib.tsr_tuning_print, context.handle), end="")
 """
 RECORDED = ["fp32 1 700 200 200 200 1 0 200 1 0 200 1 0", "fp32 1 300 200 200 200 1 0 200 1 0 200 1 0"]
 
@@ -94,6 +111,9 @@ def test_the_library_finds_its_file(tuned):
     (lambda lines: [*lines[:5], "launch nan", *lines[6:]], ":6: 'launch nan' is no name and number above 0"),
     (lambda lines: [*lines[:5], "launch", *lines[6:]], ":6: 'launch' is no name and number above 0"),
     (lambda lines: [*lines[:5], "x" * 1000, *lines[6:]], ":6: 'xxx"),
+    (lambda lines: [*lines[:5], "launch 1e-13", *lines[6:]], ":6: 'launch 1e-13' is too far from the built-in 2.28e"),
+    (lambda lines: [*lines[:5], "launch 3", *lines[6:]], ":6: 'launch 3' is too far from the built-in 2.28e-06"),
+    (lambda lines: [*lines[:5], "launch 3e-6" + CUT], ":6: 'launch 3e-6' is cut short"),
     (lambda lines: lines[:-1], ": it lacks thin_m.unaligned"),
     (lambda lines: lines[:3], ": it ends before 'capability 90'"),
     (lambda lines: [], ": it ends before 'tessera-tuning 1'"),
@@ -101,7 +121,7 @@ def test_the_library_finds_its_file(tuned):
 def test_files_that_are_refused(tuned, tmp_path, change, said):
     """The file and line are named, and the built-in table serves."""
     file = tmp_path / "changed.tuning"
-    file.write_text("".join(line + "\n" for line in change(tuned[2].read_text().splitlines())))
+    file.write_text("".join(line + "\n" for line in change(tuned[2].read_text().splitlines())).replace(CUT + "\n", ""))
     plan = planned(file)
     assert plan["tuning"].startswith(f"{BUILT_IN}; refused {file}{said}"), plan["tuning"]
     assert plan["estimate"] == planned("")["estimate"]
@@ -121,10 +141,26 @@ def test_constants_decide(tuned, tmp_path):
     text = (tmp_path / "x").read_text()
     for kernel in {planned("")["kernel"], planned(tmp_path / "x")["kernel"]}:
         (tmp_path / "x").write_text(text := "".join(
-            f"tile[{kernel.upper()}].rate 1e-9\n" if line.startswith(f"tile[{kernel.upper()}].rate") else line
+            f"tile[{kernel.upper()}].rate 1e-2\n" if line.startswith(f"tile[{kernel.upper()}].rate") else line
             for line in text.splitlines(keepends=True)))
-        if "1e-9" in text:
+        if f"tile[{kernel.upper()}].rate 1e-2\n" in text:
+            assert planned(tmp_path / "x")["tuning"] == str(tmp_path / "x")
             assert planned(tmp_path / "x")["kernel"] != kernel
+
+
+@fake_gpu
+def test_numbers_have_a_point_in_any_locale(tmp_path):
+    """A locale of glibc's format with nothing but a decimal comma: six strings behind their offsets."""
+    (tmp_path / "comma").mkdir()
+    (tmp_path / "comma" / "LC_NUMERIC").write_bytes(
+        struct.pack("=8I4s2I6s", 0x20031115 ^ 1, 6, 32, 34, 35, 36, 40, 44, b",", 44, 0, b"UTF-8"))
+    text = run(sys.executable, "-c", IN_OTHER_LOCALE, LOCPATH=str(tmp_path), TESSERA_TUNING="")
+    assert "\ncached 0.7\n" in text and "," not in text
+
+
+@fake_gpu
+def test_a_driver_that_does_not_say_how_large_clusters_are():
+    assert planned("", FAKE_CUDA_BROKEN="cuOccupancyMaxPotentialClusterSize")["tuning"] == BUILT_IN
 
 
 @fake_gpu
@@ -147,7 +183,9 @@ def test_each_product_is_noted_once(tmp_path):
 
 @fake_gpu
 def test_a_place_that_cannot_be_written_changes_nothing(tmp_path):
-    run(sys.executable, "-c", PROGRAM, TESSERA_RECORD=str(tmp_path / "no" / "folder"))
+    os.mkfifo(tmp_path / "pipe")  # that nobody reads
+    for place in (tmp_path / "no" / "folder", tmp_path / "pipe", "/dev/stdout"):
+        assert run(sys.executable, "-c", PROGRAM, TESSERA_RECORD=str(place)) == ""
 
 
 @fake_gpu
@@ -159,7 +197,9 @@ def test_tuned_for_a_program(tmp_path):
 
 @fake_gpu
 @pytest.mark.parametrize("program, says", [("raise SystemExit(3)", "ended with 3: nothing is tuned"),
-                                           ("pass", "made no product on a GPU")])
+                                           ("pass", "made no product on a GPU"),
+                                           (HALF_LINES, "made no product on a GPU")],
+                         ids=["fails", "idle", "half lines"])
 def test_a_program_without_products(tmp_path, program, says):
     said = run(TESSERA, "tune", "-o", tmp_path / "x", "--record", sys.executable, "-c", program, expect=FAILED)
     assert says in said and list(tmp_path.iterdir()) == []

@@ -224,26 +224,23 @@ size_t tf32_bytes_of_copies(const tsr_problem *p, bool turns_b) {
            (reading.copies_b ? tf32_copy_bytes(p->n, p->k, operand_count(&p->b, p->batch)) : 0);
 }
 
-cuda_candidate candidate_with_cuts(const cuda_kernel *kernel, const tsr_problem *p, int64_t cuts, bool parts,
-                                   int64_t full_tiles) {
+cuda_candidate candidate_with_cuts(const cuda_kernel *kernel, const tsr_problem *p, int64_t cuts, bool parts) {
     cuda_candidate c = candidate_whole(kernel, p);
     c.k_each = round_up(ceil_div(p->k, cuts), TF32_K);
     cuts = ceil_div(p->k, c.k_each);
     c.cluster = parts ? cuts : 1;
     c.slices = parts ? 1 : cuts;
     if (c.slices == 1) return c;
-    c.full_tiles = full_tiles;
-    c.partial_bytes = (size_t)(p->batch * (c.tiles - full_tiles) * c.slices * kernel->tile_m * kernel->tile_n) *
-                      sizeof(float);
+    c.full_tiles = 0;
+    c.partial_bytes = (size_t)(p->batch * c.tiles * c.slices * kernel->tile_m * kernel->tile_n) * sizeof(float);
     return c;
 }
 
-/* A TF32 kernel's candidates: tiles whole; shared by clusters, all of which run at once; in slices, or those of the
- * last, incomplete wave alone, so that these fill the GPU. An operand across k is turned or copied. */
+/* A TF32 kernel's candidates: tiles whole; shared by clusters, all of which run at once; in slices. An operand across k
+ * is turned or copied. */
 static void consider_tf32(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
                           const tsr_problem *p, size_t max_workspace) {
     const int64_t tiles = candidate_whole(kernel, p).tiles * p->batch, wave = cuda_wave_of(device, kernel);
-    const int64_t last = p->batch == 1 ? tiles % wave : 0; /* tiles of the last wave */
     const int64_t most = max64(1, p->k / (MIN_PART_BLOCKS * TF32_K));
     const bool reduces = cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device);
     const double operands = (cuda_elements_of_a(p) + cuda_elements_of_b(p)) * sizeof(float);
@@ -251,14 +248,11 @@ static void consider_tf32(cuda_candidate *best, const cuda_device *device, const
     for (int turns_b = tf32_elements_copied(p, true) < tf32_elements_copied(p, false); turns_b >= 0; turns_b--) {
         const size_t copies = tf32_bytes_of_copies(p, turns_b);
         for (int parts = 0; parts <= 1; parts++)
-            for (int64_t i = 1; i <= (parts ? min64(MAX_PARTS, device->max_cluster) : MAX_SLICES + 3); i++) {
-                const bool tail = i == MAX_SLICES + 3;
-                const int64_t cuts = i <= MAX_SLICES ? i
-                                     : tail          ? (tiles > wave && last ? min64(wave / last, most) : 1)
-                                                     : (i - MAX_SLICES) * wave / tiles; /* fill the GPU */
-                if (cuts > most || (cuts < i && !tail) || ((parts || tail) && cuts == 1)) continue;
+            for (int64_t i = 1; i <= (parts ? min64(MAX_PARTS, device->max_cluster) : MAX_SLICES + 2); i++) {
+                const int64_t cuts = i <= MAX_SLICES ? i : (i - MAX_SLICES) * wave / tiles; /* fill the GPU */
+                if (cuts > most || cuts < i || (parts && cuts == 1)) continue;
                 if (parts ? tiles > cost_clusters(device, kernel, cuts) : cuts > 1 && !reduces) continue;
-                cuda_candidate c = candidate_with_cuts(kernel, p, cuts, parts, tail ? tiles - last : 0);
+                cuda_candidate c = candidate_with_cuts(kernel, p, cuts, parts);
                 c.turns_b = turns_b;
                 if (c.partial_bytes > room || (max_workspace && copies + c.partial_bytes > max_workspace)) continue;
                 c.seconds = cost_tf32(device, &c, p, tf32_elements_copied(p, turns_b));

@@ -337,7 +337,7 @@ static tsr_status choose_context(struct cuda_context *cuda, int device_index, CU
     return retain_primary(cuda, *handle);
 }
 
-/* What the driver allows kernels that ask for large clusters. */
+/* What the driver allows kernels that ask for large clusters; where it does not say, what any GPU with clusters has. */
 static tsr_status ask_max_cluster(struct cuda_context *cuda) {
     const cuda_kernel *kernel = &cuda_kernels[IEEE_LONG_32];
     CUfunction function;
@@ -354,9 +354,9 @@ static tsr_status ask_max_cluster(struct cuda_context *cuda) {
         .blockDimZ = 1,
         .sharedMemBytes = (unsigned)kernel->shared_bytes,
     };
-    CUresult error = cuda->driver->cuOccupancyMaxPotentialClusterSize(&cuda->device.max_cluster, function, &config);
-    if (error) return cuda_fail(error, "asking GPU %d for its largest cluster", cuda->device.ordinal);
-    if (cuda->device.max_cluster > MAX_CLUSTER) cuda->device.max_cluster = MAX_CLUSTER;
+    int most = 0;
+    const CUresult error = cuda->driver->cuOccupancyMaxPotentialClusterSize(&most, function, &config);
+    cuda->device.max_cluster = error || most < 1 ? PORTABLE_CLUSTER : (int)min64(most, MAX_CLUSTER);
     return TSR_OK;
 }
 

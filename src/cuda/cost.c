@@ -529,13 +529,10 @@ double cost_tf32(const cuda_device *device, const cuda_candidate *c, const tsr_p
     const int reading = c->turns_b ? 2 : p->a.col_stride != 1;
     const bool vectors = p->c.row_stride == 1 ? p->c.col_stride % 4 == 0
                                               : p->c.col_stride == 1 && p->c.row_stride % 4 == 0;
-    const int64_t full = c->full_tiles * c->cluster, cut = (c->tiles - c->full_tiles) * c->slices;
-    const double busiest_full = (double)ceil_div(full * p->batch, device->multiprocessors);
-    const double busiest_cut = (double)ceil_div(cut * p->batch, device->multiprocessors);
-    const double k_of_full = (double)(c->slices > 1 ? p->k : c->k_each) + (vectors ? 0 : of->odd_k);
-    const double terms = busiest_full * (k_of_full + of->pipeline_k[reading]) +
-                         busiest_cut * ((double)c->k_each + of->pipeline_k[reading]);
-    const double tiles = (double)(kernel->tile_m * kernel->tile_n) * terms / (of->rate[reading] * costs->clock);
+    const int64_t busiest = ceil_div(c->tiles * c->cluster * c->slices * p->batch, device->multiprocessors);
+    const double terms = (double)c->k_each + of->pipeline_k[reading] + (vectors || c->slices > 1 ? 0 : of->odd_k);
+    const double tiles = (double)(busiest * kernel->tile_m * kernel->tile_n) * terms /
+                         (of->rate[reading] * costs->clock);
     const double read = (double)operand_count(&p->a, p->batch) * (double)p->m * (double)p->k +
                         (double)operand_count(&p->b, p->batch) * (double)p->n * (double)p->k;
     const double written = (double)p->batch * (double)p->m * (double)p->n / costs->tf32_writing;

@@ -79,11 +79,11 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
     return status || args.segments <= 1 ? status : launch_reduce(q, &args);
 }
 
-tsr_status queue_reduce(launch_queue *q, const tsr_problem *p, const cuda_kernel *kernel, int64_t full_tiles,
-                        int64_t slices, float *partial) {
+tsr_status queue_reduce(launch_queue *q, const tsr_problem *p, const cuda_kernel *kernel, int64_t slices,
+                        float *partial) {
     ieee_args args = ieee_args_of(p, kernel);
-    args.tail_blocks = (int32_t)((args.full_tiles - full_tiles) * slices);
-    args.full_tiles = (int32_t)full_tiles;
+    args.tail_blocks = (int32_t)(args.full_tiles * slices);
+    args.full_tiles = 0;
     args.segments = (int32_t)slices;
     args.partial = partial;
     return launch_reduce(q, &args);

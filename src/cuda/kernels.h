@@ -37,7 +37,7 @@ typedef struct cuda_kernel {
 
 extern const cuda_kernel cuda_kernels[CUDA_KERNELS];
 
-enum { MAX_CLUSTER = 16 }; /* thread blocks: what Hopper allows kernels that ask for it */
+enum { MAX_CLUSTER = 16, PORTABLE_CLUSTER = 8 }; /* thread blocks: what Hopper allows kernels that ask for it, others */
 
 /* What a plan knows of a GPU: pure data. */
 typedef struct cuda_device {

@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include "cuda/tuning.h"
+
 /* ---- Launching --------------------------------------------------------------------------------------------------- */
 
 void launch_begin(launch_queue *q, const struct cuda_context *cuda, CUstream stream) {
@@ -176,6 +178,7 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
     if (status) return status;
     status = execute_in_context(context->cuda, plan, problem, given);
     cuda_leave(context->cuda, pushed);
+    if (!status && context->cuda->records && problem->k) tuning_record(context, problem);
     if (!status && plan->split && problem->k)
         atomic_fetch_add_explicit(&context->split_products, (uint_fast64_t)problem->batch, memory_order_relaxed);
     return status;

@@ -48,9 +48,9 @@ tsr_status queue_scale(launch_queue *queue, const tsr_problem *problem);
 /* A chunk, by the plan's ieee kernel. */
 tsr_status queue_ieee(launch_queue *queue, const cuda_plan *plan, const tsr_problem *chunk, char *workspace);
 
-/* Adds up the slices of a TF32 kernel's tiles from full_tiles on, in partial (tf32_args). */
-tsr_status queue_reduce(launch_queue *queue, const tsr_problem *chunk, const cuda_kernel *kernel, int64_t full_tiles,
-                        int64_t slices, float *partial);
+/* Adds up the slices of a TF32 kernel's tiles, in partial (tf32_args). */
+tsr_status queue_reduce(launch_queue *queue, const tsr_problem *chunk, const cuda_kernel *kernel, int64_t slices,
+                        float *partial);
 
 /* Recomputes as TSR_IEEE what of C the split kernel left. */
 tsr_status queue_recompute(launch_queue *queue, const cuda_device *device, const tsr_problem *chunk,

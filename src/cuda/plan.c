@@ -4,7 +4,6 @@
 
 #include "cuda/candidates.h"
 #include "cuda/context.h"
-#include "cuda/tuning.h"
 
 /* Gradients often have panels that fp16 cannot represent: packed, they cost this much more on average. */
 #define TF32_RISK 1.07
@@ -351,8 +350,7 @@ double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
                           ((double)p.k / (double)chunk.k) * ((double)p.batch / (double)chunk.batch);
     cuda_candidate c = candidate_whole(plan->multiply, &chunk);
     if (c.kernel->family == FAMILY_TF32) {
-        c = candidate_with_cuts(plan->multiply, &chunk, max64(plan->cluster, plan->slices), plan->cluster > 1,
-                                plan->full_tiles);
+        c = candidate_with_cuts(plan->multiply, &chunk, max64(plan->cluster, plan->slices), plan->cluster > 1);
         c.turns_b = plan->turns_b;
         return chunks * cost_tf32(plan->device, &c, &chunk, tf32_elements_copied(&chunk, plan->turns_b));
     }
@@ -384,7 +382,6 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
     };
     chunks_of_everything(plan, &p);
     if (!p.m || !p.n || !p.k || !p.batch) return TSR_OK;
-    if (cuda->records) tuning_record(context, problem);
 
     const tsr_problem chunk = first_chunk(plan, &p);
     tsr_status status = TSR_OK;

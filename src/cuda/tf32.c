@@ -66,7 +66,6 @@ static tf32_args args_of(const tsr_problem *p, const cuda_kernel *kernel, const 
         .k_blocks_each = (int32_t)ceil_div(p->k, TF32_K),
         .parts = 1,
         .slices = 1,
-        .full_tiles = (int32_t)(p->batch * ceil_div(p->m, kernel->tile_m) * ceil_div(p->n, kernel->tile_n)),
     };
 }
 
@@ -76,9 +75,9 @@ static tsr_status launch(launch_queue *q, const cuda_plan *plan, const cuda_kern
     tsr_status status = map_operand(q, a, args->batch, args->a_across, kernel->tile_m, &args->a);
     if (!status) status = map_operand(q, b, args->batch, args->b_across, kernel->tile_n, &args->b);
     if (status) return status;
-    const int64_t full = args->full_tiles, cut = (int64_t)args->tiles_m * args->tiles_n * args->batch - full;
-    const int64_t blocks = args->parts > 1 ? full * args->parts
-                                           : cuda_split_blocks(kernel, plan->device, full, cut * args->slices);
+    const int64_t tiles = (int64_t)args->tiles_m * args->tiles_n * args->batch;
+    const int64_t blocks = args->parts > 1 ? tiles * args->parts
+                                           : cuda_split_blocks(kernel, plan->device, tiles * args->slices, 0);
     return launch_clusters(q, kernel, (launch_grid){blocks, 1, 1}, args->parts, args, sizeof *args);
 }
 
@@ -97,18 +96,14 @@ tsr_status queue_tf32(launch_queue *q, const cuda_plan *plan, const tsr_problem 
     tsr_operand a = p->a, b = operand_transpose(&p->b);
     if (!begins_well(&a, reading.copies_a) || !begins_well(&b, reading.copies_b)) return queue_unaligned(q, plan, p);
     tf32_args args = args_of(p, plan->multiply, &reading);
-    const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
-    const bool sliced = plan->slices > 1 && (as_planned || !plan->full_tiles);
-    args.k_blocks_each = (int32_t)ceil_div(args.k_blocks, sliced ? plan->slices : plan->cluster);
-    *(sliced ? &args.slices : &args.parts) = (int32_t)ceil_div(args.k_blocks, args.k_blocks_each);
-    if (args.slices > 1) args.full_tiles = (int32_t)plan->full_tiles;
+    args.k_blocks_each = (int32_t)ceil_div(args.k_blocks, max64(plan->cluster, plan->slices));
+    *(plan->slices > 1 ? &args.slices : &args.parts) = (int32_t)ceil_div(args.k_blocks, args.k_blocks_each);
     args.partial = (float *)(workspace + plan->workspace.partial_sums);
     tsr_status status = TSR_OK;
     if (reading.copies_a) status = copy_operand(q, &a, p->batch, &copies);
     if (!status && reading.copies_b) status = copy_operand(q, &b, p->batch, &copies);
     if (!status) status = launch(q, plan, plan->multiply, &args, &a, &b);
-    return status || args.slices == 1 ? status
-                                      : queue_reduce(q, p, plan->multiply, args.full_tiles, args.slices, args.partial);
+    return status || args.slices == 1 ? status : queue_reduce(q, p, plan->multiply, args.slices, args.partial);
 }
 
 tsr_status queue_tf32_recompute(launch_queue *q, const cuda_plan *plan, const tsr_problem *problem,

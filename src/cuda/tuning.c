@@ -57,6 +57,22 @@ static int find_constant(const cuda_device *device, const char *name) {
     return -1;
 }
 
+/* Numbers have a point, whatever the program's language: from here on for this thread, until numbers_end. */
+typedef struct number_locale {
+    locale_t plain, former;
+} number_locale;
+
+static number_locale numbers_begin(void) {
+    const locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+    return (number_locale){plain, plain ? uselocale(plain) : (locale_t)0};
+}
+
+static void numbers_end(number_locale numbers) {
+    if (!numbers.plain) return;
+    uselocale(numbers.former);
+    freelocale(numbers.plain);
+}
+
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 /* Reads the constants into `values`. What is wrong goes into `why`, behind the number of its line. */
@@ -67,6 +83,8 @@ static bool read_lines(const cuda_device *device, FILE *file, double *values, ch
     const char *expected = head;
     for (int number = 1; fgets(line, sizeof line, file); number++) {
         const size_t length = strcspn(line, "\n");
+        if (line[length] != '\n')
+            return snprintf(why, size, "%d: '%s' is %s", number, line, feof(file) ? "cut short" : "no line"), false;
         line[length] = '\0';
         if (*expected) { /* a line of the head */
             const size_t wanted = strcspn(expected, "\n");
@@ -82,6 +100,9 @@ static bool read_lines(const cuda_device *device, FILE *file, double *values, ch
         snprintf(name, sizeof name, "%.*s", (int)(space - line), line);
         const int i = find_constant(device, name);
         if (i < 0) return snprintf(why, size, "%d: there is no constant '%s'", number, name), false;
+        const double built_in = *cost_constant(device->costs, i);
+        if (value < 0x1p-20 * built_in || value > 0x1p20 * built_in)
+            return snprintf(why, size, "%d: '%s' is too far from the built-in %.4g", number, line, built_in), false;
         values[i] = value;
     }
     if (ferror(file)) return snprintf(why, size, " %s", strerror(errno)), false;
@@ -103,14 +124,9 @@ static bool read_file(const cuda_device *device, const char *path, double *value
         if (!file && opened >= 0) close(opened);
         return false;
     }
-    /* Numbers have a point, whatever the program's language. */
-    const locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
-    const locale_t former = plain ? uselocale(plain) : (locale_t)0;
+    const number_locale numbers = numbers_begin();
     const bool all = read_lines(device, file, values, why, size);
-    if (plain) {
-        uselocale(former);
-        freelocale(plain);
-    }
+    numbers_end(numbers);
     fclose(file);
     return all;
 }
@@ -159,10 +175,12 @@ size_t tsr_tuning_print(const tsr_context *context, char *buffer, size_t size) {
     if (!context || !context->cuda) return 0;
     const cuda_device *device = &context->cuda->device;
     print_head(device, &text);
+    const number_locale numbers = numbers_begin();
     for (int i = 0; cost_constant_name(i); i++) {
         const double value = *cost_constant(device->costs, i);
         if (value > 0) tsr_text_add(&text, "%s %.4g\n", cost_constant_name(i), value);
     }
+    numbers_end(numbers);
     return text.length;
 }
 
@@ -210,7 +228,8 @@ bool tuning_records(void) {
 void tuning_record(const tsr_context *context, const tsr_problem *p) {
     char line[400];
     tsr_text text = {line, sizeof line, 0};
-    tsr_text_add(&text, "%s %lld %lld %lld %lld", tsr_precision_name(context->options.precision), (long long)p->batch,
+    const int64_t batch = p->c_items ? 1 : p->batch; /* with pointers of their own they are queued one by one */
+    tsr_text_add(&text, "%s %lld %lld %lld %lld", tsr_precision_name(context->options.precision), (long long)batch,
                  (long long)p->m, (long long)p->n, (long long)p->k);
     const tsr_operand c = result_as_addend(&p->c), *all[] = {&p->a, &p->b, &c};
     for (int i = 0; i < 3; i++)
@@ -219,9 +238,12 @@ void tuning_record(const tsr_context *context, const tsr_problem *p) {
     tsr_text_add(&text, "\n");
     const char *path = secure_getenv("TESSERA_RECORD");
     if (!path || !note(line)) return;
-    const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0) return;                                   /* the product matters more than the note */
-    const ssize_t written = write(file, line, text.length); /* whole, beside those of other processes */
-    (void)written;
+    struct stat about;
+    const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666); /* no wait for a pipe */
+    if (file < 0) return; /* the product matters more than the note */
+    if (fstat(file, &about) == 0 && S_ISREG(about.st_mode)) {
+        const ssize_t written = write(file, line, text.length); /* whole, beside those of other processes */
+        (void)written;
+    }
     close(file);
 }

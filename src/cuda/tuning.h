@@ -8,8 +8,8 @@
  * the built-in table serves. */
 tsr_status tuning_load(cuda_device *device);
 
-/* Adds a product to the file that TESSERA_RECORD names, unless this process has already: "precision batch m n k", then
- * the row, column and batch strides of A, B and C. */
+/* Adds a product that was queued to the file that TESSERA_RECORD names, unless this process has already: "precision
+ * batch m n k", then the row, column and batch strides of A, B and C. */
 bool tuning_records(void);
 void tuning_record(const tsr_context *context, const tsr_problem *problem);
 

@@ -488,12 +488,10 @@ static double *rows_of(const tensor_map *map, bool across, int rows, int64_t row
 /* One tile, or a slice of it. */
 static void tf32_tile(const tf32_args *g, const unpacked *u, int64_t index, int tile_m, int tile_n) {
     const ieee_args order = {.tiles_m = g->tiles_m, .tiles_n = g->tiles_n, .tile_m = tile_m, .tile_n = tile_n};
-    const bool whole = index < g->full_tiles;
-    const int64_t tiles = (int64_t)g->tiles_m * g->tiles_n, cut = index - g->full_tiles;
-    const int64_t item = whole ? index : g->full_tiles + cut / g->slices, batch = item / tiles;
-    const int each = whole ? u->k : g->k_blocks_each * TF32_K, k_begin = whole ? 0 : (int)(cut % g->slices) * each;
+    const int64_t tiles = g->tiles_m * g->tiles_n, batch = index / g->slices / tiles;
+    const int each = g->slices > 1 ? g->k_blocks_each * TF32_K : u->k, k_begin = (int)(index % g->slices) * each;
     int row0, col0;
-    find_tile(&order, (int)(item % tiles), &row0, &col0);
+    find_tile(&order, (int)(index / g->slices % tiles), &row0, &col0);
     if (g->marks_a && g->marks_a[batch * g->marks_a_batch_stride + row0 / PANEL_ROWS] *
                               g->marks_b[batch * g->marks_b_batch_stride + col0 / PANEL_ROWS] <=
                           1)
@@ -505,8 +503,8 @@ static void tf32_tile(const tf32_args *g, const unpacked *u, int64_t index, int 
             sums_of(u, row, first, k_begin, least(u->k, k_begin + each), sums);
             for (int col = first; col < least(g->n, first + AT_ONCE); col++) {
                 const float sum = (float)sums[col - first];
-                if (!whole)
-                    g->partial[(cut * tile_m + row - row0) * tile_n + col - col0] = sum;
+                if (g->slices > 1)
+                    g->partial[(index * tile_m + row - row0) * tile_n + col - col0] = sum;
                 else
                     *element(&g->c, batch, row, col) = scaled(g->alpha, sum, g->beta, &g->addend, batch, row, col);
             }
@@ -525,10 +523,7 @@ static bool tf32_multiply(const fake_launch *l, const tf32_args *g, int tile_m, 
     if (g->parts * g->slices != ceil_div(g->k_blocks, g->k_blocks_each) || l->cluster != (unsigned)g->parts ||
         g->parts > 8)
         return snprintf(why, size, "%d parts and %d slices in clusters of %u", g->parts, g->slices, l->cluster), false;
-    const int64_t all = (int64_t)g->tiles_m * g->tiles_n * g->batch, cut = all - g->full_tiles;
-    if (g->full_tiles > all || (g->full_tiles && cut && g->batch > 1) || (cut > 0) != (g->slices > 1))
-        return snprintf(why, size, "%d of %lld tiles whole", g->full_tiles, (long long)all), false;
-    const int64_t tiles = (g->full_tiles + cut * g->slices) / g->batch;
+    const int64_t tiles = (int64_t)g->tiles_m * g->tiles_n * g->slices;
     if (g->parts > 1 ? l->grid[0] != g->batch * tiles * g->parts : l->grid[0] > g->batch * tiles)
         return snprintf(why, size, "%u blocks", l->grid[0]), false;
     const int k = g->k_blocks * TF32_K, n = (int)ceil_div(g->n, AT_ONCE) * AT_ONCE;

@@ -163,7 +163,6 @@ typedef struct tf32_args {
     int32_t tiles_m, tiles_n;
     int32_t k_blocks, k_blocks_each;
     int32_t parts, slices; /* one of them is 1 */
-    int32_t full_tiles;    /* of the whole batch: with slices, these are whole all the same */
     float *partial;
     const float *marks_a, *marks_b;
     int64_t marks_a_batch_stride, marks_b_batch_stride;

@@ -38,22 +38,20 @@ struct tf32_tile {
 /* Number `index` of the tiles and slices, in ieee_reduce's order: bands of 16 tile rows, down the columns of a band. */
 template <int TILE_M, int TILE_N> __device__ tf32_tile tile_number(const tf32_args &g, int index) {
     constexpr int BAND = 16;
-    const bool whole = index < g.full_tiles;
-    const int tiles = g.tiles_m * g.tiles_n, cut = index - g.full_tiles;
-    const int item = whole ? index : g.full_tiles + cut / g.slices;
+    const int tiles = g.tiles_m * g.tiles_n, slice = index % g.slices, item = index / g.slices;
     const int tile = item % tiles, band = tile / (BAND * g.tiles_n), rows = min(BAND, g.tiles_m - band * BAND);
     const int in_band = tile - band * BAND * g.tiles_n;
     tf32_tile t;
     t.batch = item / tiles;
     t.m0 = (band * BAND + in_band % rows) * TILE_M;
     t.n0 = in_band / rows * TILE_N;
-    t.kb_begin = (!whole ? cut % g.slices : g.parts > 1 ? cluster_rank() : 0) * g.k_blocks_each;
-    t.kb_end = whole && g.parts == 1 ? g.k_blocks : min(g.k_blocks, t.kb_begin + g.k_blocks_each);
+    t.kb_begin = (g.slices > 1 ? slice : g.parts > 1 ? cluster_rank() : 0) * g.k_blocks_each;
+    t.kb_end = min(g.k_blocks, t.kb_begin + g.k_blocks_each);
     t.c = g.c;
     t.c.data += t.batch * g.c.batch_stride;
     t.alpha = g.alpha, t.beta = g.beta;
-    if (!whole) {
-        t.c = {g.partial + (int64_t)cut * TILE_M * TILE_N - (int64_t)t.m0 * TILE_N - t.n0, TILE_N, 1, 0};
+    if (g.slices > 1) {
+        t.c = {g.partial + (int64_t)index * TILE_M * TILE_N - (int64_t)t.m0 * TILE_N - t.n0, TILE_N, 1, 0};
         t.alpha = 1, t.beta = 0;
     }
     return t;
@@ -179,8 +177,8 @@ template <int WGS, int HALVES, int N, int STAGES, bool TURNS> struct tf32_kernel
     int previous;                     /* the stage read last, to be released; -1: none */
 
     __device__ tf32_kernel(const tf32_args &g, SHARED &s, int wg)
-        : g(g), s(s), wg(wg), count(g.full_tiles + (g.batch * g.tiles_m * g.tiles_n - g.full_tiles) * g.slices),
-          first(blockIdx.x / g.parts), step(gridDim.x / g.parts) {}
+        : g(g), s(s), wg(wg), count(g.batch * g.tiles_m * g.tiles_n * g.slices), first(blockIdx.x / g.parts),
+          step(gridDim.x / g.parts) {}
 
     __device__ void produce() {
         ring<STAGES> at;
