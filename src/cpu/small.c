@@ -277,11 +277,12 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
     cpu_rounding_end(mode);
 }
 
-/* Where B is copied, each member copies columns of its own. */
+/* Where B is copied, each member copies columns of its own; of few terms each copies all and writes whole rows. */
 static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_tile *product, int64_t b_col,
                             int threads) {
-    enum { ROWS = 4, COLUMNS = 16 }; /* of the tiles of a kernel's multiply_whole */
-    const bool by_columns = product->n > (b_col == 1 ? 4 * product->m : 2 * COLUMNS);
+    enum { ROWS = 4, COLUMNS = 16, FEW_TERMS = 16 }; /* of the tiles of a kernel's multiply_whole */
+    const bool by_columns = product->k <= FEW_TERMS ? product->m < 2 * ROWS * threads
+                                                    : product->n > (b_col == 1 ? 4 * product->m : 2 * COLUMNS);
     struct shared_product shared = {.kernel = kernel,
                                     .product = *product,
                                     .b_col = b_col,
