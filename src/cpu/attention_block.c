@@ -38,7 +38,7 @@ tsr_operand attention_operand(float *copy, const tsr_heads *m, int64_t item, int
     return (tsr_operand){copy, rows, dim, dim, 1, 0, NULL};
 }
 
-/* Blocks are so small that the engine computes them in place (small.h), in one chain for each sum. */
+/* Blocks are so small that the engine computes them in place (small.h). */
 void attention_multiply(const struct attention_job *job, const tsr_operand *a, const tsr_operand *b, float beta,
                         float *c) {
     const tsr_result result = {c, a->rows, b->cols, b->cols, 1, 0};

@@ -111,6 +111,20 @@ static bool should_pack_b(const struct cpu_kernel *kernel, const tsr_problem *p)
 
 /* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
+/* The columns that a member takes at a time: as few as make the last one finish soonest, and at least two panels. 0:
+ * there are too few for each. */
+static int64_t share_of_columns(const struct cpu_kernel *kernel, int64_t n, int threads) {
+    int64_t best = 0, longest = INT64_MAX;
+    for (int64_t parts = min64(CPU_PARTS_PER_THREAD, n / (2 * kernel->nr * threads)); parts > 0; parts--) {
+        const int64_t share = round_up(ceil_div(n, parts * threads), kernel->nr);
+        const int64_t time = ceil_div(ceil_div(n, share), threads) * share;
+        if (time >= longest) continue;
+        longest = time;
+        best = share;
+    }
+    return best;
+}
+
 /* Whether members take rows or columns of a product as products of their own. Columns, where A has so few rows that
  * barriers would take a good part of the time (each member packs A once, which must be one block). Rows, where there
  * are enough of them for each member to pack all of B: then only one member reads a row of A, and all that it reads of
@@ -120,12 +134,10 @@ static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem
     const struct cpu_kernel *kernel = plan->kernel;
     *share = 0;
     if (plan->threads == 1 || plan->by_row) return CPU_BY_BLOCKS;
-    const int64_t columns = ceil_div(p->n, CPU_PARTS_PER_THREAD * plan->threads), rows = ceil_div(p->m, plan->threads);
-    if (has_few_panels(kernel, p) && columns >= 2 * kernel->nr && !operand_panels(&p->b, p->batch) &&
-        (!plan->packs_a || p->k <= plan->kc)) {
-        *share = round_up(columns, kernel->nr);
+    const int64_t rows = ceil_div(p->m, plan->threads);
+    if (kernel->multiply_and_pack && p->m < 2 * ROWS_WORTH_PACKING_B && !operand_panels(&p->b, p->batch) &&
+        (!plan->packs_a || p->k <= plan->kc) && (*share = share_of_columns(kernel, p->n, plan->threads)))
         return CPU_BY_COLUMNS;
-    }
     if (plan->packs_b && kernel->multiply_and_pack &&
         rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
         *share = round_up(rows, kernel->mr);

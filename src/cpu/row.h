@@ -6,11 +6,12 @@
  * eight side by side, ROW_TERMS at a time, so that A's part stays in the first-level cache; sums of so many terms are
  * added to those before.
  *
- * Where B's rows are contiguous instead, a sum has the chains of a tile: eight rows are read side by side, from end to
- * end, and the sums stay in the first-level cache.
+ * Where B's rows are contiguous instead, a sum has the chains of a tile: a short row is one, and of a long one eight
+ * rows of B are read side by side, from end to end, and the sums stay in the first-level cache.
  *
  * The kernel's file defines, before it includes this: LANES, the type `vector` of as many floats, and
  *
+ *     NR, multiply(tile)                         the microkernel and the columns of its tile
  *     zeros(), every(x)                          all lanes
  *     load(p), load_first(p, count)              lanes from memory; the first 1..LANES, the others being zero
  *     store(p, x), store_first(p, x, count)
@@ -153,7 +154,24 @@ static void end_chain_in_memory(float *total, const float *sums, int count, bool
         store(total + v, is_first ? load(sums + v) : add(load(total + v), load(sums + v)));
 }
 
+/* A row no longer than a tile's: its sums stay in registers. */
+static void multiply_row_by_tiles(const struct cpu_tile *t, int64_t kc) {
+    struct cpu_tile tile = *t;
+    for (int64_t first = 0; first < t->k; first += kc) {
+        tile.k = min64(kc, t->k - first);
+        tile.a = t->a + first * t->a_step;
+        tile.b = t->b + first * t->b_step;
+        multiply(&tile);
+        tile.beta = 1;
+        tile.s = t->c;
+    }
+}
+
 static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
+    if (t->n <= NR) {
+        multiply_row_by_tiles(t, kc);
+        return;
+    }
     const bool far = is_far(t);
     _Alignas(64) float sums[ROW_SUMS], total[ROW_SUMS];
     for (int j = 0; j < t->n; j += ROW_SUMS) {
@@ -180,9 +198,22 @@ static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
     }
 }
 
-/* A single term is both a row and a column of B: taken for a column, so that its bits do not depend on strides. */
+/* A single term is both a row and a column of B: it has the bits of a column, where zeros are added, whatever the
+ * strides. */
+static void multiply_row_of_one_term(const struct cpu_tile *t, int64_t b_col) {
+    float sums[LANES];
+    for (int j = 0; j < t->n; j += LANES) {
+        const int count = t->n - j < LANES ? t->n - j : LANES;
+        const vector b = b_col == 1 ? load_first(t->b + j, count) : load_apart(t->b + j * b_col, b_col, count);
+        store(sums, add(multiply_add(every(t->a[0]), b, zeros()), zeros()));
+        store_sums(t, j, false, sums, count);
+    }
+}
+
 static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
-    if (t->b_step == 1 || t->k == 1)
+    if (t->k == 1)
+        multiply_row_of_one_term(t, b_col);
+    else if (t->b_step == 1)
         multiply_row_by_columns(t, b_col);
     else
         multiply_row_by_rows(t, kc);

@@ -120,12 +120,11 @@ static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_ti
         multiply_tiles(kernel, tile);
 }
 
-/* A row or a column of C, whose sums have the order of the kernel's multiply_row. That is the order of tiles where B's
- * rows are contiguous: if B is near, tiles are faster. Otherwise the terms are made contiguous: they are read once for
- * every eight elements of C. */
+/* A row or a column of C, whose sums have the order of the kernel's multiply_row. Its terms are made contiguous: they
+ * are read once for every eight elements of C. */
 static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
                                                    int64_t b_col) {
-    enum { MOST_TERMS = 640 /* as many as the longest kc */, MOST_COLUMNS_OF_TILE = 64 };
+    enum { MOST_TERMS = 640 }; /* as many as the longest kc */
     float terms[MOST_TERMS];
     struct cpu_tile row = *tile;
     if (tile->m > 1) {
@@ -136,10 +135,6 @@ static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kern
         row.b = tile->a;
         row.b_step = tile->a_step;
         b_col = tile->a_row;
-    }
-    if (b_col == 1 && row.k > 1 && row.n <= MOST_COLUMNS_OF_TILE) {
-        multiply_whole(kernel, &row, 1);
-        return;
     }
     if (row.a_step != 1 && row.k <= MOST_TERMS) {
         for (int64_t p = 0; p < row.k; p++) terms[p] = row.a[p * row.a_step];
@@ -203,12 +198,13 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 
 /* ---- A whole product --------------------------------------------------------------------------------------------- */
 
-/* Reads a line of each of a matrix that the kernel reads in another order than it lies in memory, so that misses
- * overlap if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
+/* Reads every line of a matrix that the kernel reads in another order than it lies in memory, so that misses overlap
+ * if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
 static inline void touch(const float *from, int64_t rows, int64_t length, int64_t apart) {
     enum { LEAST = 1 << 9, MOST = 1 << 15 };
-    if (rows * length < LEAST || (rows - 1) * apart + length > MOST) return;
-    for (int64_t row = 0; row < rows; row++, from += apart) /* what lies between rows may be another's */
+    if (rows * length < LEAST || rows * length > MOST) return;
+    if (apart == length) length *= rows, rows = 1;
+    for (; rows > 0; rows--, from += apart) /* what lies between rows may be another's */
         for (int64_t i = 0; i < length; i += CPU_LINE) (void)*(const volatile float *)(from + i);
 }
 
@@ -281,11 +277,12 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
     cpu_rounding_end(mode);
 }
 
-/* Where B is copied, each member copies columns of its own. */
+/* Where B is copied, each member copies columns of its own; of few terms each copies all and writes whole rows. */
 static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_tile *product, int64_t b_col,
                             int threads) {
-    enum { ROWS = 4, COLUMNS = 16 }; /* of the tiles of a kernel's multiply_whole */
-    const bool by_columns = product->n > (b_col == 1 ? 4 * product->m : 2 * COLUMNS);
+    enum { ROWS = 4, COLUMNS = 16, FEW_TERMS = 16 }; /* of the tiles of a kernel's multiply_whole */
+    const bool by_columns = product->k <= FEW_TERMS ? product->m < 2 * ROWS * threads
+                                                    : product->n > (b_col == 1 ? 4 * product->m : 2 * COLUMNS);
     struct shared_product shared = {.kernel = kernel,
                                     .product = *product,
                                     .b_col = b_col,
@@ -350,7 +347,6 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     const int64_t work = a->rows * b->cols * a->cols;
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
-    if (threads > 1 && kernel->multiply_row && (a->rows <= CPU_FEW_ROWS || b->cols <= CPU_FEW_ROWS)) return false;
     struct cpu_tile tile = {.m = (int)a->rows,
                             .n = (int)b->cols,
                             .k = a->cols,
@@ -366,6 +362,10 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
                             .alpha = alpha,
                             .beta = beta};
     const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
+    const enum few few = few_rows_or_columns(kernel, &tile, b_col);
+    if (threads > 1 &&
+        ((kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS))
+        return false; /* a plan shares these */
     const uint64_t mode = cpu_rounding_begin();
     if (threads > 1)
         multiply_shared(kernel, &tile, b_col, cpu_useful_threads((double)work, threads));
