@@ -55,8 +55,8 @@ cuda_candidate candidate_with_tail(cuda_candidate whole, const tsr_problem *prob
 cuda_candidate candidate_with_slices(cuda_candidate whole, const tsr_problem *problem, int64_t full_tiles,
                                      int64_t slices);
 
-/* A TF32 kernel with every tile's k cut so many times, for the thread blocks of a cluster (parts) or not (slices); fewer
- * times, where rounding leaves none. */
+/* A TF32 kernel with every tile's k cut so many times, for the thread blocks of a cluster (parts) or not (slices);
+ * fewer times, where rounding leaves none. */
 cuda_candidate candidate_with_cuts(const cuda_kernel *kernel, const tsr_problem *problem, int64_t cuts, bool parts);
 
 /* The fastest way of one kernel, which must be able to compute the product; none where max_workspace leaves no room for
