@@ -209,7 +209,8 @@ def test_a_program_without_products(tmp_path, program, says):
 
 @fake_gpu
 def test_an_interrupted_run_leaves_nothing(tmp_path):
-    process = subprocess.Popen([TESSERA, "tune", "-o", tmp_path / "x"], stdout=subprocess.DEVNULL, env=on_fake({}))
+    process = subprocess.Popen([TESSERA, "tune", "-o", tmp_path / "x"], stdout=subprocess.DEVNULL, env=on_fake({}),
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # else ignored
     end = time.monotonic() + PATIENCE
     while not list(tmp_path.iterdir()) and time.monotonic() < end:
         time.sleep(0.01)

@@ -57,7 +57,7 @@ class Tessera:
                                           byref(self.b), 0.0, byref(self.c), byref(self.launch))
 
     def __call__(self):
-        self.launch.stream = torch._C._cuda_getCurrentRawStream(self.tensors[0].device.index)
+        self.launch.stream = torch.cuda.current_stream().cuda_stream
         binding.check(self.multiply())
 
 
