@@ -287,7 +287,8 @@ def stats() -> Stats:
     products, attention = [], []
     for line in _ops.taken():
         device, precision, *numbers, gain = line.split()
-        products.append(ProductCount(device, precision, *map(int, numbers), gain=float(gain) or None))
+        batch, m, n, k, calls = map(int, numbers)
+        products.append(ProductCount(device, precision, batch, m, n, k, calls, float(gain) or None))
     for line in _ops.attention_taken():
         device, precision, direction, *numbers = line.split()
         attention.append(AttentionCount(device, precision, direction, *map(int, numbers)))
