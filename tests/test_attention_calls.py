@@ -160,15 +160,22 @@ def test_lse_is_optional(attending, rng):
 BIG = 2**62
 
 
+def apart(array):
+    """The same with so much memory around it that what overlaps it overlaps no other."""
+    memory = poisoned(array.size + 1024)[512:-512].reshape(array.shape)
+    memory[...] = array
+    return memory
+
+
 class Call:
     """A valid attention and its backward pass, to be spoiled in one place and then refused."""
 
     def __init__(self, engine):
         self.engine, self.launch = engine, Launch()
         rng = np.random.default_rng(1)
-        q, k, v, grad_o = data(rng, 2, 4, 2, 5, 6, 8)
-        self.results = [poisoned(*shape) for shape in (q.shape, (2, 4, 5, 1), q.shape, k.shape, v.shape)]
-        self.arrays = q, k, v, np.zeros((2, 4, 5, 6), np.float32), grad_o, *self.results
+        q, k, v, grad_o = map(apart, data(rng, 2, 4, 2, 5, 6, 8))
+        self.results = [apart(poisoned(*shape)) for shape in (q.shape, (2, 4, 5, 1), q.shape, k.shape, v.shape)]
+        self.arrays = q, k, v, apart(np.zeros((2, 4, 5, 6), np.float32)), grad_o, *self.results
         o, lse, grad_q, grad_k, grad_v = self.results
         operands = [binding.heads(Heads, x) for x in self.arrays[:4]]
         self.problem = binding.AttentionProblem(2, 4, 2, 5, 6, 8, *operands, 0.5)
