@@ -1,6 +1,7 @@
 """Edges of the CPU engine: every alpha, long rows with strided addends, results that overlap operands, forks, cores."""
 
 import ctypes
+import mmap
 import os
 import pathlib
 import subprocess
@@ -177,3 +178,22 @@ def test_estimate_is_printed(cpu):
         value, unit = line.split()[1:]
         assert float(value) * {"us": 1e-6, "ms": 1e-3, "s": 1}[unit] == pytest.approx(seconds[-1], rel=1e-3)
     assert 0 < seconds[0] < seconds[1] < seconds[2]
+
+
+# ---- Memory between rows --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_memory_between_rows_is_not_read(cpu, rng, transposed):
+    """It may be another's: here pages that nobody may read lie between the rows."""
+    rows, length, page = 12, 64, mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * rows * page)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    matrix = np.ndarray((rows, length), np.float32, memory, 0, (2 * page, 4))
+    matrix[...] = integers(rng, rows, length)
+    expected = matrix.copy()
+    for row in range(rows):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + (2 * row + 1) * page), page, 0) == 0
+    other = integers(rng, rows if transposed else length, 20)
+    c, a = row_major(length if transposed else rows, 20), matrix.T if transposed else matrix
+    gemm(cpu.context, binding.matrix(Operand, a), cpu.operand(other), binding.matrix(Result, c))
+    assert np.array_equal(c, (expected.T if transposed else expected) @ other)

@@ -24,10 +24,10 @@ def test_all_layouts(engine, rng, shape):
             raise AssertionError(f"A {of_a.__name__}, B {of_b.__name__}, C {of_c.__name__}: {error}") from None
 
 
+@pytest.mark.parametrize("m, n, k", [(40, 35, 50), (4, 512, 64)])
 @pytest.mark.parametrize("axes", ["rows", "columns", "both"])
-def test_broadcast_operands(engine, rng, axes):
-    """A stride of zero repeats a row, a column or one element."""
-    m, n, k = 40, 35, 50
+def test_broadcast_operands(engine, rng, axes, m, n, k):
+    """A stride of zero repeats a row, a column or one element; also beside few rows."""
     shape = {"rows": (1, -1), "columns": (-1, 1), "both": (1, 1)}[axes]
     a_small = integers(rng, *(size if step < 0 else 1 for size, step in zip((m, k), shape)))
     b_small = integers(rng, *(size if step < 0 else 1 for size, step in zip((k, n), shape)))
