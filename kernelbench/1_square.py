@@ -566,6 +566,10 @@ struct accumulators {
     float hi_hi[64]; /* of the current part */
     float corr[64];
     float main[64];
+
+    __device__ void begin() {
+        _Pragma("unroll") for (int i = 0; i < 64; i++) main[i] = 0;
+    }
 };
 
 /* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
@@ -611,22 +615,22 @@ struct stage_products {
     }
 };
 
-/* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
- * when this warp has read it. FENCE: release() does enough other work that a wgmma_fence is needed before the next
- * products. */
-template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
-__device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
-                                int kb_begin, int kb_end, RELEASE release) {
-    _Pragma("unroll") for (int i = 0; i < 64; i++) sums.main[i] = 0;
+/* Multiplies `blocks` blocks of k, in the stages from `at` on, and adds to main and corr; `first`: corr begins here.
+ * release(stage) is called when this warp has read it, all_issued() when the last products are under way. FENCE:
+ * release() does enough other work that a wgmma_fence is needed before the next products. */
+template <bool FENCE, typename STAGE, int STAGES, typename RELEASE, typename ISSUED>
+__device__ void multiply_blocks(accumulators &sums, bool first, const STAGE *stages, uint64_t *full, ring<STAGES> &at,
+                                int row, int blocks, RELEASE release, ISSUED all_issued) {
     barrier_wait(&full[at.index], at.phase);
     wgmma_fence();
     stage_products(stages, at.index, row).issue_hi_hi(sums.hi_hi, 0);
-    _Pragma("unroll 1") for (int kb = kb_begin;; kb++) {
+    _Pragma("unroll 1") for (int left = blocks - 1;; left--) {
         if (FENCE) wgmma_fence();
-        stage_products(stages, at.index, row).issue_rest(sums, kb > kb_begin);
+        stage_products(stages, at.index, row).issue_rest(sums, !first || left + 1 < blocks);
         const int done = at.index;
         at.advance();
-        if (kb + 1 == kb_end) {
+        if (left == 0) {
+            all_issued();
             wgmma_wait<0>();
             release(done);
             break;
@@ -692,7 +696,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
         const tile t = tile_at<TILE, GROUP>(g, index);
         const output out(g, t, t.m0 + row); /* loaded now, so that nothing waits for it after the products */
         accumulators sums;
-        multiply_blocks<false>(sums, s.stages, s.full, at, row, 0, k_blocks - short_end, release);
+        sums.begin();
+        multiply_blocks<false>(sums, true, s.stages, s.full, at, row, k_blocks - short_end, release, [] {});
         if (short_end) { /* of the last block only the first part; the rest is zeros */
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();

@@ -48,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) multiply_sm90(con
         const tile t = tile_at<TILE, GROUP>(g, index);
         const output out(g, t, t.m0 + row); /* loaded now, so that nothing waits for it after the products */
         accumulators sums;
-        multiply_blocks<false>(sums, s.stages, s.full, at, row, 0, k_blocks - short_end, release);
+        sums.begin();
+        multiply_blocks<false>(sums, true, s.stages, s.full, at, row, k_blocks - short_end, release, [] {});
         if (short_end) { /* of the last block only the first part; the rest is zeros */
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();

@@ -73,7 +73,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(WARPGROUP
     for (int index = blockIdx.x / CLUSTER; index < tile_count<TILE>(g); index += gridDim.x / CLUSTER) {
         const tile t = tile_at<TILE, GROUP>(g, index);
         accumulators sums;
-        multiply_blocks<true>(sums, s.stages, s.full, at, 0, 0, ceil_div(g.a.k, SPLIT_K), release);
+        sums.begin();
+        multiply_blocks<true>(sums, true, s.stages, s.full, at, 0, ceil_div(g.a.k, SPLIT_K), release, [] {});
         const output out(g, t, t.m0 + rank * WG_ROWS); /* only now: while this waits, the SM's other block multiplies */
         add_corrections(sums);
         out.store(g, t, sums.main, s.out[warp]);

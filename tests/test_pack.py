@@ -21,7 +21,8 @@ class PackArgs(ctypes.Structure):
     _fields_ = [
         ("data", c_void_p),
         *((name, c_int64) for name in ("row_stride", "k_stride", "batch_stride")),
-        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row", "is_large")),
+        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row", "is_large",
+                                             "whole_rows")),
         *((name, c_void_p) for name in ("panels", "exponents", "row_overflows")),
         *((name, c_void_p) for name in ("tiny_counts", "overflowed_panels", "marks")),
         *((name, c_int64) for name in ("panels_batch_stride", "exponents_batch_stride", "marks_batch_stride")),
@@ -34,7 +35,8 @@ class PackPairArgs(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def emulate():
-    """emulate(kernel, blocks, pair, seed): runs pack_sample, pack_split, pack_look or pack_scan."""
+    """emulate(kernel, blocks, pair, seed): runs pack_sample, pack_split, pack_look, pack_scan or, from 4 on, pack_rows
+    for rows of 128, 512 and 1024."""
     return emulated("pack", ctypes.c_int, c_uint32, POINTER(PackPairArgs), c_uint32)
 
 
@@ -188,21 +190,21 @@ def operand(x, memory, strides, components, by_row, keep):
             "row_overflows": shared((batch, rows), np.float32, 77),
             "tiny_counts": shared((batch, rows), np.uint32, 77)}
     keep += [memory, *made.values()]
+    written = ("panels", "exponents", "row_overflows", "tiny_counts", "overflowed_panels", "marks")
     args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, components,
-                    by_row, 0, *(made[name].ctypes.data for name in ("panels", "exponents", "row_overflows",
-                                                                     "tiny_counts", "overflowed_panels", "marks")),
-                    made["panels"].shape[1], rows, panels)
+                    by_row, 0, 0, *(made[name].ctypes.data for name in written), made["panels"].shape[1], rows, panels)
     return args, made
 
 
-def check(x, made, components, by_row, looked_at=()):
-    """What was made of a batch of matrices is what the model says; returns how many panels are marked."""
+def check(x, made, components, by_row, looked_at=(), whole_rows=False):
+    """What was made of a batch of matrices is what the model says; returns how many panels are marked. whole_rows: by
+    pack_rows, which does not say what it packed anew."""
     marked = 0
     for one in range(len(x)):
         model = Model(x[one], components, by_row, looked_at)
-        for name in ("exponents", "tiny_counts", "overflowed_panels"):
+        for name in ("exponents", "tiny_counts") + (() if whole_rows else ("overflowed_panels",)):
             assert np.array_equal(made[name][one], getattr(model, name)), name
-        for name in ("row_overflows", "marks"):
+        for name in ("marks",) + (() if whole_rows else ("row_overflows",)):
             assert np.array_equal(bits(made[name][one]), bits(getattr(model, name))), name
         rows, k = x[one].shape
         blocks = -(-k // SPLIT_K)
@@ -254,3 +256,30 @@ def test_large_operands(emulate, rng, layout, data):
     assert check(x, made, 2, 0, looked_at) == marked[0]
     assert made["overflowed_panels"].any() == (data is special)
     assert progress[3] == (0 if data is normal else 2) and progress[4] == 0xa5a5a5a5
+
+
+@pytest.mark.parametrize("data", [normal, graded, with_huge, with_tiny, sparse, special], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kernel, rows_each, k", [(4, 128, 64), (4, 128, 128), (4, 128, 20), (5, 32, 132), (5, 32, 512),
+                                                  (6, 16, 516), (6, 16, 1024)])
+def test_whole_rows(emulate, rng, data, kernel, rows_each, k):
+    """pack_rows does the same as the other kernels, alone and beside an operand that these pack."""
+    shapes = [(1, int(rng.integers(1, 300)), k), (int(rng.integers(1, 4)), int(rng.integers(1, 140)), k)]
+    matrices, keep, made, pair = [data(rng, shape).astype(np.float32) for shape in shapes], [], [], PackPairArgs()
+    whole = [(1, 1), (1, 0), (0, 1)][rng.integers(3)]
+    for i, x in enumerate(matrices):
+        layout = aligned(along) if whole[i] else across
+        pair.operand[i], arrays = operand(x, *layout(*x.shape, rng), 2, 0, keep)
+        pair.operand[i].whole_rows = whole[i]
+        made.append(arrays)
+    progress, marked = shared(5, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
+    pair.progress, pair.marked_panels = progress.ctypes.data, marked.ctypes.data
+    of_tiles = [x for x, by_rows in zip(matrices, whole) if not by_rows]
+    panels = sum(-(-x.shape[1] // PANEL_ROWS) * x.shape[0] for x, by_rows in zip(matrices, whole) if by_rows)
+    samples = sum(-(-x.shape[1] // SAMPLE_ROWS) * x.shape[0] for x in of_tiles)
+    emulate(0, samples + -(-panels // 128), pair, int(rng.integers(2**31)))
+    if of_tiles:
+        emulate(1, 2, pair, int(rng.integers(2**31)))
+    blocks = sum(-(-x.shape[1] // rows_each) * x.shape[0] for x, by_rows in zip(matrices, whole) if by_rows)
+    emulate(kernel, blocks, pair, int(rng.integers(2**31)))
+    assert marked[0] == sum(check(x, arrays, 2, 0, whole_rows=by_rows)
+                            for x, arrays, by_rows in zip(matrices, made, whole))

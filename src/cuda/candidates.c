@@ -153,8 +153,18 @@ cuda_candidate candidate_with_slices(cuda_candidate c, const tsr_problem *p, int
     return c;
 }
 
-/* A split kernel's best: k whole, or cut so that the tiles fill the GPU once, twice or three times, or cut in the tiles
- * of the last, incomplete wave alone, so that these fill the GPU once. Packing counts even where an operand was packed
+/* The k of every tile shared by a cluster of so many thread blocks; fewer, where rounding leaves none. */
+static cuda_candidate candidate_with_parts(cuda_candidate c, const tsr_problem *p, int64_t parts) {
+    c.k_each = round_up(ceil_div(p->k, parts), c.kernel->tile_k);
+    c.cluster = ceil_div(p->k, c.k_each);
+    return c;
+}
+
+enum { MAX_SPLIT_PARTS = 8 };
+
+/* A split kernel's best: k whole, or shared by the blocks of clusters that run at once, or cut so that the tiles fill
+ * the GPU once, twice or three times, or cut in the tiles of the last, incomplete wave alone, so that these fill the
+ * GPU once. Packing counts even where an operand was packed
  * beforehand: that must not change the kernel, for then it would change the bits of the result. */
 cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     const double elements = cuda_elements_of_a(p) + cuda_elements_of_b(p);
@@ -166,6 +176,9 @@ cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *ker
     const int64_t wave = cuda_wave_of(device, kernel), last = whole.tiles % wave;
     cuda_candidate best = {0};
     consider(&best, device, whole, p, max_partial_bytes);
+    for (int64_t parts = 2; parts <= min64(min64(MAX_SPLIT_PARTS, device->max_cluster), max_slices); parts++)
+        if (cost_has_parts(device, kernel) && whole.tiles * p->batch <= cost_clusters(device, kernel, parts))
+            consider(&best, device, candidate_with_parts(whole, p, parts), p, 0);
     for (int waves = 1; waves <= 3 && can_cut; waves++) {
         const int64_t slices = min64(waves * wave / (whole.tiles * p->batch), max_slices);
         if (slices > 1) consider(&best, device, candidate_with_slices(whole, p, 0, slices), p, max_partial_bytes);

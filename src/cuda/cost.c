@@ -22,6 +22,7 @@ typedef struct tile_costs {
     double slow;       /* of its time, more for each operand that is copied by single floats */
     double edge;       /* the same for each of these if the matrix has fewer lines than a tile */
     double ragged;     /* of pipeline_k, more where C is written by single floats */
+    double cluster;    /* seconds more, where thread blocks of a cluster add up their sums; 0: they cannot */
 } tile_costs;
 
 /* Of the kernel for short k. Seconds, of a thread block that has an SM to itself; a step is eight terms. */
@@ -139,7 +140,7 @@ static const device_costs measured[] = {{
     .short_stall = 1.25,
     .cached = 0.7,
     .tile =
-        {/* rate, pipeline_k, start, reduce, stall, slow, edge, ragged */
+        {/* rate, pipeline_k, start, reduce, stall, slow, edge, ragged, cluster */
          [IEEE_MMA_64X128] = {140, 84, 3.35e-6, 3.7e-6, 1.25, 0.005, 0.38, 0.01},
          [IEEE_MMA_64X64] = {140, 86, 2.85e-6, 3.7e-6, 1.25, 0.005, 0.4, 0.01},
          [IEEE_MMA_32X64] = {124, 149, 2.42e-6, 3.7e-6, 1.25, 0.05, 0.31, 0.01},
@@ -147,7 +148,7 @@ static const device_costs measured[] = {{
          [IEEE_TILE_128X128] = {114, 64, 2.1e-6, 2e-6, 1.7, 0.03, 0.05, 1.2},
          [IEEE_TILE_128X64] = {108, 49, 2.2e-6, 2e-6, 2.3, 0.03, 0.05, 1.1},
          [IEEE_TILE_64X64] = {97, 39, 2.6e-6, 2e-6, 2.2, 0.05, 0.05, 1.1},
-         [SPLIT_FP32_SM90] = {640, 240, 2.28e-6, 4.1e-6, 1.25},
+         [SPLIT_FP32_SM90] = {640, 240, 2.28e-6, 4.1e-6, 1.25, .cluster = 1.5e-6},
          [SPLIT_FP32_SM90_T128] = {500, 48, 2.28e-6, 2.28e-6, 1.25},
          [SPLIT_TF32_SM90] = {1700, 540, 2.28e-6, 2.28e-6, 1.25},
          [SPLIT_FP32_MMA_SM80] = {330, 420, 2.4e-6, 3e-6, 1.6},
@@ -228,7 +229,8 @@ static const device_costs measured[] = {{
 /* Every constant, named as above, in the order of the struct. */
 /* clang-format off */
 #define TILE(X, of) \
-    X(of.rate) X(of.pipeline_k) X(of.start) X(of.reduce) X(of.stall) X(of.slow) X(of.edge) X(of.ragged)
+    X(of.rate) X(of.pipeline_k) X(of.start) X(of.reduce) X(of.stall) X(of.slow) X(of.edge) X(of.ragged) \
+    X(of.cluster)
 #define SHORT(X, of) X(of.start) X(of.tile) X(of.step) X(of.unaligned) X(of.memory)
 #define THIN(X, of)                                                                                      \
     X(of.start) X(of.reduce) X(of.block) X(of.block_bytes[0]) X(of.block_bytes[1]) X(of.block_bytes[2])   \
@@ -407,8 +409,21 @@ static double cost_warp(const device_costs *costs, const cuda_device *device, co
     return of->start + steps * of->latency + (busy > memory ? busy : memory);
 }
 
+/* Every tile by a cluster of thread blocks, all of which run at once, one on an SM. */
+static double cost_parts(const device_costs *costs, const cuda_candidate *c) {
+    const tile_costs *of = &costs->tile[cuda_kernel_index(c->kernel)];
+    const double area = (double)c->kernel->tile_m * c->kernel->tile_n;
+    const double cycles = area * cycles_for_blocks(of, c->kernel, 1) * ((double)c->k_each + of->pipeline_k);
+    return of->start + cycles / costs->clock + of->cluster;
+}
+
+bool cost_has_parts(const cuda_device *device, const cuda_kernel *kernel) {
+    return device->costs->tile[cuda_kernel_index(kernel)].cluster > 0;
+}
+
 double cost_multiply(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = device->costs;
+    if (c->kernel->family == FAMILY_SPLIT && c->cluster > 1) return cost_parts(costs, c);
     if (c->kernel->family == FAMILY_WARP) return cost_warp(costs, device, c, p);
     if (c->kernel->family == FAMILY_SHORT) return cost_short(costs, device, c, p);
     return c->tail_blocks ? cost_tail(costs, device, c, p) : cost_slices(costs, device, c, p);

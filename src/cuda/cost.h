@@ -22,7 +22,7 @@ typedef struct cuda_candidate {
     int64_t slices, k_per_slice;     /* of k, for split kernels */
     int64_t full_tiles, tail_blocks; /* tiles computed whole; ieee: blocks that share the stream-K tail, or 0 */
     int64_t segments;                /* most of a tile of the tail */
-    int64_t cluster, k_each, share;  /* tf32, ieee in one launch: as in cuda_plan */
+    int64_t cluster, k_each, share;  /* split, tf32, ieee in one launch: as in cuda_plan */
     bool turns_b;                    /* tf32: as in cuda_plan */
     size_t partial_bytes;            /* of partial sums */
     double seconds;                  /* estimated */
@@ -37,6 +37,9 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *candi
 
 /* The same by a kernel of one launch. */
 double cost_one_launch(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
+
+/* Whether the thread blocks of a cluster may share the tiles of a split kernel. */
+bool cost_has_parts(const cuda_device *device, const cuda_kernel *kernel);
 
 /* How many clusters of so many thread blocks the GPU holds at once. */
 int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int64_t cluster);

@@ -25,7 +25,29 @@ static bool is_large(const split_source *s) {
     return s->batch == 1 && !s->by_row && (double)s->rows * (double)s->k >= LARGE_OPERAND;
 }
 
-static pack_args pack_args_of(const split_source *s) {
+/* The kernel of pack_rows.cu that could pack it, or NULL: rows must be contiguous, aligned and short. by_row: a row's
+ * bits must not depend on where it begins. */
+static const cuda_kernel *rows_kernel(const split_source *s) {
+    if (!s) return NULL;
+    const bool aligned = (uintptr_t)s->data % 16 == 0 && s->row_stride % 4 == 0 && s->batch_stride % 4 == 0;
+    if (s->components != 2 || s->by_row || s->k_stride != 1 || s->k % 4 || !aligned) return NULL;
+    for (int i = PACK_ROWS_128; i <= PACK_ROWS_1024; i++)
+        if (s->k <= cuda_kernels[i].tile_k) return &cuda_kernels[i];
+    return NULL;
+}
+
+/* From this many elements on pack_rows pays for an operand although pack_split packs the other: it is one more launch
+ * (docs/internals/experiments.md). */
+enum { LARGE_BESIDE_TILES = 1 << 23 };
+
+static double elements_of(const split_source *s) { return (double)s->batch * (double)s->rows * (double)s->k; }
+
+static bool takes_whole_rows(const split_source *s, const split_source *other) {
+    if (!rows_kernel(s)) return false;
+    return !other || rows_kernel(other) || elements_of(s) >= LARGE_BESIDE_TILES;
+}
+
+static pack_args pack_args_of(const split_source *s, bool whole_rows) {
     const panels_layout *l = s->layout;
     return (pack_args){
         .data = s->data,
@@ -38,7 +60,8 @@ static pack_args pack_args_of(const split_source *s) {
         .k_blocks = (int32_t)ceil_div(s->k, SPLIT_K),
         .components = s->components,
         .by_row = s->by_row,
-        .is_large = is_large(s),
+        .is_large = !whole_rows && is_large(s),
+        .whole_rows = whole_rows,
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l->exponents),
         .row_overflows = (float *)(s->memory + l->row_overflows),
@@ -53,15 +76,26 @@ static pack_args pack_args_of(const split_source *s) {
 
 tsr_status queue_pack(launch_queue *q, const split_source *first, const split_source *second) {
     if (!first && !second) return TSR_OK;
+    if (first && second && elements_of(first) > elements_of(second)) { /* so that few overflows are found late, when */
+        const split_source *const larger = first;                      /* few blocks are left for a second pass */
+        first = second, second = larger;
+    }
     pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
-    if (first) pair.operand[0] = pack_args_of(first);
-    if (second) pair.operand[1] = pack_args_of(second);
+    if (first) pair.operand[0] = pack_args_of(first, takes_whole_rows(first, second));
+    if (second) pair.operand[1] = pack_args_of(second, takes_whole_rows(second, first));
     const split_source *either = first ? first : second;
     pair.progress = (pack_progress *)(either->memory + either->layout->progress);
     const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
-    int64_t samples = 0, splits = 0, looks = 0, scans = 0; /* blocks */
+    const cuda_kernel *rows = NULL;
+    int64_t samples = 0, splits = 0, looks = 0, scans = 0, whole = 0, marks = 0; /* marks: threads; else blocks */
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair.operand[i];
+        if (o->whole_rows) {
+            rows = rows_kernel(i == 0 ? first : second);
+            whole += o->batch * ceil_div(o->rows, rows->tile_m);
+            marks += o->batch * o->marks_batch_stride;
+            continue;
+        }
         samples += o->batch * ceil_div(o->rows, sample->tile_m);
         splits += o->batch * ceil_div(o->rows, split->tile_m) * o->k_blocks;
         looks += o->is_large ? PACK_LOOKS : 0;
@@ -72,12 +106,19 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
     const cuda_device *device = &q->cuda->device;
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
     splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
-    tsr_status status = launch_kernel(q, sample, (launch_grid){samples, 1, 1}, &pair, sizeof pair);
-    if (!status && looks)
-        status = launch_kernel(q, &cuda_kernels[PACK_LOOK], (launch_grid){looks, 1, 1}, &pair, sizeof pair);
-    if (!status && scans)
-        status = launch_kernel(q, &cuda_kernels[PACK_SCAN], (launch_grid){scans, 1, 1}, &pair, sizeof pair);
-    return status ? status : launch_kernel(q, split, (launch_grid){splits, 1, 1}, &pair, sizeof pair);
+    samples += ceil_div(marks, sample->threads);
+    const struct {
+        const cuda_kernel *kernel;
+        int64_t blocks;
+    } launches[] = {
+        {sample, samples}, {&cuda_kernels[PACK_LOOK], looks}, {&cuda_kernels[PACK_SCAN], scans}, {split, splits},
+        {rows, whole},
+    };
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < sizeof launches / sizeof *launches && !status; i++)
+        if (launches[i].blocks)
+            status = launch_kernel(q, launches[i].kernel, (launch_grid){launches[i].blocks, 1, 1}, &pair, sizeof pair);
+    return status;
 }
 
 /* ---- Packed operands --------------------------------------------------------------------------------------------- */

@@ -46,12 +46,16 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         .tiles_m = (int32_t)ceil_div(p->m, kernel->tile_m),
         .tiles_n = (int32_t)ceil_div(p->n, kernel->tile_n),
         .slices = 1,
+        .parts = 1,
         .k_blocks_per_slice = (int32_t)ceil_div(p->k, SPLIT_K),
         .short_end = (p->k - 1) % SPLIT_K < SPLIT_SUM_K,
     };
     const int32_t tiles = args.full_tiles = args.tiles_m * args.tiles_n;
     const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
-    if (plan->slices > 1 && (as_planned || !plan->full_tiles)) { /* what is left is computed whole, or in slices, too */
+    if (plan->cluster > 1 && as_planned) {
+        args.parts = (int32_t)plan->cluster;
+        args.k_blocks_per_slice = (int32_t)(plan->k_each / SPLIT_K);
+    } else if (plan->slices > 1 && (as_planned || !plan->full_tiles)) { /* what is left is computed whole, or in slices, too */
         args.full_tiles = (int32_t)plan->full_tiles;
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)ceil_div(args.k_blocks, args.k_blocks_per_slice);
@@ -63,9 +67,11 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         args.recompute_batch_stride = cuda_check_blocks(p->m, p->n);
     } else if (plan->invariant) /* a panel's mark, which neighbours share, must not decide: all is recomputed */
         args.mark_limit = 0;
-    const int64_t blocks = cuda_split_blocks(kernel, plan->device, p->batch * args.full_tiles,
-                                             p->batch * (tiles - args.full_tiles) * args.slices);
-    tsr_status status = launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args, sizeof args);
+    const int64_t blocks = args.parts > 1 ? p->batch * tiles * args.parts
+                                          : cuda_split_blocks(kernel, plan->device, p->batch * args.full_tiles,
+                                                              p->batch * (tiles - args.full_tiles) * args.slices);
+    const cuda_kernel *launched = args.parts > 1 ? &cuda_kernels[SPLIT_FP32_SM90_PARTS] : kernel;
+    tsr_status status = launch_clusters(q, launched, (launch_grid){blocks, 1, 1}, args.parts, &args, sizeof args);
     if (!status && args.slices > 1) {
         const int64_t cut = (int64_t)(tiles - args.full_tiles) * kernel->tile_m * kernel->tile_n;
         const int64_t reduce_blocks = ceil_div(cut / (CHECK_ROWS * CHECK_COLS), reduce->threads / 32);

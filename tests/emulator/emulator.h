@@ -155,8 +155,15 @@ template <typename T> static T __shfl_xor_sync(uint32_t, T mine, int step) {
     return of_lane(mine, (threadIdx.x % WARP_THREADS) ^ step);
 }
 
-/* ---- ptx.cuh, atomics and time
- * ------------------------------------------------------------------------------------ */
+static int warp_max(int mine) {
+    for (int step = WARP_THREADS / 2; step > 0; step /= 2) {
+        const int other = __shfl_xor_sync(0xffffffffu, mine, step);
+        mine = mine < other ? other : mine;
+    }
+    return mine;
+}
+
+/* ---- ptx.cuh, atomics and time ----------------------------------------------------------------------------------- */
 
 static uintptr_t shared_address(const void *pointer) { return (uintptr_t)pointer; }
 
@@ -245,5 +252,13 @@ struct alignas(16) float4 {
 };
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+static float4 load_once(const float *from) {
+    if ((uintptr_t)from % 16) {
+        fprintf(stderr, "emulator: a load of 16 bytes from %p\n", (const void *)from);
+        abort();
+    }
+    return *(const float4 *)from;
+}
 
 #endif

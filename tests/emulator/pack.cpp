@@ -1,5 +1,6 @@
-/* pack.cpp: pack.cu as it is, compiled for the CPU, and a function that runs its kernels. */
+/* pack.cpp: pack.cu and pack_rows.cu as they are, compiled for the CPU, and a function that runs its kernels. */
 #include "cuda/kernels/pack/pack.cu"
+#include "cuda/kernels/pack/pack_rows.cu"
 
 static const pack_pair_args *launched;
 
@@ -17,5 +18,8 @@ extern "C" void emulate(int kernel, unsigned blocks, const pack_pair_args *pair,
         if (kernel == 1) run_block([] { pack_split(*launched); });
         if (kernel == 2) run_block([] { pack_look(*launched); });
         if (kernel == 3) run_block([] { pack_scan(*launched); });
+        if (kernel == 4) run_block([] { pack_rows_128(*launched); });
+        if (kernel == 5) run_block([] { pack_rows_512(*launched); });
+        if (kernel == 6) run_block([] { pack_rows_1024(*launched); });
     }
 }

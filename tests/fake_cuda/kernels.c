@@ -283,28 +283,43 @@ static float split_row(const pack_args *o, int64_t batch, int row) {
     return counts || depth == INFINITY ? depth : 1;
 }
 
-/* pack_sample: every row's scale, by its largest at once; marks set to 1. pack_split: the components and the marks,
- * which no better scale would change. */
+/* A row's scale, by its largest at once. */
+static int exponent_of_row(const pack_args *o, int64_t batch, int row) {
+    const float most = largest_of(o, batch, row);
+    const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
+    if (most == 0) return ALL_ZERO;
+    return e < -SPLIT_EXPONENT_LIMIT ? -SPLIT_EXPONENT_LIMIT : least(e, SPLIT_EXPONENT_LIMIT);
+}
+
+/* pack_sample: the rows' scales; marks set to 1. pack_split: the components and the marks, which no better scale would
+ * change. pack_rows_*: all of it but the marks' first value, for operands that the others leave to it. */
 static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, size_t size) {
-    const bool sample = !strcmp(l->kernel, "pack_sample");
-    int64_t blocks = 0;
+    const bool sample = !strcmp(l->kernel, "pack_sample"), whole = !strncmp(l->kernel, "pack_rows_", 10);
+    const int most_terms = whole ? atoi(l->kernel + 10) : 0;
+    int64_t blocks = 0, marks = 0;
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair->operand[i];
-        blocks += (int64_t)o->batch * ceil_div(o->rows, sample ? 8 : 64) * (sample ? 1 : o->k_blocks);
+        const int64_t panels = sample && o->whole_rows ? o->batch * o->marks_batch_stride : 0;
+        for (int64_t panel = 0; panel < panels; panel++) o->marks[panel] = 1;
+        marks += panels;
+        if (whole != (o->whole_rows != 0)) continue;
+        if (whole &&
+            (o->k > most_terms || o->k % 4 || o->k_stride != 1 || o->row_stride % 4 || (uintptr_t)o->data % 16))
+            return snprintf(why, size, "rows that are too long, or not aligned"), false;
+        const int tile_rows = sample ? 8 : !whole ? 64 : most_terms == 128 ? 128 : most_terms == 512 ? 32 : 16;
+        blocks += (int64_t)o->batch * ceil_div(o->rows, tile_rows) * (sample || whole ? 1 : o->k_blocks);
         for (int64_t batch = 0; batch < o->batch; batch++)
             for (int row = 0; row < o->rows; row++) {
                 const int64_t panel = batch * o->marks_batch_stride + row / PANEL_ROWS;
-                int32_t *exponent = &o->exponents[batch * o->exponents_batch_stride + row];
+                const int64_t at = batch * o->exponents_batch_stride + row;
+                if (sample || whole) {
+                    o->exponents[at] = exponent_of_row(o, batch, row);
+                    o->tiny_counts[at] = 0;
+                }
                 if (sample) {
-                    const float most = largest_of(o, batch, row);
-                    const int e = most > 0 && most < INFINITY ? 14 - ilogbf(most) : 0;
-                    *exponent = most == 0                   ? ALL_ZERO
-                                : e < -SPLIT_EXPONENT_LIMIT ? -SPLIT_EXPONENT_LIMIT
-                                                            : least(e, SPLIT_EXPONENT_LIMIT);
                     o->overflowed_panels[panel] = 0;
                     o->marks[panel] = 1;
-                    o->tiny_counts[batch * o->exponents_batch_stride + row] = 0;
-                    o->row_overflows[batch * o->exponents_batch_stride + row] = 0;
+                    o->row_overflows[at] = 0;
                 } else {
                     const float before = o->marks[panel];
                     o->marks[panel] = fmaxf(before, split_row(o, batch, row));
@@ -313,7 +328,8 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
             }
     }
     if (sample) *pair->progress = (pack_progress){0};
-    if (sample ? l->grid[0] != blocks : !l->grid[0] || l->grid[0] > blocks)
+    blocks += ceil_div((int)marks, (int)l->threads);
+    if (sample || whole ? l->grid[0] != blocks : !l->grid[0] || l->grid[0] > blocks)
         return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;
     return true;
 }
@@ -416,9 +432,12 @@ static bool split_multiply(const fake_launch *l, const split_args *g, int tile_m
     if (g->tiles_m != ceil_div(g->m, tile_m) || g->tiles_n != ceil_div(g->n, tile_n) || g->tile_m != tile_m ||
         g->tile_n != tile_n)
         return snprintf(why, size, "wrong tiles"), false;
-    if (g->slices != ceil_div(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial) ||
+    if (g->slices * g->parts != ceil_div(g->k_blocks, g->k_blocks_per_slice) || (g->slices > 1 && !g->partial) ||
         (g->slices == 1) != (g->full_tiles == g->tiles_m * g->tiles_n))
         return snprintf(why, size, "wrong slices"), false;
+    if (l->cluster != (unsigned)g->parts || (g->parts > 1) != !strcmp(l->kernel, "split_fp32_sm90_parts") ||
+        (g->parts > 1 && (int64_t)l->grid[0] != (int64_t)g->batch * g->tiles_m * g->tiles_n * g->parts))
+        return snprintf(why, size, "%u blocks in clusters of %u for %d parts", l->grid[0], l->cluster, g->parts), false;
     if (l->grid[1] != 1 || l->grid[2] != 1) return snprintf(why, size, "grid is not flat"), false;
     const int k = g->k_blocks * SPLIT_K, slice_k = g->k_blocks_per_slice * SPLIT_K;
     for (int64_t batch = 0; batch < g->batch; batch++) {
@@ -566,7 +585,7 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strncmp(name, "attention_", 10)) return fake_attention_run(l, args, why, size);
     const bool of_256 = strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_columns_") ||
                         !strcmp(name, "ieee_vector_m") || !strcmp(name, "tf32_copy") || !strcmp(name, "tf32_64x64");
-    const bool of_384 = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_tf32_sm90") ||
+    const bool of_384 = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_parts") || !strcmp(name, "split_tf32_sm90") ||
                         !strcmp(name, "direct_64x64") || !strncmp(name, "tf32_", 5);
     const unsigned threads = strstr(name, "_small_")         ? 64
                              : of_256                        ? 256
@@ -602,7 +621,8 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strcmp(name, "pack_look") || !strcmp(name, "pack_scan"))
         return true; /* all rows have the best scale already */
     if (!strncmp(name, "pack_", 5)) return pack(l, args, why, size);
-    if (!strcmp(name, "split_fp32_sm90")) return split_multiply(l, args, 128, 128, 2, why, size);
+    if (!strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_parts"))
+        return split_multiply(l, args, 128, 128, 2, why, size);
     if (!strcmp(name, "split_fp32_sm90_t128")) {
         if (l->grid[0] % 2) return snprintf(why, size, "%u blocks are no clusters of two", l->grid[0]), false;
         return split_multiply(l, args, 128, 128, 2, why, size);

@@ -120,7 +120,10 @@ typedef struct split_operand {
  *
  * Tiles are numbered as tile_at_number (split.cuh) says. Those from full_tiles on are in `slices` slices of k: slice s
  * covers k_blocks_per_slice blocks of k and writes its sums, scaled back but without alpha and beta, to
- * partial[batch*slices + s][tile - full_tiles][tile_m][tile_n]; split_reduce adds the slices and does the rest. */
+ * partial[batch*slices + s][tile - full_tiles][tile_m][tile_n]; split_reduce adds the slices and does the rest.
+ *
+ * parts: where it is not 1, no tile is in slices. A cluster of so many thread blocks computes a tile; each has
+ * k_blocks_per_slice blocks of k, none is without any, and they add up their sums in shared memory. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in addend; /* S; it equals C or does not overlap it, and is not read with beta = 0 */
@@ -133,7 +136,7 @@ typedef struct split_args {
     uint16_t *recompute; /* may be NULL */
     int64_t recompute_batch_stride;
     int32_t tile_m, tile_n, tiles_m, tiles_n; /* the kernel's tile, and C in these */
-    int32_t full_tiles, slices, k_blocks_per_slice;
+    int32_t full_tiles, slices, parts, k_blocks_per_slice;
     int32_t short_end; /* not 0: k ends in the first SPLIT_SUM_K of its last block */
     float *partial;
 } split_args;
@@ -188,6 +191,7 @@ typedef struct pack_args {
     int32_t components; /* 2: hi and lo; 1: hi */
     int32_t by_row;     /* not 0: with one component, too, marks are depths, and tiny elements are counted */
     int32_t is_large;   /* not 0: pack_look and pack_scan look for rows that outgrow their sample; one product only */
+    int32_t whole_rows; /* not 0: pack_rows packs it (pack_rows.cu), which leaves row_overflows alone */
     uint8_t *panels;
     int32_t *exponents;
     float *row_overflows;       /* [rows]: 0 where all fits; pack_sample initialises this and what follows */

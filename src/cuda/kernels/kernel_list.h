@@ -30,6 +30,7 @@
     MODULE(IEEE_REDUCE,          ieee_reduce,          FROM_75)  \
     MODULE(IEEE_SCALE,           ieee_scale,           FROM_75)  \
     MODULE(PACK,                 pack,                 FROM_80)  \
+    MODULE(PACK_ROWS,            pack_rows,            FROM_80)  \
     MODULE(SPLIT_FP32_SM90,      split_fp32_sm90,      ONLY_90a) \
     MODULE(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, ONLY_90a) \
     MODULE(SPLIT_TF32_SM90,      split_tf32_sm90,      ONLY_90a) \
@@ -87,7 +88,11 @@
   ROW(PACK_LOOK,            pack_look,            PACK,                 SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
   ROW(PACK_SCAN,            pack_scan,            PACK,                 SUPPORT,   0,   0,   0, 128, 0, 1, 0, NONE,  0)\
   ROW(PACK_SPLIT,           pack_split,           PACK,                 SUPPORT,  64,   0,  64, 128, 4, 1, 0, PACK,  3)\
+  ROW(PACK_ROWS_128,        pack_rows_128,        PACK_ROWS,            SUPPORT, 128,   0, 128, 128, 0, 1, 2, NONE,  0)\
+  ROW(PACK_ROWS_512,        pack_rows_512,        PACK_ROWS,            SUPPORT,  32,   0, 512, 128, 0, 1, 2, NONE,  0)\
+  ROW(PACK_ROWS_1024,       pack_rows_1024,       PACK_ROWS,            SUPPORT,  16,   0,1024, 128, 0, 1, 2, NONE,  0)\
   ROW(SPLIT_FP32_SM90,      split_fp32_sm90,      SPLIT_FP32_SM90,      SPLIT,   128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
+  ROW(SPLIT_FP32_SM90_PARTS,split_fp32_sm90_parts,SPLIT_FP32_SM90,      SUPPORT, 128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
   ROW(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, SPLIT_FP32_SM90_T128, SPLIT,   128, 128,  64, 128, 1, 2, 2, WGMMA, 2)\
   ROW(SPLIT_TF32_SM90,      split_tf32_sm90,      SPLIT_TF32_SM90,      SPLIT,   128, 256,  64, 384, 1, 1, 1, WGMMA, 4)\
   ROW(SPLIT_FP32_MMA_SM80,  split_fp32_mma_sm80,  SPLIT_MMA_SM80,       SPLIT,   128, 128,  64, 256, 1, 1, 2, MMA,   3)\

@@ -127,6 +127,12 @@ __device__ inline void cp_async_part(uint32_t to, const void *from, int bytes, u
                  "l"(from), "r"(bytes), "l"(policy));
 }
 
+/* Loads 16 bytes that are not read again. */
+__device__ inline float4 load_once(const float *from) { return __ldcs((const float4 *)from); }
+
+/* The largest in a warp, from Ampere on; the compiler knows that it is the same in all lanes. */
+__device__ inline int warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
 /* ---- Barriers in shared memory, waited on by phase (Hopper) ------------------------------------------------------ */
 
 __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
@@ -399,6 +405,11 @@ __device__ inline void fence_for_wgmma() { asm volatile("fence.proxy.async.share
 /* Waits for `threads` threads of the block that name the same barrier, 1 to 15. */
 __device__ inline void named_barrier(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* Counts as one of these threads without waiting. */
+__device__ inline void named_barrier_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 /* sum += a*b, if so: by a predicate, not by a branch. */

@@ -13,7 +13,7 @@
  *   pack_split     splits with that e. It records the panels' marks, the number of tiny elements of each row, and which
  *                  panels overflowed. A second pass packs these again, with e from the largest element of each row
  *
- * An operand without overflows is read once.
+ * An operand without overflows is read once. One with short rows, contiguous and aligned, is packed by pack_rows.cu.
  *
  * Tile map: pack tiles (pack_tile.cuh) of operand 0, then of operand 1; thread blocks take them one by one. A block of
  * 128 threads copies two tiles ahead of the one it splits, so that memory is always busy. Threads take four neighbours
@@ -22,47 +22,57 @@
  *
  * Limits: 53 KB of shared memory, 128 registers, 4 thread blocks per SM.
  */
-#include <cuda_fp16.h>
-
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/pack/pack_tf32.cuh"
 #include "cuda/kernels/pack/pack_tile.cuh"
 
 /* ---- Exponents from a sample ------------------------------------------------------------------------------------- */
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks. Computes the rows' exponents and initialises what
- * pack_split adds to. */
+/* Initialises the marks of operands that pack_rows packs, one for each thread of the blocks from first_block on. */
+__device__ inline void begin_marks(const pack_pair_args &pair, int first_block) {
+    int i = (blockIdx.x - first_block) * PACK_THREADS + threadIdx.x;
+    for (const pack_args &o : pair.operand) {
+        const int marks = o.whole_rows ? (int)(o.batch * o.marks_batch_stride) : 0;
+        if (i >= 0 && i < marks) o.marks[i] = 1;
+        i -= marks;
+    }
+}
+
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks, or for one that pack_rows packs a thread for each
+ * panel. Computes the rows' exponents and initialises what the next kernels add to. */
 extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
-    /* The sample is RUNS runs along k, spread evenly; they overlap where k is short. */
-    constexpr int RUN = 32, RUNS = 4;
-    constexpr int READS = SAMPLE_ROWS * RUNS * RUN / PACK_THREADS;
-    static_assert(PACK_THREADS / 32 == RUNS && READS == 2 * RUNS,
-                  "a warp has a run of all rows, or all runs of two rows");
+    constexpr int READS = SAMPLE_ROWS * SAMPLES / PACK_THREADS, QUARTERS = SAMPLES / 32;
+    static_assert(PACK_THREADS / 32 == QUARTERS && READS == 2 * QUARTERS,
+                  "a warp has a quarter of the sample of all rows, or the whole of two rows");
     __shared__ float largest[SAMPLE_ROWS];
     if (threadIdx.x < SAMPLE_ROWS) largest[threadIdx.x] = 0;
     __syncthreads();
     wait_for_previous_kernel();
     allow_next_kernel();
     pack_tile t;
-    if (!tile_at(pair, blockIdx.x, SAMPLE_ROWS, false, &t)) return;
+    if (!tile_at(pair, blockIdx.x, SAMPLE_ROWS, false, &t)) {
+        begin_marks(pair, tiles_in(pair.operand[0], SAMPLE_ROWS, false) + tiles_in(pair.operand[1], SAMPLE_ROWS, false));
+        return;
+    }
     const pack_args &o = pair.operand[t.operand];
     const int rows = min(SAMPLE_ROWS, o.rows - t.row0), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool across = runs_across(o);
+    const int step = sample_step(o.k);
 
-    float x[READS]; /* all loaded before any is used; past the end of rows or k the last element again */
+    float x[READS]; /* all loaded before any is used; past the end of rows the last again, of k the first */
     const float *first = o.data + t.batch * o.batch_stride + t.row0 * o.row_stride;
 #pragma unroll
     for (int i = 0; i < READS; i++) {
-        const int row = across ? lane % SAMPLE_ROWS : warp * 2 + i / RUNS, run = across ? warp : i % RUNS;
-        const int begin = (int)((int64_t)max(0, o.k - RUN) * run / (RUNS - 1));
-        const int k = begin + (across ? lane / SAMPLE_ROWS + i * (32 / SAMPLE_ROWS) : lane);
-        x[i] = first[min(row, rows - 1) * o.row_stride + min(k, o.k - 1) * o.k_stride];
+        const int row = across ? lane % SAMPLE_ROWS : warp * 2 + i / QUARTERS;
+        const int sample = across ? warp * 32 + lane / SAMPLE_ROWS + i * (32 / SAMPLE_ROWS) : i % QUARTERS * 32 + lane;
+        const int k = sample / SAMPLE_RUN * step + sample % SAMPLE_RUN;
+        x[i] = first[min(row, rows - 1) * o.row_stride + (k < o.k ? k : 0) * o.k_stride];
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float most = 0;
 #pragma unroll
-        for (int i = 0; i < RUNS; i++) most = fmaxf(most, fabsf(x[half * RUNS + i]));
+        for (int i = 0; i < QUARTERS; i++) most = fmaxf(most, fabsf(x[half * QUARTERS + i]));
         for (int step = 16; step >= (across ? SAMPLE_ROWS : 1); step /= 2)
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
         if (lane < (across ? SAMPLE_ROWS : 1)) atomic_max_nonnegative(&largest[across ? lane : warp * 2 + half], most);
@@ -71,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __g
     if (threadIdx.x < rows) {
         const float most = largest[threadIdx.x];
         const int64_t row = t.batch * o.exponents_batch_stride + t.row0 + threadIdx.x;
-        o.exponents[row] = most == 0 ? (int)ALL_ZERO : exponent_for(most, SAMPLE_EXPONENT);
+        o.exponents[row] = sampled_exponent(most);
         o.row_overflows[row] = 0;
         o.tiny_counts[row] = 0;
     }
@@ -163,33 +173,8 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_scan(const __gri
 
 /* ---- Splitting a tile -------------------------------------------------------------------------------------------- */
 
-/* A row's factors, and the smallest scaled element that is not tiny. `least` is infinite in a row whose sample was all
- * zero, so every nonzero element there counts as not normal. */
-struct row_scale {
-    float up, down, lo_up, least;
-    __device__ explicit row_scale(int e)
-        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)),
-          least(e == ALL_ZERO ? INFINITY : HALF_LEAST_NORMAL) {}
-    __device__ bool is_normal(float x) const {
-        return (fabsf(x * up) >= least && fabsf(x * up) < HALF_OVERFLOW) || x == 0;
-    }
-};
-
-/* Splits two neighbours of a row; false if one of them is not normal. */
-template <int COMPONENTS>
-__device__ bool split_pair(float x0, float x1, const row_scale &scale, __half2 *hi, __half2 *lo) {
-    *hi = __floats2half2_rn(x0 * scale.up, x1 * scale.up);
-    if (COMPONENTS == 2) {
-        const float2 h = __half22float2(*hi);
-        *lo = __floats2half2_rn(fmaf(-h.x, scale.down, x0) * scale.lo_up, fmaf(-h.y, scale.down, x1) * scale.lo_up);
-    }
-    return scale.is_normal(x0) & scale.is_normal(x1);
-}
-
 template <int COMPONENTS> struct counted_components {
     static constexpr int COUNT = COMPONENTS;
-
-    static constexpr float INFINITELY_DEEP = 0x1p-142f; /* HALF_LEAST_NORMAL / 2^128: as if it did not fit */
 
     /* The depth of a thread's quads, called by warps that have an element that is not normal. Counts the tiny elements
      * of each row and notes what overflowed. In the second pass it counts only in rows that have another exponent now,
@@ -204,19 +189,13 @@ template <int COMPONENTS> struct counted_components {
             const int e = from.exponents[row];
             const int64_t at = t.batch * o.exponents_batch_stride + t.row0 + row;
             float x[QUAD];
-            int tiny = 0, overflow = 0; /* the bits of the largest that overflows: Inf and NaN come last */
-            bool fits = true;
+            element_check found;
             read(row, quad, x);
 #pragma unroll
-            for (int k = 0; k < QUAD; k++) {
-                const float scaled = fabsf(x[k] * power_of_two(e));
-                const bool too_large = overflows(x[k], e), carried = scaled > INFINITELY_DEEP || x[k] == 0;
-                if (too_large) overflow = max(overflow, __float_as_int(fabsf(x[k])));
-                fits &= !too_large && carried;
-                if (x[k] != 0 && carried && !too_large && scaled < HALF_LEAST_NORMAL)
-                    tiny++, least = fminf(least, scaled);
-            }
-            all_fit &= fits;
+            for (int k = 0; k < QUAD; k++) found.add(x[k], e);
+            least = fminf(least, found.least);
+            all_fit &= found.fit;
+            int tiny = found.tiny, overflow = found.overflow;
             for (int step = QUADS_PER_ROW / 2; step > 0; step /= 2) {
                 tiny += __shfl_xor_sync(0xffffffffu, tiny, step);
                 overflow = max(overflow, __shfl_xor_sync(0xffffffffu, overflow, step));
@@ -224,7 +203,7 @@ template <int COMPONENTS> struct counted_components {
             if (quad == 0 && overflow) atomic_max_nonnegative(&o.row_overflows[at], __int_as_float(overflow));
             if (quad == 0 && tiny && (!t.again || __ldcg(&o.row_overflows[at]) > 0))
                 atomicAdd(&o.tiny_counts[at], tiny);
-            const unsigned lost = __ballot_sync(0xffffffffu, !fits) >> (threadIdx.x % 32 - quad);
+            const unsigned lost = __ballot_sync(0xffffffffu, !found.fit) >> (threadIdx.x % 32 - quad);
             if (quad == 0 && t.again && lost << (32 - QUADS_PER_ROW))
                 atomicOr(&o.tiny_counts[at], (uint32_t)NOT_CARRIED);
         }

@@ -7,6 +7,8 @@
 #ifndef TESSERA_CUDA_PACK_TILE_CUH
 #define TESSERA_CUDA_PACK_TILE_CUH
 
+#include <cuda_fp16.h>
+
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/split/split.cuh"
 
@@ -32,8 +34,9 @@ struct pack_tile {
     bool again;
 };
 
+/* None in an operand that pack_rows packs. */
 __device__ inline int tiles_in(const pack_args &o, int tile_rows, bool with_k_blocks) {
-    return o.batch * ceil_div(o.rows, tile_rows) * (with_k_blocks ? o.k_blocks : 1);
+    return o.whole_rows ? 0 : o.batch * ceil_div(o.rows, tile_rows) * (with_k_blocks ? o.k_blocks : 1);
 }
 
 /* Number `index` of both operands' tiles, operand 0's first, in the order of memory. False past the last. */
@@ -60,6 +63,8 @@ __device__ inline int64_t panel_of(const pack_args &o, const pack_tile &t) {
 
 /* ---- Scaling ----------------------------------------------------------------------------------------------------- */
 
+/* Of each row SAMPLES elements are looked at first: runs that fill a sector of memory, spread evenly over k. */
+constexpr int SAMPLES = 128, SAMPLE_RUN = 8, SAMPLE_RUNS = SAMPLES / SAMPLE_RUN;
 constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
 constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
@@ -68,6 +73,14 @@ __device__ inline int exponent_for(float largest, int target) {
     if (largest == 0) return 0;
     int e = target - (int)(__float_as_uint(largest) >> 23 & 0xff) + 127;
     return max(-SPLIT_EXPONENT_LIMIT, min(SPLIT_EXPONENT_LIMIT, e));
+}
+
+/* Elements from one run to the next. */
+__device__ inline int sample_step(int k) { return ceil_div(ceil_div(k, SAMPLE_RUN), SAMPLE_RUNS) * SAMPLE_RUN; }
+
+/* The exponent of a row whose sample's largest is this. */
+__device__ inline int sampled_exponent(float largest) {
+    return largest == 0 ? (int)ALL_ZERO : exponent_for(largest, SAMPLE_EXPONENT);
 }
 
 /* The exponent of a row in the second pass; only rows that overflowed get a new one. From L2: other blocks wrote it. */
@@ -80,6 +93,45 @@ __device__ inline int second_exponent(const pack_args &o, int64_t row) {
 __device__ inline bool overflows(float x, int e) {
     return !(fabsf(x * power_of_two(e)) < HALF_OVERFLOW) || (e == ALL_ZERO && x != 0);
 }
+
+/* A row's factors, and the smallest scaled element that is not tiny. `least` is infinite in a row whose sample was all
+ * zero, so every nonzero element there counts as not normal. */
+struct row_scale {
+    float up, down, lo_up, least;
+    __device__ explicit row_scale(int e)
+        : up(power_of_two(e)), down(power_of_two(-e)), lo_up(power_of_two(e + SPLIT_LO_SHIFT)),
+          least(e == ALL_ZERO ? INFINITY : HALF_LEAST_NORMAL) {}
+    __device__ bool is_normal(float x) const {
+        return (fabsf(x * up) >= least && fabsf(x * up) < HALF_OVERFLOW) || x == 0;
+    }
+};
+
+/* Splits two neighbours of a row; false if one of them is not normal. */
+template <int COMPONENTS>
+__device__ inline bool split_pair(float x0, float x1, const row_scale &scale, __half2 *hi, __half2 *lo) {
+    *hi = __floats2half2_rn(x0 * scale.up, x1 * scale.up);
+    if (COMPONENTS == 2) {
+        const float2 h = __half22float2(*hi);
+        *lo = __floats2half2_rn(fmaf(-h.x, scale.down, x0) * scale.lo_up, fmaf(-h.y, scale.down, x1) * scale.lo_up);
+    }
+    return scale.is_normal(x0) & scale.is_normal(x1);
+}
+
+/* What elements that are not all normal mean for their row. */
+struct element_check {
+    static constexpr float INFINITELY_DEEP = 0x1p-142f; /* HALF_LEAST_NORMAL / 2^128: as if it did not fit */
+    int tiny = 0, overflow = 0; /* how many are tiny; the bits of the largest that overflows: Inf and NaN come last */
+    float least = HALF_LEAST_NORMAL; /* of the tiny ones, scaled */
+    bool fit = true;
+
+    __device__ void add(float x, int e) {
+        const float scaled = fabsf(x * power_of_two(e));
+        const bool too_large = overflows(x, e), carried = scaled > INFINITELY_DEEP || x == 0;
+        if (too_large) overflow = max(overflow, __float_as_int(fabsf(x)));
+        fit &= !too_large && carried;
+        if (x != 0 && carried && !too_large && scaled < HALF_LEAST_NORMAL) tiny++, least = fminf(least, scaled);
+    }
+};
 
 /* Neither number may be negative: as integers such floats have the same order. Returns what the first was. */
 __device__ inline float atomic_max_nonnegative(float *number, float other) {

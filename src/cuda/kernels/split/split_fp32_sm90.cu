@@ -5,6 +5,13 @@
  * Tile map: tiles of 128 x 128. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows
  * of the tile each.
  *
+ * Warpgroups take turns at the end of a tile: warpgroup 2 waits before its last TURN k blocks until warpgroup 1 has
+ * issued all its products. So warpgroup 1 stores its sums while warpgroup 2 multiplies, and multiplies the next tile
+ * while warpgroup 2 stores. The stages have room for it: they hold the k blocks that warpgroup 2 still has to read.
+ *
+ * Where C has few tiles, a cluster of thread blocks shares the k of each (parts in split_args): another kernel, because
+ * the first is 5 % slower with as little as a branch more at the end of a tile.
+ *
  * Names: wg warpgroup; kb block of k.
  * Limits: 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in warpgroup 0; 3 stages of 64 KB; one
  * thread block per SM.
@@ -12,21 +19,63 @@
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_wgmma.cuh"
 
-/* ---- The fp32 kernel --------------------------------------------------------------------------------------------- */
-
-constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3;
-typedef shared_layout<stage<TILE_M, TILE_N, 2>, STAGES, 8> SHARED;
+constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3, WARPS = 8;
+constexpr int TURN = 2, TURN_BLOCKS = 16; /* with more blocks of k to a tile, waiting costs more than storing */
+typedef shared_layout<stage<TILE_M, TILE_N, 2>, STAGES, WARPS> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
+static_assert(TURN < STAGES, "warpgroup 1 can finish a tile while warpgroup 2 waits");
 static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
 
-extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
+/* ---- Parts of k -------------------------------------------------------------------------------------------------- */
+
+/* Where a block of a cluster leaves its sums for the others: as each thread has them, in check blocks. */
+typedef float4 shared_sums[WARPS][TILE_N / CHECK_COLS][CHECK_COLS / 8][32];
+static_assert(sizeof(shared_sums) <= sizeof(SHARED::stages), "they lie where the stages were");
+
+/* Adds up the sums of all blocks of the cluster, in order, for every parts-th check block of the tile. Returns which of
+ * this warp's four these are, as bits. Called by all threads that multiply; warpgroup 0 takes part in its two cluster_sync. */
+__device__ unsigned add_parts(const split_args &g, SHARED &s, float (&v)[64]) {
+    shared_sums &sums = *(shared_sums *)s.stages;
+    const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, rank = cluster_rank();
+    named_barrier(3, 2 * WARPGROUP); /* both warpgroups have read the stages */
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        sums[warp][i / 4][i % 4][lane] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+    cluster_sync();
+    unsigned mine = 0;
+#pragma unroll
+    for (int block = 0; block < 4; block++)
+        if ((warp * 4 + block) % g.parts == rank) {
+            mine |= 1u << block;
+#pragma unroll
+            for (int i = 0; i < 16; i++) v[block * 16 + i] = 0;
+            for (int part = 0; part < g.parts; part++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float4 x = load_16_from_block(shared_address(&sums[warp][block][i][lane]), part);
+                    float *const sum = v + block * 16 + i * 4;
+                    sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+                }
+        }
+    cluster_sync(); /* the others have read this block's sums */
+    return mine;
+}
+
+/* ---- The fp32 kernels -------------------------------------------------------------------------------------------- */
+
+template <bool PARTS> __device__ void multiply(const split_args &g) {
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
     make_barriers(s);
 
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
         registers_release_to<40>();
-        if (threadIdx.x == 0) produce(g, s);
+        if (threadIdx.x == 0) produce<PARTS>(g, s);
+        __syncwarp();
+        if (PARTS) {
+            cluster_sync(); /* as in add_parts */
+            cluster_sync();
+        }
         return;
     }
     registers_take<232>();
@@ -37,12 +86,27 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
     };
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
-        const work w = work_at<TILE_M, TILE_N>(g, index);
+    int turn = 0;
+    for (int index = first_work<PARTS>(g); index < work_count(g); index += work_step<PARTS>(g)) {
+        const work w = work_of_block<TILE_M, TILE_N, PARTS>(g, index);
         const output<TILE_N> out(g, w, w.m0 + row);
         const bool short_end = g.short_end && w.kb_end == g.k_blocks && w.kb_end - w.kb_begin > 1;
+        const int whole = w.kb_end - w.kb_begin - short_end;
+        const bool has_next = index + work_step<PARTS>(g) < work_count(g); /* to multiply while sums are stored */
+        const int last = has_next && whole <= TURN_BLOCKS ? min(TURN, whole - 1) : 0;
+        turn ^= 1; /* two barriers: warpgroup 1 may come to its next turn before warpgroup 2 has waited for this one */
+        const auto all_issued = [&] {
+            if (wg == 1 && last) named_barrier_arrive(1 + turn, 2 * WARPGROUP);
+        };
         accumulators sums;
-        multiply_blocks<false>(sums, s.stages, s.full, at, row, w.kb_begin, w.kb_end - short_end, release);
+        sums.begin();
+        int left = whole;
+        do {
+            const int now = wg == 2 && left > last ? left - last : left;
+            if (left < whole) named_barrier(1 + turn, 2 * WARPGROUP);
+            multiply_blocks<false>(sums, left == whole, s.stages, s.full, at, row, now, release, all_issued);
+            left -= now;
+        } while (left > 0);
         if (short_end) { /* of the last block only the first part; the rest is zeros */
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
@@ -57,8 +121,19 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(c
             at.advance();
         }
         add_corrections(sums);
-        out.store(g, w, sums.main, s.out[threadIdx.x / 32 - 4]);
+        const unsigned mine = PARTS ? add_parts(g, s, sums.main) : 0;
+        out.template store<PARTS>(g, w, sums.main, s.out[threadIdx.x / 32 - 4], mine);
     }
 }
 
 ASSERT_LISTED_AS(SPLIT_FP32_SM90, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));
+ASSERT_LISTED_AS(SPLIT_FP32_SM90_PARTS, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));
+
+extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
+    multiply<false>(g);
+}
+
+extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    split_fp32_sm90_parts(const __grid_constant__ split_args g) {
+    multiply<true>(g);
+}

@@ -114,7 +114,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     for (int index = blockIdx.x / CLUSTER; index < work_count(g); index += gridDim.x / CLUSTER) {
         const work w = work_of(g, index, rank);
         accumulators sums;
-        multiply_blocks<true>(sums, s.stages, s.full, at, 0, w.kb_begin, w.kb_end, release);
+        sums.begin();
+        multiply_blocks<true>(sums, true, s.stages, s.full, at, 0, w.kb_end - w.kb_begin, release, [] {});
         const output<TILE_N> out(g, w, w.m0); /* not sooner: while we wait for it, the SM's other block multiplies */
         add_corrections(sums);
         out.store(g, w, sums.main, s.out[warp]);

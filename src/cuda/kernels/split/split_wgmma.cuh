@@ -1,7 +1,7 @@
 /* split_wgmma.cuh: what the split kernels for Hopper (split_*_sm90*.cu) share: stages in shared memory and their
  * barriers, the copies that fill them, the products of fp32, and the epilogue of a warpgroup.
  *
- * Thread blocks are persistent: each takes every gridDim-th tile. A stage holds one block of k of both operands' tiles,
+ * Thread blocks are persistent: each takes every work_step-th tile. A stage holds one block of k of both operands' tiles,
  * copied straight from the panels (args.h). full[s] completes when stage s has landed, empty[s] when all warps have
  * read it.
  *
@@ -73,6 +73,21 @@ template <int STAGES> struct ring {
     }
 };
 
+/* ---- A thread block's tiles: number first_work, and then every work_step-th -------------------------------------- */
+
+template <bool PARTS> __device__ int first_work(const split_args &g) { return blockIdx.x / (PARTS ? g.parts : 1); }
+template <bool PARTS> __device__ int work_step(const split_args &g) { return gridDim.x / (PARTS ? g.parts : 1); }
+
+/* Number `index` of all; PARTS: this block's part of it. */
+template <int TILE_M, int TILE_N, bool PARTS> __device__ work work_of_block(const split_args &g, int index) {
+    work w = work_at<TILE_M, TILE_N>(g, index);
+    if (PARTS) {
+        w.kb_begin = cluster_rank() * g.k_blocks_per_slice;
+        w.kb_end = min(g.k_blocks, w.kb_begin + g.k_blocks_per_slice);
+    }
+    return w;
+}
+
 /* ---- The producer: one thread that keeps the stages full --------------------------------------------------------- */
 
 /* Copies a tile's operands, block after block of k. */
@@ -105,11 +120,11 @@ template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
     }
 };
 
-template <int TILE_M, int TILE_N, int COMPONENTS, int STAGES, int WARPS>
+template <bool PARTS = false, int TILE_M, int TILE_N, int COMPONENTS, int STAGES, int WARPS>
 __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N, COMPONENTS>, STAGES, WARPS> &s) {
     ring<STAGES> at;
-    for (int index = blockIdx.x; index < work_count(g); index += gridDim.x) {
-        const work w = work_at<TILE_M, TILE_N>(g, index);
+    for (int index = first_work<PARTS>(g); index < work_count(g); index += work_step<PARTS>(g)) {
+        const work w = work_of_block<TILE_M, TILE_N, PARTS>(g, index);
         tile_source<TILE_M, TILE_N, COMPONENTS> source(g, w);
         wait_for_previous_kernel(); /* only now: where to copy from was computed while it ended */
         allow_next_kernel();
@@ -131,6 +146,11 @@ struct accumulators {
     float hi_hi[64]; /* of the current part */
     float corr[64];
     float main[64];
+
+    __device__ void begin() {
+#pragma unroll
+        for (int i = 0; i < 64; i++) main[i] = 0;
+    }
 };
 
 /* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
@@ -180,24 +200,23 @@ struct stage_products {
     }
 };
 
-/* Multiplies blocks [kb_begin, kb_end) of k, in the stages from `at` on, into main and corr. release(stage) is called
- * when this warp has read it. FENCE: release() does enough other work that a wgmma_fence is needed before the next
- * products. */
-template <bool FENCE, typename STAGE, int STAGES, typename RELEASE>
-__device__ void multiply_blocks(accumulators &sums, const STAGE *stages, uint64_t *full, ring<STAGES> &at, int row,
-                                int kb_begin, int kb_end, RELEASE release) {
-#pragma unroll
-    for (int i = 0; i < 64; i++) sums.main[i] = 0;
+/* Multiplies `blocks` blocks of k, in the stages from `at` on, and adds to main and corr; `first`: corr begins here.
+ * release(stage) is called when this warp has read it, all_issued() when the last products are under way. FENCE:
+ * release() does enough other work that a wgmma_fence is needed before the next products. */
+template <bool FENCE, typename STAGE, int STAGES, typename RELEASE, typename ISSUED>
+__device__ void multiply_blocks(accumulators &sums, bool first, const STAGE *stages, uint64_t *full, ring<STAGES> &at,
+                                int row, int blocks, RELEASE release, ISSUED all_issued) {
     barrier_wait(&full[at.index], at.phase);
     wgmma_fence();
     stage_products(stages, at.index, row).issue_hi_hi(sums.hi_hi, 0);
 #pragma unroll 1
-    for (int kb = kb_begin;; kb++) {
+    for (int left = blocks - 1;; left--) {
         if (FENCE) wgmma_fence();
-        stage_products(stages, at.index, row).issue_rest(sums, kb > kb_begin);
+        stage_products(stages, at.index, row).issue_rest(sums, !first || left + 1 < blocks);
         const int done = at.index;
         at.advance();
-        if (kb + 1 == kb_end) {
+        if (left == 0) {
+            all_issued();
             wgmma_wait<0>();
             release(done);
             break;
@@ -225,8 +244,8 @@ __device__ inline void add_corrections(accumulators &sums) {
 template <int TILE_N> struct output {
     static constexpr int BLOCKS = TILE_N / CHECK_COLS;
     int row0;
-    int exponent_a, exponent_b[BLOCKS];  /* of row `lane`; of column `lane` of each check block */
-    action actions[TILE_N / PANEL_ROWS]; /* in each panel of B */
+    int exponent_a, exponent_b[BLOCKS];         /* of row `lane`; of column `lane` of each check block */
+    float mark_a, marks_b[TILE_N / PANEL_ROWS]; /* NaN past the last panel of B: nothing is stored there */
 
     __device__ output(const split_args &g, const work &w, int wg_row0) {
         const int lane = threadIdx.x % 32;
@@ -237,21 +256,25 @@ template <int TILE_N> struct output {
 #pragma unroll
         for (int i = 0; i < TILE_N / PANEL_ROWS; i++) {
             const int col = w.n0 + i * PANEL_ROWS;
-            actions[i] = col < g.n ? action_for(g, mark_of(g.a, w.batch, w.m0), mark_of(g.b, w.batch, col)) : RECOMPUTE;
+            marks_b[i] = col < g.n ? mark_of(g.b, w.batch, col) : NAN;
         }
+        mark_a = mark_of(g.a, w.batch, w.m0);
     }
 
     /* One check block after the other. Unrolled, one is on its way to memory while the next is prepared; but the first
      * tile's instructions come from device memory, too. For the eight blocks of a wide tile, often an SM's only one,
-     * that takes longer than it saves. */
-    __device__ void store(const split_args &g, const work &w, float (&v)[TILE_N / 2], out_buffer &out) const {
+     * that takes longer than it saves. PARTS: only those with a bit in `mine`. */
+    template <bool PARTS = false>
+    __device__ void store(const split_args &g, const work &w, float (&v)[TILE_N / 2], out_buffer &out,
+                          unsigned mine = 0) const {
         constexpr int AT_ONCE = BLOCKS > 4 ? 1 : BLOCKS;
         const destination d(g, w);
         scale_rows(v, exponent_a);
 #pragma unroll AT_ONCE
         for (int block = 0; block < BLOCKS; block++) {
+            if (PARTS && !(mine >> block & 1)) continue;
             const int col0 = w.n0 + block * CHECK_COLS;
-            action action = RECOMPUTE;
+            float mark_b = 0;
             int exponent = 0;
             __syncwarp();
 #pragma unroll
@@ -259,9 +282,10 @@ template <int TILE_N> struct output {
                 if (i == block) { /* registers cannot be indexed */
                     put_sums(v + i * CHECK_COLS / 2, out);
                     exponent = exponent_b[i];
-                    action = actions[i * CHECK_COLS / PANEL_ROWS];
+                    mark_b = marks_b[i * CHECK_COLS / PANEL_ROWS];
                 }
             __syncwarp();
+            const action action = action_for(g, mark_a, mark_b);
             /* The same in all lanes; by a vote, so that the compiler knows it (warp_number). */
             if (!__any_sync(0xffffffffu, action != RECOMPUTE && row0 < g.m && col0 < g.n)) continue;
             const bool checks = action == CHECK_SUMS && w.part < 0;
