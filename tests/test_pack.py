@@ -21,8 +21,7 @@ class PackArgs(ctypes.Structure):
     _fields_ = [
         ("data", c_void_p),
         *((name, c_int64) for name in ("row_stride", "k_stride", "batch_stride")),
-        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row", "is_large",
-                                             "whole_rows")),
+        *((name, c_int32) for name in ("rows", "k", "batch", "k_blocks", "components", "by_row", "is_large")),
         *((name, c_void_p) for name in ("panels", "exponents", "row_overflows")),
         *((name, c_void_p) for name in ("tiny_counts", "overflowed_panels", "marks")),
         *((name, c_int64) for name in ("panels_batch_stride", "exponents_batch_stride", "marks_batch_stride")),
@@ -30,7 +29,8 @@ class PackArgs(ctypes.Structure):
 
 
 class PackPairArgs(ctypes.Structure):
-    _fields_ = [("operand", PackArgs * 2), ("progress", c_void_p), ("marked_panels", c_void_p)]
+    _fields_ = [("operand", PackArgs * 2), ("marks", c_void_p * 2), ("mark_counts", c_int32 * 2),
+                ("beside_tiles", c_int32), ("progress", c_void_p), ("marked_panels", c_void_p)]
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def operand(x, memory, strides, components, by_row, keep):
     keep += [memory, *made.values()]
     written = ("panels", "exponents", "row_overflows", "tiny_counts", "overflowed_panels", "marks")
     args = PackArgs(memory.ctypes.data, strides[1], strides[2], strides[0], rows, k, batch, k_blocks, components,
-                    by_row, 0, 0, *(made[name].ctypes.data for name in written), made["panels"].shape[1], rows, panels)
+                    by_row, 0, *(made[name].ctypes.data for name in written), made["panels"].shape[1], rows, panels)
     return args, made
 
 
@@ -264,22 +264,25 @@ def test_large_operands(emulate, rng, layout, data):
 def test_whole_rows(emulate, rng, data, kernel, rows_each, k):
     """pack_rows does the same as the other kernels, alone and beside an operand that these pack."""
     shapes = [(1, int(rng.integers(1, 300)), k), (int(rng.integers(1, 4)), int(rng.integers(1, 140)), k)]
-    matrices, keep, made, pair = [data(rng, shape).astype(np.float32) for shape in shapes], [], [], PackPairArgs()
-    whole = [(1, 1), (1, 0), (0, 1)][rng.integers(3)]
+    matrices, keep, made = [data(rng, shape).astype(np.float32) for shape in shapes], [], []
+    tiles, rows, progress, marked = PackPairArgs(), PackPairArgs(), shared(5, np.uint32, 0xa5a5a5a5), shared(
+        1, np.uint64, 0)
+    by_rows = [(True, True), (True, False), (False, True)][rng.integers(3)]
+    samples = blocks = panels = 0
     for i, x in enumerate(matrices):
-        layout = aligned(along) if whole[i] else across
-        pair.operand[i], arrays = operand(x, *layout(*x.shape, rng), 2, 0, keep)
-        pair.operand[i].whole_rows = whole[i]
+        args, arrays = operand(x, *(aligned(along) if by_rows[i] else across)(*x.shape, rng), 2, 0, keep)
         made.append(arrays)
-    progress, marked = shared(5, np.uint32, 0xa5a5a5a5), shared(1, np.uint64, 0)
-    pair.progress, pair.marked_panels = progress.ctypes.data, marked.ctypes.data
-    of_tiles = [x for x, by_rows in zip(matrices, whole) if not by_rows]
-    panels = sum(-(-x.shape[1] // PANEL_ROWS) * x.shape[0] for x, by_rows in zip(matrices, whole) if by_rows)
-    samples = sum(-(-x.shape[1] // SAMPLE_ROWS) * x.shape[0] for x in of_tiles)
-    emulate(0, samples + -(-panels // 128), pair, int(rng.integers(2**31)))
-    if of_tiles:
-        emulate(1, 2, pair, int(rng.integers(2**31)))
-    blocks = sum(-(-x.shape[1] // rows_each) * x.shape[0] for x, by_rows in zip(matrices, whole) if by_rows)
-    emulate(kernel, blocks, pair, int(rng.integers(2**31)))
-    assert marked[0] == sum(check(x, arrays, 2, 0, whole_rows=by_rows)
-                            for x, arrays, by_rows in zip(matrices, made, whole))
+        if by_rows[i]:
+            rows.operand[i], tiles.marks[i], tiles.mark_counts[i] = args, args.marks, arrays["marks"].size
+            blocks, panels = blocks + -(-x.shape[1] // rows_each) * x.shape[0], panels + arrays["marks"].size
+        else:
+            tiles.operand[i], samples = args, -(-x.shape[1] // SAMPLE_ROWS) * x.shape[0]
+    for pair in (tiles, rows):
+        pair.progress, pair.marked_panels = progress.ctypes.data, marked.ctypes.data
+    rows.beside_tiles = samples > 0
+    emulate(0, samples + -(-panels // 128), tiles, int(rng.integers(2**31)))
+    if samples:
+        emulate(1, 2, tiles, int(rng.integers(2**31)))
+    emulate(kernel, blocks, rows, int(rng.integers(2**31)))
+    assert marked[0] == sum(check(x, arrays, 2, 0, whole_rows=whole)
+                            for x, arrays, whole in zip(matrices, made, by_rows))

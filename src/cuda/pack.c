@@ -47,7 +47,7 @@ static bool takes_whole_rows(const split_source *s, const split_source *other) {
     return !other || rows_kernel(other) || elements_of(s) >= LARGE_BESIDE_TILES;
 }
 
-static pack_args pack_args_of(const split_source *s, bool whole_rows) {
+static pack_args pack_args_of(const split_source *s) {
     const panels_layout *l = s->layout;
     return (pack_args){
         .data = s->data,
@@ -60,8 +60,7 @@ static pack_args pack_args_of(const split_source *s, bool whole_rows) {
         .k_blocks = (int32_t)ceil_div(s->k, SPLIT_K),
         .components = s->components,
         .by_row = s->by_row,
-        .is_large = !whole_rows && is_large(s),
-        .whole_rows = whole_rows,
+        .is_large = is_large(s),
         .panels = (uint8_t *)s->memory,
         .exponents = (int32_t *)(s->memory + l->exponents),
         .row_overflows = (float *)(s->memory + l->row_overflows),
@@ -80,44 +79,49 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
         const split_source *const larger = first;                      /* few blocks are left for a second pass */
         first = second, second = larger;
     }
-    pack_pair_args pair = {.marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
-    if (first) pair.operand[0] = pack_args_of(first, takes_whole_rows(first, second));
-    if (second) pair.operand[1] = pack_args_of(second, takes_whole_rows(second, first));
-    const split_source *either = first ? first : second;
-    pair.progress = (pack_progress *)(either->memory + either->layout->progress);
-    const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT];
-    const cuda_kernel *rows = NULL;
-    int64_t samples = 0, splits = 0, looks = 0, scans = 0, whole = 0, marks = 0; /* marks: threads; else blocks */
+    const split_source *const sources[2] = {first, second}, *const either = first ? first : second;
+    pack_pair_args tiles = {.progress = (pack_progress *)(either->memory + either->layout->progress),
+                            .marked_panels = &((cuda_counters *)q->cuda->counters)->marked_panels};
+    pack_pair_args whole = tiles;
+    const cuda_kernel *sample = &cuda_kernels[PACK_SAMPLE], *split = &cuda_kernels[PACK_SPLIT], *rows = NULL;
+    int64_t samples = 0, splits = 0, looks = 0, scans = 0, rows_blocks = 0; /* thread blocks */
     for (int i = 0; i < 2; i++) {
-        const pack_args *o = &pair.operand[i];
-        if (o->whole_rows) {
-            rows = rows_kernel(i == 0 ? first : second);
-            whole += o->batch * ceil_div(o->rows, rows->tile_m);
-            marks += o->batch * o->marks_batch_stride;
+        if (!sources[i]) continue;
+        const pack_args o = pack_args_of(sources[i]);
+        if (takes_whole_rows(sources[i], sources[1 - i])) {
+            rows = rows_kernel(sources[i]);
+            rows_blocks += o.batch * ceil_div(o.rows, rows->tile_m);
+            tiles.marks[i] = o.marks;
+            tiles.mark_counts[i] = (int32_t)(o.batch * o.marks_batch_stride);
+            whole.operand[i] = o;
             continue;
         }
-        samples += o->batch * ceil_div(o->rows, sample->tile_m);
-        splits += o->batch * ceil_div(o->rows, split->tile_m) * o->k_blocks;
-        looks += o->is_large ? PACK_LOOKS : 0;
-        scans += o->is_large ? ceil_div(o->rows, o->row_stride == 1 ? PACK_SCAN_ACROSS : PACK_SCAN_ALONG) : 0;
+        samples += o.batch * ceil_div(o.rows, sample->tile_m);
+        splits += o.batch * ceil_div(o.rows, split->tile_m) * o.k_blocks;
+        looks += o.is_large ? PACK_LOOKS : 0;
+        scans += o.is_large ? ceil_div(o.rows, o.row_stride == 1 ? PACK_SCAN_ACROSS : PACK_SCAN_ALONG) : 0;
+        tiles.operand[i] = o;
+        whole.beside_tiles = 1;
     }
+    samples += ceil_div(tiles.mark_counts[0] + tiles.mark_counts[1], sample->threads);
     /* They are persistent, share the work, and may wait for each other: no more than fit on the GPU. An SM has the
      * shared memory of its largest block and 1 KB for each. */
     const cuda_device *device = &q->cuda->device;
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
     splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
-    samples += ceil_div(marks, sample->threads);
     const struct {
         const cuda_kernel *kernel;
         int64_t blocks;
+        const pack_pair_args *args;
     } launches[] = {
-        {sample, samples}, {&cuda_kernels[PACK_LOOK], looks}, {&cuda_kernels[PACK_SCAN], scans}, {split, splits},
-        {rows, whole},
+        {sample, samples, &tiles}, {&cuda_kernels[PACK_LOOK], looks, &tiles}, {&cuda_kernels[PACK_SCAN], scans, &tiles},
+        {split, splits, &tiles},   {rows, rows_blocks, &whole},
     };
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < sizeof launches / sizeof *launches && !status; i++)
         if (launches[i].blocks)
-            status = launch_kernel(q, launches[i].kernel, (launch_grid){launches[i].blocks, 1, 1}, &pair, sizeof pair);
+            status = launch_kernel(q, launches[i].kernel, (launch_grid){launches[i].blocks, 1, 1}, launches[i].args,
+                                   sizeof *launches[i].args);
     return status;
 }
 

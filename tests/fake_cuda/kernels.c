@@ -299,11 +299,9 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
     int64_t blocks = 0, marks = 0;
     for (int i = 0; i < 2; i++) {
         const pack_args *o = &pair->operand[i];
-        const int64_t panels = sample && o->whole_rows ? o->batch * o->marks_batch_stride : 0;
-        for (int64_t panel = 0; panel < panels; panel++) o->marks[panel] = 1;
-        marks += panels;
-        if (whole != (o->whole_rows != 0)) continue;
-        if (whole &&
+        for (int panel = 0; sample && panel < pair->mark_counts[i]; panel++) pair->marks[i][panel] = 1;
+        marks += sample ? pair->mark_counts[i] : 0;
+        if (whole && o->rows &&
             (o->k > most_terms || o->k % 4 || o->k_stride != 1 || o->row_stride % 4 || (uintptr_t)o->data % 16))
             return snprintf(why, size, "rows that are too long, or not aligned"), false;
         const int tile_rows = sample ? 8 : !whole ? 64 : most_terms == 128 ? 128 : most_terms == 512 ? 32 : 16;

@@ -191,7 +191,6 @@ typedef struct pack_args {
     int32_t components; /* 2: hi and lo; 1: hi */
     int32_t by_row;     /* not 0: with one component, too, marks are depths, and tiny elements are counted */
     int32_t is_large;   /* not 0: pack_look and pack_scan look for rows that outgrow their sample; one product only */
-    int32_t whole_rows; /* not 0: pack_rows packs it (pack_rows.cu), which leaves row_overflows alone */
     uint8_t *panels;
     int32_t *exponents;
     float *row_overflows;       /* [rows]: 0 where all fits; pack_sample initialises this and what follows */
@@ -214,9 +213,13 @@ enum { PACK_OVERFLOWED = 1 << 30 };
  * where rows are neighbours in memory and where they are not. */
 enum { PACK_LOOKS = 128, PACK_LOOK_ELEMENTS = 1 << 14, PACK_SCAN_ACROSS = 32, PACK_SCAN_ALONG = 4 };
 
-/* Both operands in one launch; an operand with no rows is skipped. */
+/* Both operands in one launch; an operand with no rows is skipped. pack_rows (pack_rows.cu) packs those that the other
+ * kernels do not, except that pack_sample initialises their marks. */
 typedef struct pack_pair_args {
     pack_args operand[2];
+    float *marks[2]; /* of operands that pack_rows packs */
+    int32_t mark_counts[2];
+    int32_t beside_tiles; /* pack_rows: not 0 if pack_split packs the other operand */
     pack_progress *progress;
     unsigned long long *marked_panels; /* counts panels with an infinite mark, for tsr_stats */
 } pack_pair_args;

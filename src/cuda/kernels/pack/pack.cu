@@ -30,16 +30,15 @@
 
 /* Initialises the marks of operands that pack_rows packs, one for each thread of the blocks from first_block on. */
 __device__ inline void begin_marks(const pack_pair_args &pair, int first_block) {
-    int i = (blockIdx.x - first_block) * PACK_THREADS + threadIdx.x;
-    for (const pack_args &o : pair.operand) {
-        const int marks = o.whole_rows ? (int)(o.batch * o.marks_batch_stride) : 0;
-        if (i >= 0 && i < marks) o.marks[i] = 1;
-        i -= marks;
-    }
+    const int i = (blockIdx.x - first_block) * PACK_THREADS + threadIdx.x, second = i - pair.mark_counts[0];
+    if (second < 0)
+        pair.marks[0][i] = 1;
+    else if (second < pair.mark_counts[1])
+        pair.marks[1][second] = 1;
 }
 
-/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks, or for one that pack_rows packs a thread for each
- * panel. Computes the rows' exponents and initialises what the next kernels add to. */
+/* Grid: for each operand batch * ceil(rows / SAMPLE_ROWS) blocks, and a thread for each panel of one that pack_rows
+ * packs. Computes the rows' exponents and initialises what the next kernels add to. */
 extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __grid_constant__ pack_pair_args pair) {
     constexpr int READS = SAMPLE_ROWS * SAMPLES / PACK_THREADS, QUARTERS = SAMPLES / 32;
     static_assert(PACK_THREADS / 32 == QUARTERS && READS == 2 * QUARTERS,

@@ -45,7 +45,7 @@ template <int QUADS> struct row_group {
 
     /* Row r: its exponent by its sample, and as it is packed. */
     __device__ row_exponents exponents(const pack_args &o, int r) const {
-        const int pairs = sample_step(o.k) / SAMPLE_RUN; /* of quads, from one run to the next */
+        const int runs = sample_step(o.k) / SAMPLE_RUN; /* every so many belong to the sample */
         int largest = 0; /* as bits: magnitudes have the same order, and NaN comes last */
         float sampled = 0;
 #pragma unroll
@@ -53,7 +53,7 @@ template <int QUADS> struct row_group {
             const float4 v = x[r][q];
             largest = max(max(max(largest, magnitude_bits(v.x)), magnitude_bits(v.y)),
                           max(magnitude_bits(v.z), magnitude_bits(v.w)));
-            if ((threadIdx.x % 32 + q * 32) / 2 % pairs == 0)
+            if ((threadIdx.x % 32 + q * 32) * QUAD / SAMPLE_RUN % runs == 0)
                 sampled = fmaxf(fmaxf(fmaxf(sampled, fabsf(v.x)), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
         }
         const float most = __int_as_float(warp_max(largest));
@@ -117,8 +117,7 @@ template <int QUADS> struct row_group {
 template <int QUADS> __device__ void pack_whole_rows(const pack_pair_args &pair) {
     typedef row_group<QUADS> group;
     constexpr int ROWS = WARPS * GROUPS * group::ROWS; /* of a block */
-    const auto blocks_of = [](const pack_args &o) { return o.whole_rows ? o.batch * ceil_div(o.rows, ROWS) : 0; };
-    const int in_first = blocks_of(pair.operand[0]);
+    const int in_first = pair.operand[0].batch * ceil_div(pair.operand[0].rows, ROWS);
     const bool is_second = (int)blockIdx.x >= in_first;
     const pack_args &o = pair.operand[is_second];
     const int block = blockIdx.x - (is_second ? in_first : 0), down = ceil_div(o.rows, ROWS), batch = block / down;
@@ -126,8 +125,7 @@ template <int QUADS> __device__ void pack_whole_rows(const pack_pair_args &pair)
     int row0 = (block - batch * down) * ROWS + threadIdx.x / 32 * GROUPS * group::ROWS;
     /* Alone, it follows pack_sample, which initialises the marks. Else it follows pack_split, which has waited for
      * that; and what comes next must not begin before pack_split has ended. */
-    const bool alone = pair.operand[0].whole_rows + pair.operand[1].whole_rows ==
-                       (pair.operand[0].rows > 0) + (pair.operand[1].rows > 0);
+    const bool alone = !pair.beside_tiles;
     group now, next;
     now.load(o, batch, row0);
     if (alone) wait_for_previous_kernel();
