@@ -157,6 +157,35 @@ def test_one_huge_value_in_each_row(accurate_cuda, rng, exponent):
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("k", [64, 128, 132, 512, 516, 1000, 1024])
+def test_rows_that_are_packed_whole(accurate_cuda, rng, k):
+    """Operands along k are packed row by row, others tile by tile; with the same bits, whatever is in the rows."""
+    a, b = normal(rng, 300, 280, k)
+    a[3], a[7, 1:] = 0, 0  # rows of zeros, or nearly
+    a[::5, k - 1] *= np.float32(2.0**12)  # that outgrow their samples
+    b[1, ::3] *= np.float32(2.0**-40)  # tiny elements
+    a[140, 20], b[k // 2, 200] = 2.0**-140, 2.0**100  # and what is not carried
+    by_rows = accurate_cuda.product(a, np.asfortranarray(b))
+    assert_componentwise(by_rows, a, b)
+    if (accurate_cuda.kernel or "").startswith("split"):
+        assert np.array_equal(by_rows, accurate_cuda.product(np.asfortranarray(a), b))
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("m, n, k", [(100, 60, 4000), (260, 129, 2100), (513, 640, 1000), (900, 700, 1536)])
+def test_k_shared_by_clusters(accurate_cuda, rng, m, n, k):
+    """C has few tiles, of which thread blocks share k: exact on integers, with beta, edges and sums that are checked."""
+    a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
+    c = filled(stepped, before)
+    accurate_cuda.multiply(a, b, c, 2.0, -1.0)
+    assert np.array_equal(c, (2 * product64(a, b) - before).astype(np.float32))
+    assert_guards(c)
+    a, b = normal(rng, m, n, k)
+    a[:, ::7] *= np.float32(2.0**-32)
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
+
+
+@pytest.mark.sanitizer
 def test_a_huge_value_wherever_a_sample_may_miss_it(accurate_cuda, rng):
     """Scales that are guessed from a part of each row must be corrected wherever the largest value is."""
     k = 2000
