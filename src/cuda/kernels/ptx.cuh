@@ -130,8 +130,12 @@ __device__ inline void cp_async_part(uint32_t to, const void *from, int bytes, u
 /* Loads 16 bytes that are not read again. */
 __device__ inline float4 load_once(const float *from) { return __ldcs((const float4 *)from); }
 
-/* The largest in a warp, from Ampere on; the compiler knows that it is the same in all lanes. */
-__device__ inline int warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }
+/* The largest in a warp, from Ampere on. */
+__device__ inline int warp_max(int x) {
+    int most;
+    asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x));
+    return most;
+}
 
 /* ---- Barriers in shared memory, waited on by phase (Hopper) ------------------------------------------------------ */
 
