@@ -165,10 +165,20 @@ def test_rows_that_are_packed_whole(accurate_cuda, rng, k):
     a[::5, k - 1] *= np.float32(2.0**12)  # that outgrow their samples
     b[1, ::3] *= np.float32(2.0**-40)  # tiny elements
     a[140, 20], b[k // 2, 200] = 2.0**-140, 2.0**100  # and what is not carried
-    by_rows = accurate_cuda.product(a, np.asfortranarray(b))
+    by_rows = accurate_cuda.product(a, np.ascontiguousarray(b.T).T)
     assert_componentwise(by_rows, a, b)
     if (accurate_cuda.kernel or "").startswith("split"):
-        assert np.array_equal(by_rows, accurate_cuda.product(np.asfortranarray(a), b))
+        assert np.array_equal(by_rows, accurate_cuda.product(np.ascontiguousarray(a.T).T, b))
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("k", [64, 90, 300, 768])
+def test_warpgroups_take_turns(accurate_cuda, rng, k):
+    """More tiles than an H200 has SMs, of short k: a warpgroup stores its sums while the other multiplies."""
+    a, b = integers(rng, 2000, k), integers(rng, k, 1300)
+    assert_exact(accurate_cuda.product(a, b), a, b)
+    a, b = normal(rng, 2000, 1300, k)
+    assert_componentwise(accurate_cuda.product(a, b), a, b)
 
 
 @pytest.mark.sanitizer

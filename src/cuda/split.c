@@ -24,6 +24,18 @@ static float least_per_tiny(int64_t k, const cuda_kernel *kernel) {
     return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
 
+/* Up to so many blocks of k, taking turns to store tiles costs less than it gains (docs/internals/experiments.md). */
+enum { TURN_BLOCKS = 16 };
+
+/* The kernel that is launched for one that the plan has. */
+static const cuda_kernel *variant_of(const cuda_kernel *kernel, const split_args *args, int64_t blocks) {
+    if (kernel != &cuda_kernels[SPLIT_FP32_SM90]) return kernel;
+    if (args->parts > 1) return &cuda_kernels[SPLIT_FP32_SM90_PARTS];
+    const bool in_turns = args->slices == 1 && args->k_blocks <= TURN_BLOCKS &&
+                          (int64_t)args->batch * args->full_tiles > blocks;
+    return in_turns ? &cuda_kernels[SPLIT_FP32_SM90_TURNS] : kernel;
+}
+
 static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, const split_source *source_a,
                            const split_source *source_b, char *workspace) {
     const cuda_kernel *kernel = plan->multiply, *reduce = &cuda_kernels[SPLIT_REDUCE];
@@ -70,8 +82,7 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
     const int64_t blocks = args.parts > 1 ? p->batch * tiles * args.parts
                                           : cuda_split_blocks(kernel, plan->device, p->batch * args.full_tiles,
                                                               p->batch * (tiles - args.full_tiles) * args.slices);
-    const cuda_kernel *launched = args.parts > 1 ? &cuda_kernels[SPLIT_FP32_SM90_PARTS] : kernel;
-    tsr_status status = launch_clusters(q, launched, (launch_grid){blocks, 1, 1}, args.parts, &args, sizeof args);
+    tsr_status status = launch_clusters(q, variant_of(kernel, &args, blocks), (launch_grid){blocks, 1, 1}, args.parts, &args, sizeof args);
     if (!status && args.slices > 1) {
         const int64_t cut = (int64_t)(tiles - args.full_tiles) * kernel->tile_m * kernel->tile_n;
         const int64_t reduce_blocks = ceil_div(cut / (CHECK_ROWS * CHECK_COLS), reduce->threads / 32);

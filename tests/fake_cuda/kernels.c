@@ -583,7 +583,8 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strncmp(name, "attention_", 10)) return fake_attention_run(l, args, why, size);
     const bool of_256 = strstr(name, "_mma_sm80") || strstr(name, "_long_") || strstr(name, "_columns_") ||
                         !strcmp(name, "ieee_vector_m") || !strcmp(name, "tf32_copy") || !strcmp(name, "tf32_64x64");
-    const bool of_384 = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_parts") || !strcmp(name, "split_tf32_sm90") ||
+    const bool of_384 = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_turns") ||
+                        !strcmp(name, "split_fp32_sm90_parts") || !strcmp(name, "split_tf32_sm90") ||
                         !strcmp(name, "direct_64x64") || !strncmp(name, "tf32_", 5);
     const unsigned threads = strstr(name, "_small_")         ? 64
                              : of_256                        ? 256
@@ -619,7 +620,8 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     if (!strcmp(name, "pack_look") || !strcmp(name, "pack_scan"))
         return true; /* all rows have the best scale already */
     if (!strncmp(name, "pack_", 5)) return pack(l, args, why, size);
-    if (!strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_parts"))
+    if (!strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_turns") ||
+        !strcmp(name, "split_fp32_sm90_parts"))
         return split_multiply(l, args, 128, 128, 2, why, size);
     if (!strcmp(name, "split_fp32_sm90_t128")) {
         if (l->grid[0] % 2) return snprintf(why, size, "%u blocks are no clusters of two", l->grid[0]), false;

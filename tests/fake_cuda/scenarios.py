@@ -139,16 +139,16 @@ def test_few_tiles_and_long_k_are_cut(problem):
 def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
     context = Context(CUDA, FP32, "split_fp32_sm90", max_workspace=8 << 20)
     assert problem.run(context) == 0
-    assert [name for name in names() if name != "split_reduce"] == SPLIT
+    assert names() == [*SPLIT[:2], "split_fp32_sm90_parts", SPLIT[3]]
     problem.check()
     stats = context.stats()
     assert (stats.products, stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 1, 0, 0)
 
 
-@pytest.mark.parametrize("m, n, k, batch, options", [(300, 260, 256, 1, {}), (130, 70, 4096, 1, {}),
-                                                     (300, 260, 256, 3, {}),
+@pytest.mark.parametrize("m, n, k, batch, options", [(300, 260, 256, 1, {}), (130, 70, 1024, 1, {}),
+                                                     (130, 70, 20000, 1, {}), (300, 260, 256, 3, {}),
                                                      (600, 260, 256, 1, {"max_workspace": 700000})],
-                         ids=["whole", "slices", "batch", "parts"])
+                         ids=["whole", "clusters", "slices", "batch", "chunks"])
 def test_flagged_blocks_are_recomputed_alone(m, n, k, batch, options):
     """Columns of B that meet nothing but elements far below their rows' largest; C is its own addend, so that what is
     written twice, or not at all, shows."""
@@ -163,7 +163,7 @@ def test_flagged_blocks_are_recomputed_alone(m, n, k, batch, options):
     # The driver's sums are in float64.
     bound = 4 * 2.0**-24 * (np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(before))
     assert (np.abs(c - exact) <= bound).all()
-    assert ("split_reduce" in names()) == (k > 1000)
+    assert ("split_reduce" in names()) == (k > 10000) and ("split_fp32_sm90_parts" in names()) == (k == 1024)
     stats = context.stats()
     assert stats.marked_panels == 0 and stats.fallback_tiles > 0
 

@@ -25,9 +25,9 @@ def exponent_for(largest, target):
 
 
 def sampled_columns(k):
-    """The places of a row's sample: eight runs of sixteen."""
-    step = -(-k // 128) * 16
-    return [run * step + i for run in range(8) for i in range(16) if run * step + i < k]
+    """The places of a row's sample: sixteen runs of eight."""
+    step = -(-k // 128) * 8
+    return [run * step + i for run in range(16) for i in range(8) if run * step + i < k]
 
 
 def by_sample(x):

@@ -92,6 +92,7 @@
   ROW(PACK_ROWS_512,        pack_rows_512,        PACK_ROWS,            SUPPORT,  32,   0, 512, 128, 0, 1, 2, NONE,  0)\
   ROW(PACK_ROWS_1024,       pack_rows_1024,       PACK_ROWS,            SUPPORT,  16,   0,1024, 128, 0, 1, 2, NONE,  0)\
   ROW(SPLIT_FP32_SM90,      split_fp32_sm90,      SPLIT_FP32_SM90,      SPLIT,   128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
+  ROW(SPLIT_FP32_SM90_TURNS,split_fp32_sm90_turns,SPLIT_FP32_SM90,      SUPPORT, 128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
   ROW(SPLIT_FP32_SM90_PARTS,split_fp32_sm90_parts,SPLIT_FP32_SM90,      SUPPORT, 128, 128,  64, 384, 1, 1, 2, WGMMA, 3)\
   ROW(SPLIT_FP32_SM90_T128, split_fp32_sm90_t128, SPLIT_FP32_SM90_T128, SPLIT,   128, 128,  64, 128, 1, 2, 2, WGMMA, 2)\
   ROW(SPLIT_TF32_SM90,      split_tf32_sm90,      SPLIT_TF32_SM90,      SPLIT,   128, 256,  64, 384, 1, 1, 1, WGMMA, 4)\

@@ -63,7 +63,7 @@ __device__ inline int64_t panel_of(const pack_args &o, const pack_tile &t) {
 /* ---- Scaling ----------------------------------------------------------------------------------------------------- */
 
 /* Of each row SAMPLES elements are looked at first: runs as long as what memory delivers at once, spread over k. */
-constexpr int SAMPLES = 128, SAMPLE_RUN = 16, SAMPLE_RUNS = SAMPLES / SAMPLE_RUN;
+constexpr int SAMPLES = 128, SAMPLE_RUN = 8, SAMPLE_RUNS = SAMPLES / SAMPLE_RUN;
 constexpr int SAMPLE_EXPONENT = 12;  /* the sample's largest lands in [2^12, 2^13): the row may be 8 times larger */
 constexpr int LARGEST_EXPONENT = 14; /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */

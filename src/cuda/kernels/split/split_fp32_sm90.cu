@@ -5,12 +5,14 @@
  * Tile map: tiles of 128 x 128. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows
  * of the tile each.
  *
- * Warpgroups take turns at the end of a tile: warpgroup 2 waits before its last TURN k blocks until warpgroup 1 has
- * issued all its products. So warpgroup 1 stores its sums while warpgroup 2 multiplies, and multiplies the next tile
- * while warpgroup 2 stores. The stages have room for it: they hold the k blocks that warpgroup 2 still has to read.
+ * Three variants, because a branch more in the loop over tiles costs the first 2 % and more:
  *
- * Where C has few tiles, a cluster of thread blocks shares the k of each (parts in split_args): another kernel, because
- * the first is 5 % slower with as little as a branch more at the end of a tile.
+ *   split_fp32_sm90         tiles, or slices of their k
+ *   split_fp32_sm90_turns   for short k. Warpgroups take turns at the end of a tile: warpgroup 2 waits before its last
+ *                           TURN blocks of k until warpgroup 1 has issued all its products. So warpgroup 1 stores its
+ *                           sums while warpgroup 2 multiplies, and multiplies the next tile while warpgroup 2 stores.
+ *                           The stages have room for it: they hold the blocks that warpgroup 2 still has to read
+ *   split_fp32_sm90_parts   for few tiles. A cluster of thread blocks shares the k of each (parts in split_args)
  *
  * Names: wg warpgroup; kb block of k.
  * Limits: 232 registers in warpgroups 1 and 2 (3 x 64 of them accumulators), 40 in warpgroup 0; 3 stages of 64 KB; one
@@ -20,7 +22,7 @@
 #include "cuda/kernels/split/split_wgmma.cuh"
 
 constexpr int TILE_M = 128, TILE_N = 128, STAGES = 3, WARPS = 8;
-constexpr int TURN = 2, TURN_BLOCKS = 16; /* with more blocks of k to a tile, waiting costs more than storing */
+constexpr int TURN = 2;
 typedef shared_layout<stage<TILE_M, TILE_N, 2>, STAGES, WARPS> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
 static_assert(TURN < STAGES, "warpgroup 1 can finish a tile while warpgroup 2 waits");
@@ -63,7 +65,10 @@ __device__ unsigned add_parts(const split_args &g, SHARED &s, float (&v)[64]) {
 
 /* ---- The fp32 kernels -------------------------------------------------------------------------------------------- */
 
-template <bool PARTS> __device__ void multiply(const split_args &g) {
+enum variant { WHOLE, IN_TURNS, IN_PARTS };
+
+template <variant VARIANT> __device__ void multiply(const split_args &g) {
+    constexpr bool TURNS = VARIANT == IN_TURNS, PARTS = VARIANT == IN_PARTS;
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
     make_barriers(s);
 
@@ -92,21 +97,24 @@ template <bool PARTS> __device__ void multiply(const split_args &g) {
         const output<TILE_N> out(g, w, w.m0 + row);
         const bool short_end = g.short_end && w.kb_end == g.k_blocks && w.kb_end - w.kb_begin > 1;
         const int whole = w.kb_end - w.kb_begin - short_end;
-        const bool has_next = index + work_step<PARTS>(g) < work_count(g); /* to multiply while sums are stored */
-        const int last = has_next && whole <= TURN_BLOCKS ? min(TURN, whole - 1) : 0;
-        turn ^= 1; /* two barriers: warpgroup 1 may come to its next turn before warpgroup 2 has waited for this one */
-        const auto all_issued = [&] {
-            if (wg == 1 && last) named_barrier_arrive(1 + turn, 2 * WARPGROUP);
-        };
         accumulators sums;
         sums.begin();
-        int left = whole;
-        do {
-            const int now = wg == 2 && left > last ? left - last : left;
-            if (left < whole) named_barrier(1 + turn, 2 * WARPGROUP);
-            multiply_blocks<false>(sums, left == whole, s.stages, s.full, at, row, now, release, all_issued);
-            left -= now;
-        } while (left > 0);
+        if (TURNS) {
+            const bool has_next = index + gridDim.x < work_count(g); /* to multiply while sums are stored */
+            const int last = has_next ? min(TURN, whole - 1) : 0;
+            turn ^= 1; /* two barriers: warpgroup 1 may come to its next turn before warpgroup 2 waits for this one */
+            const auto all_issued = [&] {
+                if (wg == 1 && last) named_barrier_arrive(1 + turn, 2 * WARPGROUP);
+            };
+            int left = whole;
+            do {
+                const int now = wg == 2 && left > last ? left - last : left;
+                if (left < whole) named_barrier(1 + turn, 2 * WARPGROUP);
+                multiply_blocks<false>(sums, left == whole, s.stages, s.full, at, row, now, release, all_issued);
+                left -= now;
+            } while (left > 0);
+        } else
+            multiply_blocks<false>(sums, true, s.stages, s.full, at, row, whole, release, [] {});
         if (short_end) { /* of the last block only the first part; the rest is zeros */
             barrier_wait(&s.full[at.index], at.phase);
             wgmma_fence();
@@ -127,13 +135,19 @@ template <bool PARTS> __device__ void multiply(const split_args &g) {
 }
 
 ASSERT_LISTED_AS(SPLIT_FP32_SM90, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));
+ASSERT_LISTED_AS(SPLIT_FP32_SM90_TURNS, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));
 ASSERT_LISTED_AS(SPLIT_FP32_SM90_PARTS, TILE_M, TILE_N, 3 * WARPGROUP, sizeof(SHARED));
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_fp32_sm90(const __grid_constant__ split_args g) {
-    multiply<false>(g);
+    multiply<WHOLE>(g);
+}
+
+extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1)
+    split_fp32_sm90_turns(const __grid_constant__ split_args g) {
+    multiply<IN_TURNS>(g);
 }
 
 extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1)
     split_fp32_sm90_parts(const __grid_constant__ split_args g) {
-    multiply<true>(g);
+    multiply<IN_PARTS>(g);
 }
