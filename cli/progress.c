@@ -49,19 +49,21 @@ static void draw_locked(void) {
     double seconds = seconds_since(begun);
     if (seconds < 1 || !label[0] || interrupted) return;
     char line[sizeof label + BAR_WIDTH + 96];
-    int length = 0;
-    if (step_total > 0) {
-        int filled = (step - 1) * BAR_WIDTH / step_total;
-        line[length++] = '[';
-        for (int i = 0; i < BAR_WIDTH; i++) line[length++] = i < filled ? '#' : '.';
-        length += snprintf(line + length, sizeof line - (size_t)length, "] %d/%d ", step, step_total);
-    }
-    length += snprintf(line + length, sizeof line - (size_t)length, "%s, %.0f s", label, seconds);
+    /* The times first: a terminal cuts the end of a long line. */
+    int length = snprintf(line, sizeof line, "%.0f s", seconds);
     const double left = seconds_left(seconds);
     if (left >= 0)
-        snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left", left);
+        length += snprintf(line + length, sizeof line - (size_t)length, ", about %.0f s left", left);
     else if (step_seconds > 0)
-        snprintf(line + length, sizeof line - (size_t)length, ", longer than estimated");
+        length += snprintf(line + length, sizeof line - (size_t)length, ", longer than estimated");
+    if (step_total > 0) {
+        int filled = (step - 1) * BAR_WIDTH / step_total;
+        line[length++] = ' ';
+        line[length++] = '[';
+        for (int i = 0; i < BAR_WIDTH; i++) line[length++] = i < filled ? '#' : '.';
+        length += snprintf(line + length, sizeof line - (size_t)length, "] %d/%d", step, step_total);
+    }
+    snprintf(line + length, sizeof line - (size_t)length, ": %s", label);
     struct winsize window;
     int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 1 ? window.ws_col - 1 : 79;
     fprintf(stderr, "\r%.*s\033[K", width, line);

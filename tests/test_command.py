@@ -1,5 +1,6 @@
 """The command: every subcommand, every bad input of a file or an option, and output that is whole or not there."""
 
+import fcntl
 import json
 import os
 import pty
@@ -9,7 +10,9 @@ import select
 import shutil
 import signal
 import stat
+import struct
 import subprocess
+import termios
 import threading
 import time
 
@@ -542,13 +545,15 @@ def test_killed(long_product):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_progress_on_a_terminal(long_product, monkeypatch, waits):
-    """A run of more than a second says what it does and how long it will take, on a terminal only; Ctrl-C takes the
-    line away, and where there is none yet the ^C."""
+    """A run of more than a second says how long it will take and what it does, on a terminal only, in one line however
+    narrow the terminal is; Ctrl-C takes the line away, and where there is none yet the ^C."""
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
+    columns = 40
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     seen, started = b"", time.monotonic()
     process = start_long_product(long_product, stdout=theirs, stderr=theirs)
-    while waits and not re.search(rb"multiplying 6000 x 6000 x 6000.* \d+ s, about \d+ s left", seen):
+    while waits and not re.search(rb"\d+ s, about \d+ s left: multiplying.*\x1b", seen):
         if select.select([ours], [], [], 0.5)[0]:
             seen += os.read(ours, 4096)
         assert process.poll() is None, seen
@@ -558,6 +563,7 @@ def test_progress_on_a_terminal(long_product, monkeypatch, waits):
     while select.select([ours], [], [], 0)[0]:
         seen += os.read(ours, 4096)
     assert seen.endswith(b"\r\x1b[K"), seen
+    assert all(len(line) < columns for line in re.split(rb"\r|\x1b\[K", seen)), seen
     assert_untouched(long_product)
     os.close(ours), os.close(theirs)
 

@@ -68,7 +68,7 @@ def test_same_bits_every_time(engine, rng, m, n, k):
     for _ in range(5):
         assert np.array_equal(engine.product(a, b), first)
     assert np.array_equal(engine.product(a, b, context=engine.new_context()), first)
-    by = 4 if engine.precision == TF32 else 3  # TF32's kernels copy 16 bytes at a time: others take what begins elsewhere
+    by = 4 if engine.precision == TF32 else 3  # the kernels of tf32 that copy 16 bytes at a time need alignment
     moved = np.empty(a.size + by, np.float32)[by:].reshape(a.shape)
     moved[...] = a
     assert np.array_equal(engine.product(moved, b), first), "other addresses, other bits"

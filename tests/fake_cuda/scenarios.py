@@ -2,6 +2,7 @@
 test_cuda_host.py starts it with LD_LIBRARY_PATH naming it."""
 
 import ctypes
+import functools
 import re
 from ctypes import byref, c_char, c_char_p, c_int, c_uint, c_void_p
 
@@ -183,6 +184,7 @@ def source_of(path, seen):
     return text
 
 
+@functools.cache
 def kernels_that_wait():
     """By their sources: those that wait for the kernel before them, or call a function that does."""
     found = set()

@@ -12,7 +12,6 @@ from tensors import RELEASE, since
 
 attend = tessera.scaled_dot_product_attention
 torch_attend = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
-needs_gqa = pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.5 is the first to have enable_gqa")
 
 
 def normal(*shape, device="cpu", requires_grad=False):
