@@ -184,7 +184,7 @@ def test_warpgroups_take_turns(accurate_cuda, rng, k):
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("m, n, k", [(100, 60, 4000), (260, 129, 2100), (513, 640, 1000), (900, 700, 1536)])
 def test_k_shared_by_clusters(accurate_cuda, rng, m, n, k):
-    """C has few tiles, of which thread blocks share k: exact on integers, with beta, edges and sums that are checked."""
+    """C has few tiles, and thread blocks share the k of each: exact on integers, with beta, edges, checked sums."""
     a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
     c = filled(stepped, before)
     accurate_cuda.multiply(a, b, c, 2.0, -1.0)

@@ -67,7 +67,8 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
     if (plan->cluster > 1 && as_planned) {
         args.parts = (int32_t)plan->cluster;
         args.k_blocks_per_slice = (int32_t)(plan->k_each / SPLIT_K);
-    } else if (plan->slices > 1 && (as_planned || !plan->full_tiles)) { /* what is left is computed whole, or in slices, too */
+    } else if (plan->slices > 1 &&
+               (as_planned || !plan->full_tiles)) { /* what is left is computed whole, or in slices, too */
         args.full_tiles = (int32_t)plan->full_tiles;
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)ceil_div(args.k_blocks, args.k_blocks_per_slice);
@@ -82,7 +83,8 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
     const int64_t blocks = args.parts > 1 ? p->batch * tiles * args.parts
                                           : cuda_split_blocks(kernel, plan->device, p->batch * args.full_tiles,
                                                               p->batch * (tiles - args.full_tiles) * args.slices);
-    tsr_status status = launch_clusters(q, variant_of(kernel, &args, blocks), (launch_grid){blocks, 1, 1}, args.parts, &args, sizeof args);
+    tsr_status status = launch_clusters(q, variant_of(kernel, &args, blocks), (launch_grid){blocks, 1, 1}, args.parts,
+                                        &args, sizeof args);
     if (!status && args.slices > 1) {
         const int64_t cut = (int64_t)(tiles - args.full_tiles) * kernel->tile_m * kernel->tile_n;
         const int64_t reduce_blocks = ceil_div(cut / (CHECK_ROWS * CHECK_COLS), reduce->threads / 32);

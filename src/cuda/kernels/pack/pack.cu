@@ -50,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_sample(const __g
     allow_next_kernel();
     pack_tile t;
     if (!tile_at(pair, blockIdx.x, SAMPLE_ROWS, false, &t)) {
-        begin_marks(pair, tiles_in(pair.operand[0], SAMPLE_ROWS, false) + tiles_in(pair.operand[1], SAMPLE_ROWS, false));
+        begin_marks(pair,
+                    tiles_in(pair.operand[0], SAMPLE_ROWS, false) + tiles_in(pair.operand[1], SAMPLE_ROWS, false));
         return;
     }
     const pack_args &o = pair.operand[t.operand];

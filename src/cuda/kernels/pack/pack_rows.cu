@@ -5,8 +5,8 @@
  *
  * Rows begin at multiples of 16 bytes, and k is a multiple of four. Lane i has the quads i, i + 32, ... of a row.
  *
- * Tile map: a thread block packs ROWS rows, a quarter of them for each of four warps, one group of rows after the other;
- * a group is as many rows as 32 registers hold. The next group is loaded while one is split. Blocks of operand 0 come
+ * Tile map: a thread block packs ROWS rows, a quarter of them for each of four warps, one group of rows after another.
+ * A group is as many rows as 32 registers hold. The next group is loaded while one is split. Blocks of operand 0 come
  * first.
  *
  * Names: QUADS of a row that a lane has; group: rows that a warp holds at once.

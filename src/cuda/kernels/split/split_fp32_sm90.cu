@@ -35,7 +35,7 @@ typedef float4 shared_sums[WARPS][TILE_N / CHECK_COLS][CHECK_COLS / 8][32];
 static_assert(sizeof(shared_sums) <= sizeof(SHARED::stages), "they lie where the stages were");
 
 /* Adds up the sums of all blocks of the cluster, in order, for every parts-th check block of the tile. Returns which of
- * this warp's four these are, as bits. Called by all threads that multiply; warpgroup 0 takes part in its two cluster_sync. */
+ * this warp's four these are, as bits. Called by all threads that multiply; the others call cluster_sync twice. */
 __device__ unsigned add_parts(const split_args &g, SHARED &s, float (&v)[64]) {
     shared_sums &sums = *(shared_sums *)s.stages;
     const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, rank = cluster_rank();

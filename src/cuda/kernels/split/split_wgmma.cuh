@@ -1,7 +1,7 @@
 /* split_wgmma.cuh: what the split kernels for Hopper (split_*_sm90*.cu) share: stages in shared memory and their
  * barriers, the copies that fill them, the products of fp32, and the epilogue of a warpgroup.
  *
- * Thread blocks are persistent: each takes every work_step-th tile. A stage holds one block of k of both operands' tiles,
+ * Thread blocks are persistent: each takes every gridDim-th tile. A stage holds one block of k of both operands' tiles,
  * copied straight from the panels (args.h). full[s] completes when stage s has landed, empty[s] when all warps have
  * read it.
  *
