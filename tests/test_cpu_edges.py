@@ -154,8 +154,12 @@ def bound():
 thread = threading.Thread(target=bound)
 thread.start()
 thread.join()
-multiply()
-print(len({tuple(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir("/proc/self/task")}))
+def masks():
+    return {tuple(sorted(os.sched_getaffinity(int(task)))) for task in os.listdir("/proc/self/task")}
+for _ in range(10000): # on a busy machine a product may be over before the worker has come
+    multiply()
+    if len(masks()) == 1: break
+print(len(masks()))
 """
 
 

@@ -496,5 +496,6 @@ const struct cpu_kernel cpu_kernel_amx = {
 #endif
     .mr = MR,
     .nr = NR,
+    .lanes = AMX_LANES,
     .kc = AMX_KC,
 };

@@ -8,6 +8,7 @@
  * few at a time, which keeps the writing out of the way of the next tile's multiply-adds.
  */
 #include "cpu/avx512_tile.h"
+#include "cpu/touch.h"
 
 enum { MC = 3072, NC = 256, KC = 640 };
 
@@ -208,7 +209,7 @@ static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu
                                                                       const __mmask16 last) {
     enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
     const float *lines = t->next_a; /* of the next rows of A: where it is transposed, a line of each term has 16 */
-    for (int part = 1; m >= SMALL_MR; m -= SMALL_MR, part++) {
+    for (int part = 1; m == SMALL_MR || m > MR; m -= SMALL_MR, part++) {
         if (t->k >= FETCHES_C)
             multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL, NULL);
         else
@@ -227,6 +228,8 @@ static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu
     case 1: multiply_tile(t, 1, vectors, last); break;
     case 2: multiply_tile(t, 2, vectors, last); break;
     case 3: multiply_tile(t, 3, vectors, last); break;
+    case 5: multiply_tile(t, 5, vectors, last); break;
+    case 6: multiply_tile(t, 6, vectors, last); break;
     default: break;
     }
 }
@@ -240,11 +243,11 @@ static __attribute__((noinline)) void multiply_strip(struct cpu_tile *t, int m) 
     else if (t->n > TALL_NR)
         multiply_wide_strip(t, m, 3, last_mask(t->n));
     else
-        for (; m > 0; m -= TALL_MR) {
-            t->m = m < TALL_MR ? m : TALL_MR;
+        for (int tiles = (m + TALL_MR - 1) / TALL_MR; m > 0; m -= t->m, tiles--) {
+            t->m = (m + tiles - 1) / tiles;
             multiply(t);
-            t->a += TALL_MR * t->a_row;
-            t->s = t->c += TALL_MR * t->c_row;
+            t->a += t->m * t->a_row;
+            t->s = t->c += t->m * t->c_row;
         }
 }
 
@@ -278,7 +281,7 @@ multiply_and_transpose(const struct cpu_tile *t, float *copy, int64_t b_col, con
             from += LANES * b_col;
             if (p < 0 || p + q >= terms) continue;
             __m512 row[VECTORS];
-            load_row(row, b, vectors, last);
+            load_row(row, b, vectors, last, false);
             CPU_UNROLL
             for (int i = 0; i < SMALL_MR; i++) {
                 CPU_UNROLL
@@ -332,6 +335,7 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
         t->b_step = (t->n + 7) / 8 * 8;
         t->s = t->c = c + j;
         int done = 0;
+        touch_rows(t->b, t->n, t->k, b_col);
         if (t->n > TALL_NR && m >= SMALL_MR && t->k <= CPU_CHAIN) {
             multiply_first_tile(t, copy, b_col);
             done = SMALL_MR;
@@ -357,6 +361,7 @@ static void multiply_strips(struct cpu_tile *t) {
         t->n = strip_width(n - j);
         t->a = a;
         t->b = b + j;
+        t->whole = t->b_step == n ? cpu_whole_steps(t, LANES, t->k * n - j) : 0;
         t->s = t->c = c + j;
         t->next_a = !fetches || j                ? NULL
                     : contiguous && m > SMALL_MR ? a + SMALL_MR * t->a_row
@@ -421,9 +426,10 @@ static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
         return;
     }
     const bool one_tile = t->m <= TALL_MR && t->n <= TALL_NR;
-    if (b_col == 1 && one_tile)
+    if (b_col == 1 && one_tile) {
+        t->whole = t->b_step == t->n ? cpu_whole_steps(t, LANES, t->k * t->n) : 0;
         multiply(t);
-    else if (b_col == 1)
+    } else if (b_col == 1)
         multiply_strips(t);
     else if (one_tile)
         multiply_transposed_tile(t, b_col);
@@ -435,6 +441,7 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .needs = CPU_AVX512F | CPU_AVX512VL | CPU_FMA,
                                              .mr = MR,
                                              .nr = NR,
+                                             .lanes = LANES,
                                              .mc = MC,
                                              .nc = NC,
                                              .kc = KC,

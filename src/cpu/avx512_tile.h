@@ -40,11 +40,16 @@ static inline __attribute__((always_inline)) void store_masked(float *to, const 
 /* In what follows rows and vectors are constants wherever it is inlined, so that the loops over them unroll and the
  * sums are registers. `last` masks the last vector. */
 static inline __attribute__((always_inline)) void load_row(__m512 row[VECTORS], const float *b, const int vectors,
-                                                           const __mmask16 last) {
+                                                           const __mmask16 last, const bool whole) {
     CPU_UNROLL
     for (int v = 0; v < vectors; v++)
-        row[v] = v + 1 < vectors || last == 0xffff ? _mm512_loadu_ps(b + v * LANES)
-                                                   : _mm512_maskz_loadu_ps(last, b + v * LANES);
+        row[v] = v + 1 < vectors || whole ? _mm512_loadu_ps(b + v * LANES)
+                                          : _mm512_maskz_loadu_ps(last, b + v * LANES);
+}
+
+/* The last steps of K, in which the last vector is read under its mask. */
+static inline __attribute__((always_inline)) int64_t masked_steps(const struct cpu_tile *t, const __mmask16 last) {
+    return last == 0xffff ? 0 : t->k - t->whole;
 }
 
 /* One step of K. `panel`, where there is one, gets the elements of A. */
@@ -97,13 +102,21 @@ static inline __attribute__((always_inline)) void sum_tile(__m512 sum[TALL_MR][V
     const float *group[TALL_MR / 3], *b = t->b;
     _Alignas(64) float partial[TALL_MR * TALL_NR];
     CPU_WRITTEN_BEFORE_READ(partial);
+    const int64_t masked = masked_steps(t, last);
     start_tile(sum, group, t, rows, vectors);
     for (int64_t left = t->k; left > 0;) {
         const int64_t end = left > chain ? left - chain : 0;
         const bool is_first = left == t->k;
+        for (; left > end && left > masked; left--, b += b_step) {
+            __m512 row[VECTORS];
+            load_row(row, b, vectors, last, true);
+            add_step(sum, row, group, a_row, rows, vectors, NULL);
+            CPU_UNROLL
+            for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+        }
         for (; left > end; left--, b += b_step) {
             __m512 row[VECTORS];
-            load_row(row, b, vectors, last);
+            load_row(row, b, vectors, last, false);
             add_step(sum, row, group, a_row, rows, vectors, NULL);
             CPU_UNROLL
             for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
@@ -124,7 +137,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
     const float *group[TALL_MR / 3], *b = t->b, *c = t->c, *next_a = t->next_a, *next_b = t->next_b;
     _Alignas(64) float partial[TALL_MR * TALL_NR];
     CPU_WRITTEN_BEFORE_READ(partial);
-    const int64_t chain = cpu_chain(t->k);
+    const int64_t chain = cpu_chain(t->k), masked = masked_steps(t, last);
     int64_t chain_end = t->k - chain;
     start_tile(sum, group, t, rows, vectors);
     int c_left = rows;
@@ -148,9 +161,16 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
         }
         const bool more = next_a || next_b || c_left > 0;
         const int64_t end = more && left > chain_end + CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : chain_end;
+        for (; left > end && left <= masked; left--, b += b_step) {
+            __m512 row[VECTORS];
+            load_row(row, b, vectors, last, false);
+            add_step(sum, row, group, a_row, rows, vectors, NULL);
+            CPU_UNROLL
+            for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+        }
         for (; left > end; left--, b += b_step) {
             __m512 row[VECTORS];
-            load_row(row, b, vectors, last);
+            load_row(row, b, vectors, last, true);
             if (panel_b) {
                 CPU_UNROLL
                 for (int v = 0; v < vectors; v++) {
@@ -218,11 +238,22 @@ static inline __attribute__((always_inline)) void multiply_tile_and_fetch(const 
     store_tile(sum, t, rows, vectors, last);
 }
 
+static inline __attribute__((always_inline)) void add_narrow_step(__m256 sum[TALL_MR], const float *group[TALL_MR / 3],
+                                                                  int64_t a_row, int64_t a_step, __m256 row,
+                                                                  const int rows) {
+    CPU_UNROLL
+    for (int i = 0; i < rows; i++)
+        sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
+    CPU_UNROLL
+    for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
+}
+
 /* A tile of at most eight columns, in vectors of that length, of which a processor does twice as many. */
 static inline __attribute__((always_inline)) void multiply_narrow(const struct cpu_tile *t, const int rows,
                                                                   const bool whole) {
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row, chain = cpu_chain(t->k);
     const __mmask8 mask = (__mmask8)((1u << t->n) - 1);
+    const int64_t masked = whole ? 0 : t->k - t->whole;
     __m256 sum[TALL_MR], partial[TALL_MR];
     CPU_WRITTEN_BEFORE_READ(partial);
     CPU_UNROLL
@@ -234,15 +265,10 @@ static inline __attribute__((always_inline)) void multiply_narrow(const struct c
     for (int64_t left = t->k; left > 0;) {
         const int64_t end = left > chain ? left - chain : 0;
         const bool is_first = left == t->k;
-        for (; left > end; left--) {
-            const __m256 row = whole ? _mm256_loadu_ps(b) : _mm256_maskz_loadu_ps(mask, b);
-            CPU_UNROLL
-            for (int i = 0; i < rows; i++)
-                sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
-            CPU_UNROLL
-            for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
-            b += b_step;
-        }
+        for (; left > end && left > masked; left--, b += b_step)
+            add_narrow_step(sum, group, a_row, a_step, _mm256_loadu_ps(b), rows);
+        for (; left > end; left--, b += b_step)
+            add_narrow_step(sum, group, a_row, a_step, _mm256_maskz_loadu_ps(mask, b), rows);
         CPU_UNROLL
         for (int i = 0; i < rows; i++) {
             if (!is_first) sum[i] = _mm256_add_ps(partial[i], sum[i]);

@@ -22,6 +22,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "problem.h"
+
 struct cpu_tile {
     int m, n;  /* 1..mr rows, 1..nr columns; nothing outside them is read or written */
     int64_t k; /* at least 1 */
@@ -29,6 +31,10 @@ struct cpu_tile {
     int64_t a_row, a_step; /* in floats, as all strides */
     const float *b;
     int64_t b_step;
+    /* In so many of the first steps of k, vectors that end behind column n may be read whole: B is in place, and what is
+     * there belongs to B. Some processors (Zen 5) prefetch nothing for masked loads. In the first-level cache masked
+     * loads are the better ones: they leave the prefetchers to A. */
+    int64_t whole;
     const float *s; /* addend; either equals c or does not overlap it */
     int64_t s_row;
     float *c;
@@ -41,6 +47,12 @@ struct cpu_tile {
     const float *next_a, *next_b;
     int64_t next_a_row, next_a_step, next_b_step;
 };
+
+/* A tile's `whole`, for vectors of so many lanes: `floats` of B lie behind its first element, all of them B's. */
+static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64_t floats) {
+    const int64_t row = (t->n + lanes - 1) / lanes * lanes, most = floats < row ? 0 : (floats - row) / t->b_step + 1;
+    return most < t->k ? most : t->k;
+}
 
 enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
 
@@ -70,7 +82,7 @@ static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_ro
     enum { LEAST_TERMS = 16, FAR = 1 << 12, FAR_FOR_MANY = 1 << 17 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
-    if (b_col == 1) return n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
+    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
 }
@@ -82,6 +94,7 @@ struct cpu_kernel {
     const char *name;
     unsigned needs;     /* instruction sets, of the bits above */
     int mr, nr;         /* the tile */
+    int lanes;          /* floats of a vector */
     int64_t mc, nc, kc; /* the largest macro block: rows of a block of A, columns of a block of B, terms of both */
     void (*multiply)(const struct cpu_tile *tile);
     /* The same for a whole tile of mr x nr, which also packs its rows of A, its columns of B, or both, into the panels
@@ -109,6 +122,20 @@ struct cpu_kernel {
 static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t b_row,
                               int64_t b_col) {
     return m == 1 && kernel->multiply_row && (b_row == 1 || b_col == 1 || k == 1 || n == 1);
+}
+
+/* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels load
+ * vectors along B's rows, which have to be made where its columns are contiguous instead. C^T has them along A's columns,
+ * and is written element by element. It has to be better by so much, and by more if A's columns have to be made, too.
+ * Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an element of an operand that is made
+ * contiguous, and of one of C that is written apart. No floating point: the caller's mode may trap. */
+static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
+                                            int64_t a_row, int64_t b_col) {
+    enum { FEW = 64, LEAST_TERMS = 32, MULTIPLY = 5, MAKE = 4, WRITE = 15, BETTER = 95, MUCH_BETTER = 70 };
+    if ((m > FEW && n > FEW) || k < LEAST_TERMS) return false;
+    const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
+    const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) + WRITE * m * n / k;
+    return 100 * transposed < (a_row == 1 ? BETTER : MUCH_BETTER) * as_is;
 }
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_neon, cpu_kernel_portable;

@@ -31,6 +31,7 @@
 #include <math.h>
 
 #include "cpu/pack.h"
+#include "cpu/touch.h"
 
 /* Rows of A that a member packs at a time, in panels of mr. */
 enum { PANELS_PER_PACK = 16 };
@@ -217,6 +218,13 @@ static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
+/* A tile's `whole`, where it reads B in place. */
+static int64_t whole_steps(const struct stage *s, const struct cpu_tile *tile, int64_t j) {
+    const tsr_operand *b = &s->p->b;
+    if (b->col_stride != 1 || b->row_stride != s->p->n) return 0;
+    return cpu_whole_steps(tile, s->plan->kernel->lanes, (s->p->k - s->first) * s->p->n - s->j - j);
+}
+
 /* Some of the stage's rows, from i. */
 static void pack_rows(const struct stage *s, float *block, int64_t i, int64_t rows) {
     const tsr_operand *a = &s->p->a;
@@ -297,19 +305,24 @@ static void pack_columns(const struct stage *s, float *panels, const struct cpu_
 
 /* Some rows of the stage, from i, times the columns of one block. */
 static void multiply_rows(const struct stage *s, int64_t block, int64_t i, int64_t i_end) {
+    enum { SHORT_ROW = 400, NARROW_BLOCK = 64 }; /* of A's rows, read in place; longer ones are prefetched well */
     const struct cpu_kernel *kernel = s->plan->kernel;
     const int64_t c_col = s->p->c.col_stride, s_col = s->addend.col_stride;
     const int64_t j_first = block * s->plan->nc, j_end = block_end(s, block);
+    const bool in_place = !s->plan->packs_b && !operand_panels(&s->p->b, s->p->batch);
+    const bool touches = s->a_step == 1 && s->a_row != 1 && s->terms <= SHORT_ROW && j_end - j_first <= NARROW_BLOCK;
     for (; i < i_end; i += kernel->mr) {
         struct cpu_tile tile = tile_at(s, i, j_first);
         tile.n = (int)min64(kernel->nr, j_end - j_first);
         float *panel = panel_to_pack(s, &tile, i);
         if (panel) read_in_place(s, &tile, i);
+        if (touches && !panel) touch_rows(tile.a, tile.m, s->terms, tile.a_row);
         prefetch_rows(s, &tile, i);
         prefetch_columns(s, &tile, i, j_first);
         tile.b = s->b + block * s->b_block;
         for (int64_t j = j_first; j < j_end; j += kernel->nr) {
             tile.n = (int)min64(kernel->nr, j_end - j);
+            if (in_place) tile.whole = whole_steps(s, &tile, j);
             multiply_tile(s, &tile, panel, NULL);
             if (panel) {
                 tile.a = panel;

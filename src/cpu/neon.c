@@ -131,6 +131,7 @@ static inline float sum_lanes(vector x) { return vaddvq_f32(x); }
 const struct cpu_kernel cpu_kernel_neon = {.name = "neon",
                                            .mr = MR,
                                            .nr = NR,
+                                           .lanes = LANES,
                                            .mc = MC,
                                            .nc = NC,
                                            .kc = KC,

@@ -43,14 +43,13 @@ static bool is_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
  * times one of few rows or columns, if the large one would have to be transposed in packing, which takes as long as
  * multiplying. Otherwise C's layout decides, because kernels write rows. Packed operands are packed for their side. */
 static bool is_better_transposed(const struct cpu_kernel *kernel, const tsr_problem *p) {
-    enum { FEW = 64, MANY = 256 };
     if (p->m == 1) return false;
     const tsr_problem transposed = cpu_orient(p, true);
     if (p->n == 1 && is_row(kernel, &transposed)) return true;
     if (operand_panels(&p->a, p->batch) || operand_panels(&p->b, p->batch)) return false;
     if (is_few_rows(kernel, p) || is_few_rows(kernel, &transposed)) return !is_few_rows(kernel, p);
-    if (p->n <= FEW && p->m >= MANY && p->k >= FEW && p->a.row_stride == 1) return true;
-    if (p->m <= FEW && p->n >= MANY && p->k >= FEW && p->b.row_stride == 1 && p->b.col_stride != 1) return true;
+    if (p->c.col_stride == 1 && p->c.row_stride != 1)
+        return cpu_is_better_transposed(kernel, p->m, p->n, p->k, p->a.row_stride, p->b.col_stride);
     return p->c.row_stride == 1 && p->c.col_stride != 1;
 }
 

@@ -55,4 +55,4 @@ static void multiply(const struct cpu_tile *t) {
 }
 
 const struct cpu_kernel cpu_kernel_portable = {
-    .name = "portable", .mr = MR, .nr = NR, .mc = MC, .nc = NC, .kc = KC, .multiply = multiply};
+    .name = "portable", .mr = MR, .nr = NR, .lanes = 4, .mc = MC, .nc = NC, .kc = KC, .multiply = multiply};

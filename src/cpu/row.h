@@ -161,6 +161,7 @@ static void multiply_row_by_tiles(const struct cpu_tile *t, int64_t kc) {
         tile.k = min64(kc, t->k - first);
         tile.a = t->a + first * t->a_step;
         tile.b = t->b + first * t->b_step;
+        tile.whole = t->b_step == t->n ? cpu_whole_steps(&tile, LANES, (t->k - first) * t->n) : 0;
         multiply(&tile);
         tile.beta = 1;
         tile.s = t->c;

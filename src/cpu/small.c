@@ -14,6 +14,7 @@
 #include "cpu/pack.h"
 #include "cpu/plan.h"
 #include "cpu/team.h"
+#include "cpu/touch.h"
 #include "rounding.h"
 
 /* Multiply-adds of a small product; larger ones are worth packing for. Where no side is longer than SHORT, all of it
@@ -42,11 +43,14 @@ static inline bool fits_strips(const struct cpu_kernel *kernel, uint64_t n, uint
            (n < (uint64_t)kernel->nr ? n : (uint64_t)kernel->nr) * k <= PANEL_FLOATS;
 }
 
-/* A transposed A times few columns is better transposed, which a plan does. */
-static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k, int64_t a_row) {
-    enum { FEW = 64, MANY = 256 };
-    if (k <= SHALLOW && !(a_row == 1 && n <= FEW && m >= MANY && k >= FEW)) return MOST_WORK_IF_SHALLOW;
+static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
+    if (k <= SHALLOW) return MOST_WORK_IF_SHALLOW;
     return m <= SHORT && n <= SHORT && k <= SHORT ? MOST_WORK_IF_SHORT : MOST_WORK;
+}
+
+/* Whether C has so few rows or columns that a kernel may compute them side by side. */
+static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n) {
+    return kernel->multiply_few && (m <= CPU_FEW_ROWS || n <= CPU_FEW_ROWS);
 }
 
 /* Whether the product is small and C row-major, by shapes and strides. */
@@ -54,8 +58,11 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
                                    const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
-        m * n * k > most_work(m, n, k, a->row_stride) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
+        m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
+    if (!is_few(kernel, a->rows, b->cols) &&
+        cpu_is_better_transposed(kernel, a->rows, b->cols, a->cols, a->row_stride, b->col_stride))
+        return false; /* a plan does that */
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
            has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
            has_plain_strides(c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
@@ -156,7 +163,7 @@ enum few { NOT_FEW, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY_TILES };
 
 /* By tiles, where a transposed A is near. */
 static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
-    if (!kernel->multiply_few || (t->m > CPU_FEW_ROWS && t->n > CPU_FEW_ROWS)) return NOT_FEW;
+    if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
     if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
     enum { TILES = 4, LEAST_TERMS = 16 };
@@ -198,35 +205,51 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 
 /* ---- A whole product --------------------------------------------------------------------------------------------- */
 
-/* Reads every line of a matrix that the kernel reads in another order than it lies in memory, so that misses overlap
- * if it comes from there. Loads, because prefetches that miss the TLB are dropped. */
-static inline void touch(const float *from, int64_t rows, int64_t length, int64_t apart) {
-    enum { LEAST = 1 << 9, MOST = 1 << 15 };
-    if (rows * length < LEAST || rows * length > MOST) return;
-    if (apart == length) length *= rows, rows = 1;
-    for (; rows > 0; rows--, from += apart) /* what lies between rows may be another's */
-        for (int64_t i = 0; i < length; i += CPU_LINE) (void)*(const volatile float *)(from + i);
+/* Floats of an operand that is read from end to end before it is multiplied: B, which stays for all of A; and A. */
+enum { TOUCHED_FLOATS_OF_B = 1 << 15, TOUCHED_FLOATS_OF_A = 1 << 17 };
+
+/* Narrow rows of C are written in parts of cache lines, which have to be read first. */
+static inline void touch_b_and_c(const struct cpu_tile *t, int64_t b_col) {
+    enum { NARROW = 2 * CPU_LINE, MULTIPLE_OF_NARROW = CPU_LINE / 2 };
+    if (t->k * t->n <= TOUCHED_FLOATS_OF_B) touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+    if (t->n < NARROW && t->n % MULTIPLE_OF_NARROW && t->m * t->n <= TOUCHED_FLOATS_OF_B)
+        touch_rows(t->c, t->m, t->n, t->c_row);
 }
 
-static inline void touch_operands(const struct cpu_tile *t, int64_t b_col) {
-    enum { FEW_COLUMNS_OF_B = 64, FEW_ROWS_OF_A = 128, LEAST_TERMS = 40 };
-    if (t->n <= FEW_COLUMNS_OF_B && t->a_step == 1 && t->k >= LEAST_TERMS) touch(t->a, t->m, t->k, t->a_row);
-    if (t->n <= FEW_COLUMNS_OF_B && t->a_row == 1) touch(t->a, t->k, t->m, t->a_step);
-    if (t->m <= FEW_ROWS_OF_A && b_col != 1 && t->b_step == 1) touch(t->b, t->n, t->k, b_col);
+/* A is touched before it is multiplied, a larger one some rows at a time. A larger one whose columns are contiguous is
+ * prefetched by the kernel instead, line by line of its columns. */
+static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
+    const int64_t most = TOUCHED_FLOATS_OF_A / product->k;
+    if (product->m > most && product->a_row == 1) {
+        multiply_whole(kernel, product, b_col);
+        return;
+    }
+    for (int64_t first = 0; first < product->m; first += most) {
+        struct cpu_tile part = *product;
+        part.m = (int)min64(most, product->m - first);
+        part.a += first * part.a_row;
+        part.c += first * part.c_row;
+        part.s = part.c;
+        touch_matrix(part.a, part.m, part.k, part.a_row, part.a_step);
+        multiply_whole(kernel, &part, b_col);
+    }
 }
 
 static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
     const enum few few = few_rows_or_columns(kernel, product, b_col);
-    if (is_row(kernel, product, b_col))
+    touch_b_and_c(product, b_col);
+    if (is_row(kernel, product, b_col)) {
+        if (product->a_row != 1 && product->m * product->k <= TOUCHED_FLOATS_OF_B)
+            touch_matrix(product->a, product->m, product->k, product->a_row, product->a_step);
         multiply_row(kernel, product, b_col);
-    else if (few == FEW_ROWS)
+    } else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, kernel->kc);
-    else if (few != NOT_FEW && (few == FEW_COLUMNS || kernel->multiply_whole))
+    else if (few != NOT_FEW && (few == FEW_COLUMNS || kernel->multiply_whole)) {
+        if (product->m * product->k <= TOUCHED_FLOATS_OF_A)
+            touch_matrix(product->a, product->m, product->k, product->a_row, product->a_step);
         multiply_few_columns(kernel, product, b_col, few == FEW_COLUMNS_BY_TILES);
-    else {
-        touch_operands(product, b_col);
-        multiply_whole(kernel, product, b_col);
-    }
+    } else
+        multiply_touched(kernel, product, b_col);
 }
 
 /* ---- By several threads ------------------------------------------------------------------------------------------ */
@@ -272,7 +295,7 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
             part.c += first * part.c_row;
         }
         part.s = part.c;
-        multiply_whole(s->kernel, &part, s->b_col);
+        multiply_touched(s->kernel, &part, s->b_col);
     }
     cpu_rounding_end(mode);
 }
@@ -301,8 +324,7 @@ bool cpu_is_direct(const struct cpu_kernel *kernel, const tsr_problem *p) {
     const bool adds_to_c = p->addend.data == p->c.data && p->addend.row_stride == p->c.row_stride &&
                            p->addend.batch_stride == p->c.batch_stride && p->addend.col_stride == 1;
     return p->m < MOST_WORK && p->n < MOST_WORK && p->k <= kernel->kc && p->m * p->n < MOST_WORK &&
-           (uint64_t)(p->m * p->n * p->k) <=
-               most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k, p->a.row_stride) &&
+           (uint64_t)(p->m * p->n * p->k) <= most_work((uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k) &&
            p->c.col_stride == 1 && (is_zero(p->beta) || adds_to_c) && !p->a.packed && !p->b.packed &&
            (p->b.col_stride == 1 || fits_strips(kernel, (uint64_t)p->n, (uint64_t)p->k, p->b.row_stride));
 }
