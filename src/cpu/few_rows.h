@@ -4,8 +4,6 @@
  * Sums have the chains of tiles. Where B's rows are contiguous, eight of them are read side
  * by side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and
  * squares of LANES x LANES elements are transposed in registers.
- *
- * The kernel's file defines, besides what row.h wants: transpose_square(x), LANES vectors.
  */
 #ifndef TESSERA_CPU_FEW_ROWS_H
 #define TESSERA_CPU_FEW_ROWS_H

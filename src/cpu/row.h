@@ -17,6 +17,7 @@
  *     store(p, x), store_first(p, x, count)
  *     product(x, y), multiply_add(x, y, sum)     lane by lane; the second rounds once
  *     add(x, y), sum_lanes(x)
+ *     transpose_square(x)                        LANES vectors
  */
 #ifndef TESSERA_CPU_ROW_H
 #define TESSERA_CPU_ROW_H
@@ -24,6 +25,7 @@
 #include <math.h>
 
 #include "cpu/kernel.h"
+#include "cpu/touch.h"
 #include "problem.h"
 
 enum { ROW_CHAINS = 2, ROW_COLUMNS = 8, ROW_TERMS = 4096, ROWS_AT_ONCE = 8, ROW_SUMS = 2048, LINE_FLOATS = 16 };
@@ -84,6 +86,25 @@ static inline __attribute__((always_inline)) void sum_columns(float sums[ROW_COL
     for (int i = 0; i < columns; i++) sums[i] = sum_lanes(add(sum[i][0], sum[i][1]));
 }
 
+/* Of any number of columns up to ROW_COLUMNS. */
+static inline void sum_so_many_columns(float sums[ROW_COLUMNS], const float *a, const float *b, int64_t b_col,
+                                       int64_t terms, int columns, bool far) {
+    switch (columns) {
+    case 1: sum_columns(sums, a, 1, b, b_col, terms, 1, true, true); break;
+    case 2: sum_columns(sums, a, 1, b, b_col, terms, 2, true, true); break;
+    case 3: sum_columns(sums, a, 1, b, b_col, terms, 3, true, true); break;
+    case 4: sum_columns(sums, a, 1, b, b_col, terms, 4, true, true); break;
+    case 5: sum_columns(sums, a, 1, b, b_col, terms, 5, true, true); break;
+    case 6: sum_columns(sums, a, 1, b, b_col, terms, 6, true, true); break;
+    case 7: sum_columns(sums, a, 1, b, b_col, terms, 7, true, true); break;
+    default:
+        if (far)
+            sum_columns(sums, a, 1, b, b_col, terms, ROW_COLUMNS, true, true);
+        else
+            sum_columns(sums, a, 1, b, b_col, terms, ROW_COLUMNS, false, true);
+    }
+}
+
 /* An A whose elements are apart was made contiguous by the caller, unless there was no memory for it. */
 static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
     const bool far = is_far(t);
@@ -94,18 +115,55 @@ static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
         const float beta = first ? 1 : t->beta, *s = first ? t->c : t->s;
         for (int j = 0, columns; j < t->n; j += columns) {
             const float *b = t->b + first + j * b_col;
-            columns = t->n - j < ROW_COLUMNS ? 1 : ROW_COLUMNS;
-            if (t->a_step != 1) {
-                columns = 1;
+            columns = t->a_step != 1 ? 1 : t->n - j < ROW_COLUMNS ? t->n - j : ROW_COLUMNS;
+            if (t->a_step != 1)
                 sum_columns(sums, a, t->a_step, b, b_col, terms, 1, true, false);
-            } else if (columns == 1)
-                sum_columns(sums, a, 1, b, b_col, terms, 1, true, true);
-            else if (far)
-                sum_columns(sums, a, 1, b, b_col, terms, ROW_COLUMNS, true, true);
             else
-                sum_columns(sums, a, 1, b, b_col, terms, ROW_COLUMNS, false, true);
+                sum_so_many_columns(sums, a, b, b_col, terms, columns, far);
             for (int i = 0; i < columns; i++)
                 t->c[j + i] = beta == 0 ? t->alpha * sums[i] : fmaf(t->alpha, sums[i], beta * s[j + i]);
+        }
+    }
+}
+
+/* Writes the sums of one k block to C's columns from j on, as a tile does; adds_to_c: C holds those of the blocks
+ * before. */
+static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const float *sums, int columns) {
+    const vector alpha = every(t->alpha), beta = every(adds_to_c ? 1 : t->beta);
+    const bool adds = adds_to_c || t->beta != 0;
+    const float *s = adds_to_c ? t->c : t->s;
+    int v = 0;
+    for (; v + LANES <= columns; v += LANES) {
+        const vector sum = load(sums + v);
+        store(t->c + j + v, adds ? multiply_add(alpha, sum, product(beta, load(s + j + v))) : product(alpha, sum));
+    }
+    if (v == columns) return;
+    const vector sum = load(sums + v);
+    store_first(t->c + j + v,
+                adds ? multiply_add(alpha, sum, product(beta, load_first(s + j + v, columns - v))) : product(alpha, sum),
+                columns - v);
+}
+
+/* Columns of at most LANES terms: as many of them are transposed in registers, and sums have the chain of a tile. */
+static void multiply_row_by_short_columns(const struct cpu_tile *t, int64_t b_col) {
+    enum { TOUCHED_FLOATS = 4096 };
+    const int terms = (int)t->k, at_once = TOUCHED_FLOATS / terms;
+    float sums[LANES];
+    for (int first = 0; first < t->n; first += at_once) {
+        const int end = t->n - first < at_once ? t->n : first + at_once;
+        touch_rows(t->b + first * b_col, end - first, terms, b_col);
+        for (int j = first, columns; j < end; j += columns) {
+            const float *b = t->b + j * b_col;
+            vector x[LANES], sum = zeros();
+            columns = end - j < LANES ? end - j : LANES;
+            CPU_UNROLL
+            for (int q = 0; q < LANES; q++) x[q] = q < columns ? load_first(b + q * b_col, terms) : zeros();
+            transpose_square(x);
+            CPU_UNROLL
+            for (int p = 0; p < LANES; p++)
+                if (p < terms) sum = multiply_add(every(t->a[p * t->a_step]), x[p], sum);
+            store(sums, sum);
+            store_sums(t, j, false, sums, columns);
         }
     }
 }
@@ -133,18 +191,19 @@ static inline __attribute__((always_inline)) void add_rows(float *sums, const fl
     store(sums, sum);
 }
 
-/* Writes the sums of one k block to C's columns from j on, as a tile does; adds_to_c: C holds those of the blocks
- * before. */
-static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const float *sums, int columns) {
-    const vector alpha = every(t->alpha), beta = every(adds_to_c ? 1 : t->beta);
-    const bool adds = adds_to_c || t->beta != 0;
-    const float *s = adds_to_c ? t->c : t->s;
-    for (int v = 0; v < columns; v += LANES) {
-        const int count = columns - v < LANES ? columns - v : LANES;
-        const vector sum = load(sums + v);
-        const vector result = adds ? multiply_add(alpha, sum, product(beta, load_first(s + j + v, count)))
-                                   : product(alpha, sum);
-        store_first(t->c + j + v, result, count);
+/* The same for any number of rows up to ROWS_AT_ONCE, and for a constant `far`. */
+static inline __attribute__((always_inline)) void add_so_many_rows(float *sums, const float *a, int64_t a_step,
+                                                                   const float *b, int64_t b_step, int columns,
+                                                                   int rows, const bool far) {
+    switch (rows) {
+    case 1: add_rows(sums, a, a_step, b, b_step, columns, 1, false); break;
+    case 2: add_rows(sums, a, a_step, b, b_step, columns, 2, false); break;
+    case 3: add_rows(sums, a, a_step, b, b_step, columns, 3, false); break;
+    case 4: add_rows(sums, a, a_step, b, b_step, columns, 4, false); break;
+    case 5: add_rows(sums, a, a_step, b, b_step, columns, 5, false); break;
+    case 6: add_rows(sums, a, a_step, b, b_step, columns, 6, false); break;
+    case 7: add_rows(sums, a, a_step, b, b_step, columns, 7, false); break;
+    default: add_rows(sums, a, a_step, b, b_step, columns, ROWS_AT_ONCE, far);
     }
 }
 
@@ -184,13 +243,11 @@ static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
                 for (int v = 0; v < columns; v += LANES) store(sums + v, zeros());
                 for (int64_t p = begin, rows; p < end; p += rows) {
                     const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
-                    rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
-                    if (rows == 1)
-                        add_rows(sums, a, t->a_step, b, t->b_step, columns, 1, false);
-                    else if (far)
-                        add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, true);
+                    rows = min64(end - p, ROWS_AT_ONCE);
+                    if (far)
+                        add_so_many_rows(sums, a, t->a_step, b, t->b_step, columns, (int)rows, true);
                     else
-                        add_rows(sums, a, t->a_step, b, t->b_step, columns, ROWS_AT_ONCE, false);
+                        add_so_many_rows(sums, a, t->a_step, b, t->b_step, columns, (int)rows, false);
                 }
                 if (chain < block_end - first) end_chain_in_memory(total, sums, columns, begin == first);
             }
@@ -202,18 +259,25 @@ static void multiply_row_by_rows(const struct cpu_tile *t, int64_t kc) {
 /* A single term is both a row and a column of B: it has the bits of a column, where zeros are added, whatever the
  * strides. */
 static void multiply_row_of_one_term(const struct cpu_tile *t, int64_t b_col) {
-    float sums[LANES];
-    for (int j = 0; j < t->n; j += LANES) {
-        const int count = t->n - j < LANES ? t->n - j : LANES;
-        const vector b = b_col == 1 ? load_first(t->b + j, count) : load_apart(t->b + j * b_col, b_col, count);
-        store(sums, add(multiply_add(every(t->a[0]), b, zeros()), zeros()));
-        store_sums(t, j, false, sums, count);
+    const vector a = every(t->a[0]);
+    float sums[ROW_SUMS];
+    for (int j = 0; j < t->n; j += ROW_SUMS) {
+        const int columns = t->n - j < ROW_SUMS ? t->n - j : ROW_SUMS;
+        for (int v = 0; v < columns; v += LANES) {
+            const float *const at = t->b + (j + v) * b_col;
+            const int count = columns - v < LANES ? columns - v : LANES;
+            const vector b = b_col != 1 ? load_apart(at, b_col, count) : count < LANES ? load_first(at, count) : load(at);
+            store(sums + v, add(multiply_add(a, b, zeros()), zeros()));
+        }
+        store_sums(t, j, false, sums, columns);
     }
 }
 
 static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
     if (t->k == 1)
         multiply_row_of_one_term(t, b_col);
+    else if (t->b_step == 1 && t->k <= LANES)
+        multiply_row_by_short_columns(t, b_col);
     else if (t->b_step == 1)
         multiply_row_by_columns(t, b_col);
     else
