@@ -21,6 +21,9 @@
  * stays in cache without being packed; where k is not longer than SHALLOW, writing C takes longest. */
 enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256, MOST_WORK_IF_SHALLOW = 1 << 26, SHALLOW = 128 };
 
+/* Multiply-adds that are worth a plan if C^T is the better product. */
+enum { WORTH_TURNING = 1 << 19 };
+
 /* Where a matrix ends: behind its last element. Unsigned, because it may overflow for a matrix that is not plain. */
 static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
     const uint64_t last = ((uint64_t)rows - 1) * (uint64_t)row_stride + ((uint64_t)cols - 1) * (uint64_t)col_stride;
@@ -60,7 +63,7 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
         m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
-    if (!is_few(kernel, a->rows, b->cols) &&
+    if (m * n * k >= WORTH_TURNING && !is_few(kernel, a->rows, b->cols) &&
         cpu_is_better_transposed(kernel, a->rows, b->cols, a->cols, a->row_stride, b->col_stride))
         return false; /* a plan does that */
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
@@ -208,11 +211,25 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 /* Floats of an operand that is read from end to end before it is multiplied: B, which stays for all of A; and A. */
 enum { TOUCHED_FLOATS_OF_B = 1 << 15, TOUCHED_FLOATS_OF_A = 1 << 17 };
 
-/* Narrow rows of C are written in parts of cache lines, which have to be read first. */
-static inline void touch_b_and_c(const struct cpu_tile *t, int64_t b_col) {
-    enum { NARROW = 2 * CPU_LINE, MULTIPLE_OF_NARROW = CPU_LINE / 2 };
-    if (t->k * t->n <= TOUCHED_FLOATS_OF_B) touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
-    if (t->n < NARROW && t->n % MULTIPLE_OF_NARROW && t->m * t->n <= TOUCHED_FLOATS_OF_B)
+/* multiply_few transposes columns side by side, and prefetches them unless they are short or long. */
+static inline bool few_should_touch(int64_t terms) {
+    enum { SHORT_COLUMN = 32, LONG_COLUMN = 512 };
+    return terms <= SHORT_COLUMN || terms > LONG_COLUMN;
+}
+
+static inline void touch_a(const struct cpu_tile *t) {
+    if (t->m * t->k <= TOUCHED_FLOATS_OF_A) touch_matrix(t->a, t->m, t->k, t->a_row, t->a_step);
+}
+
+/* Narrow rows of C are written in parts of cache lines, which have to be read first; that matters where there is little
+ * else to do. */
+static inline void touch_b_and_c(const struct cpu_tile *t, int64_t b_col, enum few few) {
+    enum { NARROW = CPU_LINE, HALF = CPU_LINE / 2, FEW_TERMS = 8, LARGE = 1 << 11 };
+    const int64_t floats = t->m * (int64_t)t->n;
+    if (t->k * t->n <= TOUCHED_FLOATS_OF_B && (few != FEW_ROWS || (b_col != 1 && few_should_touch(t->k))))
+        touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+    if (t->k <= FEW_TERMS && t->n < (floats > LARGE ? 2 * NARROW : NARROW) && t->n % HALF &&
+        floats <= TOUCHED_FLOATS_OF_B)
         touch_rows(t->c, t->m, t->n, t->c_row);
 }
 
@@ -237,16 +254,14 @@ static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_
 
 static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
     const enum few few = few_rows_or_columns(kernel, product, b_col);
-    touch_b_and_c(product, b_col);
+    touch_b_and_c(product, b_col, few);
     if (is_row(kernel, product, b_col)) {
-        if (product->a_row != 1 && product->m * product->k <= TOUCHED_FLOATS_OF_B)
-            touch_matrix(product->a, product->m, product->k, product->a_row, product->a_step);
+        if (product->a_row != 1) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, kernel->kc);
-    else if (few != NOT_FEW && (few == FEW_COLUMNS || kernel->multiply_whole)) {
-        if (product->m * product->k <= TOUCHED_FLOATS_OF_A)
-            touch_matrix(product->a, product->m, product->k, product->a_row, product->a_step);
+    else if (few == FEW_COLUMNS || (few == FEW_COLUMNS_BY_TILES && kernel->multiply_whole)) {
+        if (product->a_row == 1 ? few == FEW_COLUMNS_BY_TILES : few_should_touch(product->k)) touch_a(product);
         multiply_few_columns(kernel, product, b_col, few == FEW_COLUMNS_BY_TILES);
     } else
         multiply_touched(kernel, product, b_col);
