@@ -172,9 +172,10 @@ def test_rows_that_are_packed_whole(accurate_cuda, rng, k):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("k", [64, 90, 300, 768])
+@pytest.mark.parametrize("k", [64, 90, 150, 192, 340, 768, 1024])
 def test_warpgroups_take_turns(accurate_cuda, rng, k):
-    """More tiles than an H200 has SMs, of short k: a warpgroup stores its sums while the other multiplies."""
+    """More tiles than an H200 has SMs, of short k: a warpgroup stores its sums while the other multiplies. It waits for
+    its turn before none, one or two of the last blocks of k; with 340 these and a half block take up all stages."""
     a, b = integers(rng, 2000, k), integers(rng, k, 1300)
     assert_exact(accurate_cuda.product(a, b), a, b)
     a, b = normal(rng, 2000, 1300, k)
@@ -182,10 +183,14 @@ def test_warpgroups_take_turns(accurate_cuda, rng, k):
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("m, n, k", [(100, 60, 4000), (260, 129, 2100), (513, 640, 1000), (900, 700, 1536)])
-def test_k_shared_by_clusters(accurate_cuda, rng, m, n, k):
-    """C has few tiles, and thread blocks share the k of each: exact on integers, with beta, edges, checked sums."""
-    a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
+@pytest.mark.parametrize("batch, m, n, k", [
+    (None, 100, 60, 2000), (None, 260, 129, 1930), (None, 513, 640, 1000), (None, 513, 640, 1050),
+    (None, 900, 700, 1536), (3, 300, 200, 1290)])
+def test_k_shared_by_clusters(accurate_cuda, rng, batch, m, n, k):
+    """C has few tiles, and thread blocks share the k of each: exact on integers, with beta, edges, checked sums. The
+    last part of k is as long as the others, or ends in half a block, or has a few terms in all."""
+    items = () if batch is None else (batch,)
+    a, b, before = integers(rng, *items, m, k), integers(rng, *items, k, n), integers(rng, *items, m, n)
     c = filled(stepped, before)
     accurate_cuda.multiply(a, b, c, 2.0, -1.0)
     assert np.array_equal(c, (2 * product64(a, b) - before).astype(np.float32))

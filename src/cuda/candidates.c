@@ -164,8 +164,8 @@ enum { MAX_SPLIT_PARTS = 8 };
 
 /* A split kernel's best: k whole, or shared by the blocks of clusters that run at once, or cut so that the tiles fill
  * the GPU once, twice or three times, or cut in the tiles of the last, incomplete wave alone, so that these fill the
- * GPU once. Packing counts even where an operand was packed
- * beforehand: that must not change the kernel, for then it would change the bits of the result. */
+ * GPU once. Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it
+ * would change the bits of the result. */
 cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     const double elements = cuda_elements_of_a(p) + cuda_elements_of_b(p);
     const double fraction = elements * sizeof(float) / PARTIAL_FRACTION;

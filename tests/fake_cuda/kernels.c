@@ -302,7 +302,8 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
         for (int panel = 0; sample && panel < pair->mark_counts[i]; panel++) pair->marks[i][panel] = 1;
         marks += sample ? pair->mark_counts[i] : 0;
         if (whole && o->rows &&
-            (o->k > most_terms || o->k % 4 || o->k_stride != 1 || o->row_stride % 4 || (uintptr_t)o->data % 16))
+            (o->k > most_terms || o->k % 4 || o->k_stride != 1 || o->row_stride % 4 || (uintptr_t)o->data % 16 ||
+             (o->batch > 1 && o->batch_stride % 4)))
             return snprintf(why, size, "rows that are too long, or not aligned"), false;
         const int tile_rows = sample ? 8 : !whole ? 64 : most_terms == 128 ? 128 : most_terms == 512 ? 32 : 16;
         blocks += (int64_t)o->batch * ceil_div(o->rows, tile_rows) * (sample || whole ? 1 : o->k_blocks);
@@ -320,12 +321,16 @@ static bool pack(const fake_launch *l, const pack_pair_args *pair, char *why, si
                     o->row_overflows[at] = 0;
                 } else {
                     const float before = o->marks[panel];
+                    if (!(before >= 1)) return snprintf(why, size, "marks that nobody has begun"), false;
                     o->marks[panel] = fmaxf(before, split_row(o, batch, row));
                     *pair->marked_panels += before < INFINITY && o->marks[panel] == INFINITY;
                 }
             }
     }
-    if (sample) *pair->progress = (pack_progress){0};
+    /* By itself pack_rows waits for pack_sample, else at its end for pack_split. */
+    if (whole && !pair->beside_tiles != !pair->progress->blocks)
+        return snprintf(why, size, "beside_tiles is %d", pair->beside_tiles), false;
+    *pair->progress = (pack_progress){.blocks = sample ? 0 : l->grid[0]};
     blocks += ceil_div((int)marks, (int)l->threads);
     if (sample || whole ? l->grid[0] != blocks : !l->grid[0] || l->grid[0] > blocks)
         return snprintf(why, size, "%u blocks, not %lld", l->grid[0], (long long)blocks), false;

@@ -146,6 +146,47 @@ def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
     assert (stats.products, stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 1, 0, 0)
 
 
+def along_k(problem):
+    """Lays B out so that its columns are contiguous, as the rows of A are."""
+    problem.buffers[1].put(np.ascontiguousarray(problem.b.swapaxes(-1, -2)))
+    problem.operand_b.row_stride, problem.operand_b.col_stride = 1, problem.b.shape[-2]
+
+
+@pytest.mark.parametrize("pitch, k, start, batch, packed_by", [
+    (100, 100, 0, None, "pack_rows_128"), (132, 132, 0, None, "pack_rows_512"), (1024, 1024, 0, 1, "pack_rows_1024"),
+    (104, 100, 4, 3, "pack_rows_128"), (1028, 1028, 0, None, "pack_split"), (130, 128, 0, None, "pack_split"),
+    (132, 130, 0, None, "pack_split"), (104, 100, 1, None, "pack_split")])
+def test_short_rows_are_packed_whole(pitch, k, start, batch, packed_by):
+    """Both operands have contiguous rows along k, `pitch` floats apart; those of A begin `start` floats later."""
+    problem = Problem(130, 70, pitch, batch)
+    along_k(problem)
+    problem.operand_a.data += 4 * start
+    problem.operand_a.cols = problem.operand_b.rows = k
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90")) == 0
+    assert names()[:2] == ["pack_sample", packed_by] and names()[2].startswith("split_fp32_sm90")
+    assert np.array_equal(problem.got(), problem.a[..., start:start + k] @ problem.b[..., :k, :])
+
+
+def test_items_that_are_not_aligned_are_not_packed_whole():
+    problem = Problem(130, 70, 100, 3)
+    along_k(problem)
+    problem.operand_a.batch_stride += 2
+    problem.batch = 2
+    values = np.lib.stride_tricks.as_strided(problem.a, (2, 130, 100), (4 * (130 * 100 + 2), 400, 4))
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90")) == 0
+    assert names()[:2] == ["pack_sample", "pack_split"]
+    assert np.array_equal(problem.got()[:2], values @ problem.b[:2])
+
+
+@pytest.mark.parametrize("problem", [(8192, 16, 1024)], indirect=True)
+def test_long_operand_is_packed_whole_beside_one_that_is_not(problem):
+    """A alone has contiguous rows along k, and is large enough for a launch of its own."""
+    assert problem.run(Context(CUDA, FP32, "split_fp32_sm90")) == 0
+    assert names()[:3] == ["pack_sample", "pack_split", "pack_rows_1024"]
+    assert set(names()) <= kernels_that_wait()
+    problem.check()
+
+
 @pytest.mark.parametrize("m, n, k, batch, options", [(300, 260, 256, 1, {}), (130, 70, 1024, 1, {}),
                                                      (130, 70, 20000, 1, {}), (300, 260, 256, 3, {}),
                                                      (600, 260, 256, 1, {"max_workspace": 700000})],
@@ -194,11 +235,11 @@ def kernels_that_wait():
             if not any(re.search(rf"\b{name}[<(]", definition) for name in waiting):
                 continue
             kernel = re.search(r'extern "C" __global__ .*?(\w+)\(const __grid_constant__', definition, re.S)
-            function = re.search(r"^[^\n]*__device__[^\n]*?(\w+)\(", definition, re.M)
+            functions = re.findall(r"^(?:\S[^\n]*)?__device__[^\n]*?(\w+)\(", definition, re.M)
             if kernel:
                 found.add(kernel.group(1))
-            elif function:
-                waiting.append(function.group(1))
+            elif functions:
+                waiting.append(functions[-1])  # behind the functions of structs, and those of one line
     return found
 
 
