@@ -74,7 +74,7 @@ static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64
     return c;
 }
 
-/* Clusters of powers of two and three quarters of these; those that split what they multiply, of any size. */
+/* The cluster sizes to try: powers of two and three quarters of these; any size for direct kernels. */
 static int64_t next_cluster(const cuda_kernel *kernel, int64_t cluster) {
     if (kernel->components || cluster < 3) return cluster + 1;
     return cluster % 3 ? cluster + cluster / 2 : cluster / 3 * 4;
@@ -164,8 +164,8 @@ enum { MAX_SPLIT_PARTS = 8 };
 
 /* A split kernel's best: k whole, or shared by the blocks of clusters that run at once, or cut so that the tiles fill
  * the GPU once, twice or three times, or cut in the tiles of the last, incomplete wave alone, so that these fill the
- * GPU once. Packing counts even where an operand was packed
- * beforehand: that must not change the kernel, for then it would change the bits of the result. */
+ * GPU once. Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it
+ * would change the bits of the result. */
 cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     const double elements = cuda_elements_of_a(p) + cuda_elements_of_b(p);
     const double fraction = elements * sizeof(float) / PARTIAL_FRACTION;

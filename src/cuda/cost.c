@@ -86,7 +86,7 @@ typedef struct tf32_costs {
     double odd_k;          /* more, where C cannot be written by vectors */
 } tf32_costs;
 
-/* From bytes_per_cycle on, everything is a double that `tessera tune` fits; 0: it does not exist. */
+/* From bytes_per_cycle on, everything is a double that `tessera tune` fits; 0: the kernel has no such constant. */
 struct device_costs {
     const char *name;
     int capability;
@@ -358,7 +358,7 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
                           (cycles_for_blocks(of, kernel, busiest_full) * ((double)p->k * factor + pipeline) +
                            cycles_for_blocks(of, kernel, busiest_parts) * ((double)c->k_per_slice * factor + pipeline));
     double seconds = of->start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
-    if (c->slices > 1) { /* cutting the last tiles alone gains little where k is short, and costs more than it seems */
+    if (c->slices > 1) { /* a launch more if only the last tiles are cut: that gains less than their times say */
         seconds += partial_seconds(costs, device, (double)(p->batch * parts) * area);
         seconds += of->reduce + (full ? costs->launch : 0) + (double)c->slices * costs->segment;
     }
@@ -396,7 +396,7 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
     return seconds;
 }
 
-/* Multiplications are left out where there is nothing of C; copies and everything else are not. */
+/* Where a tile reaches past C, the kernel leaves out multiplications, but no copies. */
 static double cost_warp(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                         const tsr_problem *p) {
     const warp_costs *of = &costs->warp[cuda_kernel_index(c->kernel) - IEEE_WARP_16X16];
@@ -534,7 +534,8 @@ int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int6
     return clusters_at_once(device->costs, device, cluster, kernel->blocks);
 }
 
-/* The busiest SM's tiles, and all operands and C through device memory once: of the longer of both little more. */
+/* The busiest SM's tiles beside all operands and C through device memory once: a little more than the longer of the
+ * two. */
 double cost_tf32(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p, double copied) {
     const device_costs *costs = device->costs;
     const cuda_kernel *kernel = c->kernel;

@@ -23,8 +23,8 @@ static tsr_status map_operand(launch_queue *q, const tsr_operand *o, int64_t bat
     return error ? cuda_fail(error, "describing an operand to the copies of a kernel") : TSR_OK;
 }
 
-/* Copies an operand, its rows along k, to rows at *to that can be read in place, makes it these, and *to what
- * follows. */
+/* Copies an operand, its rows along k, to *to, in rows that kernels can read. Then *o is the copy, and *to points
+ * behind it. */
 static tsr_status copy_operand(launch_queue *q, tsr_operand *o, int64_t batch, char **to) {
     const cuda_kernel *kernel = &cuda_kernels[TF32_COPY];
     const int64_t items = operand_count(o, batch);
@@ -81,7 +81,7 @@ static tsr_status launch(launch_queue *q, const cuda_plan *plan, const cuda_kern
     return launch_clusters(q, kernel, (launch_grid){blocks, 1, 1}, args->parts, args, sizeof *args);
 }
 
-/* The same by a kernel for operands that begin anywhere. */
+/* The product by a direct kernel, which reads operands that begin anywhere. */
 static tsr_status queue_unaligned(launch_queue *q, const cuda_plan *plan, const tsr_problem *p) {
     cuda_plan other = *plan;
     other.multiply = &cuda_kernels[DIRECT_64X64];
