@@ -289,7 +289,7 @@ static tsr_status queue_backward(launch_queue *q, const attention_plan *plan, at
 
 /* ---- The engine's calls ------------------------------------------------------------------------------------------ */
 
-/* Pinned memory becomes its address on the GPU, so both are written to. */
+/* Writes to both: pinned memory gets its address on the GPU. */
 static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_problem *p, attention_args *io) {
     struct {
         const char *name;
@@ -315,7 +315,7 @@ static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_
 
 /* Sizes that kernels count in 32 bits. */
 static tsr_status check_counts(const tsr_attention_problem *p) {
-    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 4; /* of each of two kinds, a grid beyond */
+    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 4; /* two kinds of tasks in a grid */
     if (longest > most ||
         (double)p->batch * (double)p->heads * (double)ceil_div(longest, ATTENTION_IEEE_ROWS) > (double)most)
         return tsr_fail(TSR_UNSUPPORTED, "batch * heads * max(queries, keys) is more than a GPU's grid may count");

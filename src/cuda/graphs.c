@@ -67,8 +67,9 @@ void cuda_graphs_destroy(struct launch_graphs *graphs, const cuda_driver *driver
 
 static bool waits_by_itself(const queued_kernel *k) { return k->kernel != &cuda_kernels[IEEE_SCALE]; }
 
-/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. It waits
- * for all that is in front of it in the stream, on Hopper even if the kernel before it, somebody else's, has not. */
+/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. On
+ * Hopper it waits for all that is in front of it in the stream, even if the kernel before it, somebody else's, does
+ * not. */
 static CUresult launch_one(const struct cuda_context *cuda, CUstream stream, const queued_kernel *k, bool overlaps) {
     CUlaunchAttribute attributes[2];
     unsigned count = 0;

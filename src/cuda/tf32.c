@@ -44,7 +44,7 @@ static tsr_status copy_operand(launch_queue *q, tsr_operand *o, int64_t batch, c
     return launch_kernel(q, kernel, (launch_grid){tiles, items, 1}, &args, sizeof args);
 }
 
-/* Whether a kernel's copies can begin where an operand does that they read in place. */
+/* Whether a kernel's copies can begin where an operand begins; one that was copied begins well. */
 static bool begins_well(const tsr_operand *o, bool copied) { return copied || (uintptr_t)o->data % 16 == 0; }
 
 static tf32_args args_of(const tsr_problem *p, const cuda_kernel *kernel, const tf32_reading *reading) {
