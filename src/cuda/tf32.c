@@ -20,7 +20,7 @@ static tsr_status map_operand(launch_queue *q, const tsr_operand *o, int64_t bat
         (CUtensorMap *)map, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 3, (void *)o->data, sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return error ? cuda_fail(error, "describing an operand to the copies of a kernel") : TSR_OK;
+    return error ? cuda_fail(error, "making the tensor map of an operand") : TSR_OK;
 }
 
 /* Copies an operand, its rows along k, to *to, in rows that kernels can read. Then *o is the copy, and *to points
