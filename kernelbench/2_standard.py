@@ -78,7 +78,7 @@ struct product {
 };
 
 /* What the host needs to know for a launch. PORTABLE_SLAB: terms in a slab of the portable kernel. Longer slabs need
- * fewer barriers; of the shorter ones two blocks fit wherever an SM has 100 KB of shared memory. */
+ * fewer barriers; with the shorter ones two blocks fit on an SM that has only 100 KB of shared memory. */
 enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8, PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }
 enum { MULTIPLY_THREADS = 384, MULTIPLY_CLUSTER = 1, MULTIPLY_SHARED = 217136 };
@@ -132,7 +132,7 @@ template <int N> __device__ inline void cp_async_wait() {
     if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
-/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
+/* Hides from the compiler how these were computed, so that it keeps them and does not compute them again. */
 __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }
@@ -159,8 +159,8 @@ template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int ind
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
 
-/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
- * is as far before the next block's hi. bytes = 0: past the matrix. */
+/* Rows of one panel, in the first block of k: hi is `bytes` contiguous bytes, lo is component_stride bytes further, and
+ * the next block's hi as far behind lo. bytes = 0: past the matrix. */
 struct panel_rows {
     uint8_t *from;
     uint32_t component_stride, bytes;
@@ -200,7 +200,7 @@ constexpr int LINE = 64, LINE_PITCH = LINE + 1;                /* a pack tile is
 constexpr int SAMPLES = 128, SAMPLE_EXPONENT = 12; /* their largest lands in [2^12, 2^13): others may be 8 times it */
 constexpr int LARGEST_EXPONENT = 14;               /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr int EXPONENT_LIMIT = 62;                 /* 2^(e of A + e of B) and its inverse stay normal floats */
-constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
+constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* fp16's; it rounds that to infinity */
 static_assert(PACK_ROWS == LINE && SPLIT_K == LINE, "a pack tile has as many lines whichever way they run");
 
 /* The exponent that scales a row whose largest element is `largest` to [2^at, 2^(at + 1)). */
@@ -209,7 +209,7 @@ __device__ int exponent_for(float largest, int at) {
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, at - exponent));
 }
 
-/* Raises a number that is not negative: the bits of such floats are ordered as they are. */
+/* atomicMax of floats that are not negative: their bits are ordered as they are. */
 __device__ void raise(float *number, float to) { atomicMax((int *)number, __float_as_int(to)); }
 
 /* Where a pack tile or a group of rows is. */
@@ -219,7 +219,8 @@ struct place {
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* Group `index` of rows, in a block of k: first those of A, then of B; neighbours in time are neighbours in memory. */
+/* Piece `index` of all: a group of rows in one block of k, those of A first. What is packed at the same time, by blocks
+ * with neighbouring numbers, lies together in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
     const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};
@@ -559,6 +560,8 @@ template <int STAGES> struct ring {
 
 /* ---- The products of fp32, by one warpgroup ---------------------------------------------------------------------- */
 
+/* A part is the terms of a block of k that are summed by tensor cores before promotion: instructions in one, and parts
+ * in a block. */
 constexpr int SUM_STEPS = SPLIT_SUM_K / 16, PARTS = STEPS / SUM_STEPS;
 
 /* A warpgroup's accumulators of a 64 x 128 tile. */
@@ -572,9 +575,10 @@ struct accumulators {
     }
 };
 
-/* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
+/* The products of what a warpgroup reads of a stage: its rows of A, all of B. Addresses are those of descriptors, in
+ * units of 16 bytes (tile_address): the 16 terms of an instruction are two of these further on. */
 struct stage_products {
-    uint32_t a[2], b[2]; /* addresses of hi and lo */
+    uint32_t a[2], b[2]; /* of hi and lo */
 
     template <typename STAGE> __device__ stage_products(const STAGE *stages, int index, int row) {
         const uint32_t at = tile_address(stages) + index * (uint32_t)(sizeof(STAGE) / 16);
@@ -615,9 +619,11 @@ struct stage_products {
     }
 };
 
-/* Multiplies `blocks` blocks of k, in the stages from `at` on, and adds to main and corr; `first`: corr begins here.
- * release(stage) is called when this warp has read it, all_issued() when the last products are under way. FENCE:
- * release() does enough other work that a wgmma_fence is needed before the next products. */
+/* The loop over k: multiplies `blocks` blocks, in the stages from `at` on, and adds to main and corr; `first`: corr
+ * begins here. While a part's corrections run, its hi*hi is added to main and the next part's hi*hi is queued behind
+ * them, so that the tensor cores are never idle. release(stage) is called when this warp has read it, all_issued() when
+ * the last products are under way. FENCE: with a wgmma_fence after release(), needed where release() does more than
+ * arrive at a barrier. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE, typename ISSUED>
 __device__ void multiply_blocks(accumulators &sums, bool first, const STAGE *stages, uint64_t *full, ring<STAGES> &at,
                                 int row, int blocks, RELEASE release, ISSUED all_issued) {
@@ -835,7 +841,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
         for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* as the steps left out would */
-        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* the main loop would be longer for it */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* see there: a shorter main loop */
         __syncthreads();
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
         const float *a_from = shared + a_offset + part * STEP * PITCH;
@@ -895,8 +901,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
-    /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
-     * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
+    /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: a
+     * 16-byte store takes four consecutive registers, so that sum[row][col] is in a register of the other parity than
+     * B's value for col, which is what the multiplications want. */
     __device__ __forceinline__ void store(const product &g, const tile &own, int row0, int col0, float *shared) const {
         const int lane = threadIdx.x % 32;
         float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);
@@ -967,7 +974,8 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Queues a kernel. early: it waits by itself for the kernel before it, so its start may overlap that one's end
- * (programmatic launch). Never a call's first: the stranger before it may not have waited for what is before *it*. */
+ * (programmatic launch). Never for a call's first kernel: the one before that is not ours, and may itself have started
+ * early, before the work in front of it was done. */
 void launch(void (*kernel)(product), product *g, int64_t grid, int block, int shared, bool early) {
     const void *function = (const void *)kernel;
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
@@ -990,7 +998,7 @@ void multiply_portable(product *g, int64_t sms) {
     const bool large = m >= 128 && n >= 128 && (g->only_marked || tiles >= sms);
     const int tile = large ? 128 : 64;
     int64_t blocks = g->batch * ceil_div(m, tile) * ceil_div(n, tile);
-    if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* most often they have nothing to do */
+    if (g->only_marked) blocks = std::min(blocks, 2 * sms); /* usually there is nothing to do */
     launch(large ? portable_128x128 : portable_64x64, g, blocks, 128, portable_shared(tile), g->only_marked);
 }
 
@@ -1019,7 +1027,7 @@ void multiply_split(product *g, int64_t sms, const at::TensorOptions &options) {
     const int64_t m = g->a.rows, n = g->b.rows, k = g->a.k, tiles = g->batch * ceil_div(m, 128) * ceil_div(n, 128);
     const int64_t samples = g->batch * (ceil_div(m, SAMPLE_ROWS) + ceil_div(n, SAMPLE_ROWS));
     const int64_t pack_tiles = g->batch * (ceil_div(m, PACK_ROWS) + ceil_div(n, PACK_ROWS)) * ceil_div(k, SPLIT_K);
-    const int64_t clusters = ceil_div(tiles, ceil_div(tiles, sms)); /* what fills the waves: idle ones cost power */
+    const int64_t clusters = ceil_div(tiles, ceil_div(tiles, sms)); /* no more than needed: idle ones draw power */
     /* What the bound (k + 2) 2^-24 leaves, beside truncation and sums, for elements below fp16's normal numbers. */
     g->mark_limit = (k - k / 32.0f - 76) / (16.1f + k / 800.0f);
     launch(pack_sample, g, samples, 128, 0, false);
@@ -1093,9 +1101,9 @@ def extension():
     hopper = capability == (9, 0) and int(torch.version.cuda.split(".")[0]) >= 12
     old = int(torch.__version__.split(".")[0]) < 2  # it would compile in an older C++
     flags = ["-DTESSERA_HOPPER={:d}".format(hopper)] + ["-std=c++17"] * old
-    # Some torches add architectures, which they take from the environment: give them one that no Hopper GPU chooses.
+    # Some releases of torch add architectures from this variable: name one whose code a Hopper GPU will not choose.
     architecture = ["-gencode=arch=compute_90a,code=sm_90a"] if hopper else []
-    # Newer torches can leave out their own headers, which take longer to compile than all of this.
+    # Newer releases can leave out torch's own headers, which take longer to compile than all of this.
     lean = {"no_implicit_headers": True} if "no_implicit_headers" in inspect.signature(load_inline).parameters else {}
     with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": "8.0"} if hopper else {}):
         return load_inline(

@@ -34,6 +34,6 @@ struct product {
 };
 
 /* What the host needs to know for a launch. PORTABLE_SLAB: terms in a slab of the portable kernel. Longer slabs need
- * fewer barriers; of the shorter ones two blocks fit wherever an SM has 100 KB of shared memory. */
+ * fewer barriers; with the shorter ones two blocks fit on an SM that has only 100 KB of shared memory. */
 enum { SAMPLE_ROWS = 8, PACK_ROWS = 64, PACK_BLOCKS_PER_SM = 8, PORTABLE_SLAB = TESSERA_HOPPER ? 32 : 16 };
 constexpr int portable_shared(int tile) { return 2 * 2 * PORTABLE_SLAB * (tile + 4) * (int)sizeof(float); }

@@ -48,7 +48,7 @@ template <int N> __device__ inline void cp_async_wait() {
     if constexpr (ARCHITECTURE >= 800) asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
-/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
+/* Hides from the compiler how these were computed, so that it keeps them and does not compute them again. */
 __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }

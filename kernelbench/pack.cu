@@ -14,7 +14,7 @@ constexpr int LINE = 64, LINE_PITCH = LINE + 1;                /* a pack tile is
 constexpr int SAMPLES = 128, SAMPLE_EXPONENT = 12; /* their largest lands in [2^12, 2^13): others may be 8 times it */
 constexpr int LARGEST_EXPONENT = 14;               /* the row's largest lands in [2^14, 2^15), below fp16's 65504 */
 constexpr int EXPONENT_LIMIT = 62;                 /* 2^(e of A + e of B) and its inverse stay normal floats */
-constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* from there on fp16 rounds to infinity */
+constexpr float HALF_LEAST_NORMAL = 1.0f / (1 << 14), HALF_OVERFLOW = 65520; /* fp16's; it rounds that to infinity */
 static_assert(PACK_ROWS == LINE && SPLIT_K == LINE, "a pack tile has as many lines whichever way they run");
 
 /* The exponent that scales a row whose largest element is `largest` to [2^at, 2^(at + 1)). */
@@ -23,7 +23,7 @@ __device__ int exponent_for(float largest, int at) {
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, at - exponent));
 }
 
-/* Raises a number that is not negative: the bits of such floats are ordered as they are. */
+/* atomicMax of floats that are not negative: their bits are ordered as they are. */
 __device__ void raise(float *number, float to) { atomicMax((int *)number, __float_as_int(to)); }
 
 /* Where a pack tile or a group of rows is. */
@@ -33,7 +33,8 @@ struct place {
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* Group `index` of rows, in a block of k: first those of A, then of B; neighbours in time are neighbours in memory. */
+/* Piece `index` of all: a group of rows in one block of k, those of A first. What is packed at the same time, by blocks
+ * with neighbouring numbers, lies together in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
     const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};

@@ -119,7 +119,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
         for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* as the steps left out would */
-        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* the main loop would be longer for it */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* see there: a shorter main loop */
         __syncthreads();
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
         const float *a_from = shared + a_offset + part * STEP * PITCH;
@@ -182,8 +182,9 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         multiply_as<LINES, LINES>(g, a, b, a_lines, b_lines, shared); /* either may be aligned: that is not used */
     }
 
-    /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: with
-     * four sums in registers that follow each other, sum[row][col] has the opposite parity of B's value for col. */
+    /* Sums go through shared memory, so that a warp writes whole rows. There, columns 2i and 2i + 1 change places: a
+     * 16-byte store takes four consecutive registers, so that sum[row][col] is in a register of the other parity than
+     * B's value for col, which is what the multiplications want. */
     __device__ __forceinline__ void store(const product &g, const tile &own, int row0, int col0, float *shared) const {
         const int lane = threadIdx.x % 32;
         float *staging = shared + threadIdx.x / 32 * (LANES_M * RESULT_PITCH);

@@ -19,8 +19,8 @@ template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int ind
     return {batch, (first + within % rows) * TILE, within / rows * TILE};
 }
 
-/* Rows of one panel, in the first block of k: `bytes` contiguous bytes of hi, component_stride bytes before lo, which
- * is as far before the next block's hi. bytes = 0: past the matrix. */
+/* Rows of one panel, in the first block of k: hi is `bytes` contiguous bytes, lo is component_stride bytes further, and
+ * the next block's hi as far behind lo. bytes = 0: past the matrix. */
 struct panel_rows {
     uint8_t *from;
     uint32_t component_stride, bytes;

@@ -83,8 +83,7 @@ tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, 
     tsr_status status = check_pack(packed, context, side, operand, !is_zero(factor));
     if (status) return status;
     if (context->cuda)
-        return tsr_fail(TSR_UNSUPPORTED,
-                        "context is one of CUDA: pack into memory of your own on the CPU, or tsr_pack");
+        return tsr_fail(TSR_UNSUPPORTED, "context is on CUDA: tsr_pack_at is for the CPU, tsr_pack for both");
     if (!memory || (uintptr_t)memory % 64)
         return tsr_fail(TSR_INVALID_ARGUMENT, "memory is %s", memory ? "not aligned to 64 bytes" : "NULL");
     tsr_packed draft = {.context = context, .side = side, .source = *operand, .panels = memory};
@@ -100,7 +99,7 @@ tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, 
 tsr_status tsr_packed_read(const tsr_packed *packed, int64_t row, int64_t col, int64_t rows, int64_t cols, float *to) {
     if (!packed) return tsr_fail(TSR_INVALID_ARGUMENT, "packed is NULL");
     if (packed->context->cuda)
-        return tsr_fail(TSR_UNSUPPORTED, "packed is one of CUDA: its elements can be read on the CPU alone");
+        return tsr_fail(TSR_UNSUPPORTED, "packed is on CUDA: only elements of one on the CPU can be read back");
     const tsr_operand *source = &packed->source;
     if (row < 0 || rows < 0 || rows > source->rows || row > source->rows - rows || col < 0 || cols < 0 ||
         cols > source->cols || col > source->cols - cols)

@@ -43,13 +43,13 @@ def test_version_is_in_the_changelog():
     assert f"## [{binding.lib.tsr_version().decode()}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def paths_of_the_rooms():
+def paths_of_the_tree():
     """The files and folders that design.md's drawings name: its tree, and the right column of each walk."""
     for block in blocks(ROOT / "docs/internals/design.md"):
         folder = ""
         for line in block.text.splitlines():
             names = line.strip().split("  ")[0].split()
-            if re.match(r"[\w/]+/(\w+\.\w+)?( |$)", line):  # a room
+            if re.match(r"[\w/]+/(\w+\.\w+)?( |$)", line):  # a folder, or a file by its path
                 folder = names[0] if names[0].endswith("/") else ""
                 yield names[0]
             elif folder and re.match(r"    [\w/]+(\.\w+|/)", line):  # what is in it
@@ -58,7 +58,7 @@ def paths_of_the_rooms():
                 yield from re.findall(r"\b(?:src|python|include)/[\w/]*(?:\.\w+)?", line)
 
 
-def test_the_rooms_are_there():
-    named = list(paths_of_the_rooms())
+def test_the_tree_is_there():
+    named = list(paths_of_the_tree())
     assert len(named) > 80
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -245,7 +245,7 @@ def test_packed_in_the_callers_memory_is_refused(engine):
                                                                                    "packed is NULL")
     if engine.device != binding.CPU:
         status, message = said(byref(handle), start, engine.context.handle, LEFT, 1.0, byref(operand))
-        assert status == binding.UNSUPPORTED and "context is one of CUDA" in message
+        assert status == binding.UNSUPPORTED and "context is on CUDA" in message
         return
     assert said(byref(handle), None, engine.context.handle, LEFT, 1.0, byref(operand)) == (binding.INVALID_ARGUMENT,
                                                                                            "memory is NULL")

@@ -85,7 +85,7 @@ def sustained_figure(records):
 
 
 def packing_figure(records):
-    packed = of(records, "packing")
+    packed = list({(r["problem"], r["operand"]): r for r in of(records, "packing")}.values())  # the latest of each
     if not packed:
         return None
     groups, table = [], []

@@ -89,7 +89,8 @@ def models(records):
     rows = [[r["model"], f"**{ratio(of_models.products_speedup(r))}**", f"{r['step_torch_ms']:.1f}",
              f"{r['step_tf32_ms']:.1f}", f"**{r['step_tessera_ms']:.1f}, {ratio(of_models.step_speedup(r))}**"]
             for r in of_models.eager(records)]
-    return with_note(["a training step of", "its products", "step, torch float32, ms", "torch TF32", "Tessera"], rows,
+    headings = ["a training step of", "its products: speedup", "step: torch float32, ms", "torch TF32", "Tessera"]
+    return with_note(headings, rows,
                      measured(records[0], f"torch {records[0]['torch']}"), "Eager, `tessera.enable()`.")
 
 

@@ -9,7 +9,7 @@ static void batch_strided(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_TRAN
                           const float *b, int64_t ldb, int64_t strideb, float beta, float *c, int64_t ldc,
                           int64_t stridec, int64_t batch_size) {
     const bool row_major = layout == CblasRowMajor;
-    /* The length of what lies lda, ldb and ldc apart, and how many of them C has. */
+    /* A run is what lies contiguous, lda, ldb or ldc apart from the next: its length, and the number of C's. */
     const int64_t run_a = (transa == CblasNoTrans) == row_major ? k : m;
     const int64_t run_b = (transb == CblasNoTrans) == row_major ? n : k;
     const int64_t run_c = row_major ? n : m, runs_c = row_major ? m : n;

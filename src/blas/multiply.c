@@ -125,7 +125,7 @@ static float *copy_operand(tsr_operand *o, int64_t batch) {
     return copy;
 }
 
-/* Operands that overlap C, or may. The standard forbids it; what comes out is what the operands were before. */
+/* Operands that overlap C, or may. The standard forbids it; the result is that of the operands as they were before. */
 static void multiply_copies(tsr_context *context, const product *x) {
     product copied = *x;
     float *left = copy_operand(&copied.left, x->batch);
@@ -191,8 +191,8 @@ void blas_multiply(const blas_product *p) {
     cpu_rounding_end(mode);
 }
 
-/* On the CPU all at once, unless one is enough to ask for a GPU, or is to be reported by itself; where that fails,
- * before anything is written, one by one. */
+/* On the CPU all at once, unless a single product is large enough for a GPU or needs a line of its own (verbose). If
+ * that fails, which it does before anything is written, one by one. */
 void blas_multiply_pointers(const blas_product *p, const float *const *a, const float *const *b, float *const *c) {
     const blas_runtime *r = blas_runtime_get();
     if (!p->m || !p->n) return;

@@ -1,5 +1,5 @@
-/* runtime.h: what the first call makes: settings and contexts; and the GPU, when the first product comes that is worth
- * it. */
+/* runtime.h: what the first call makes, settings and CPU contexts, and the GPU's context, made for the first product
+ * that is worth it. */
 #ifndef TESSERA_BLAS_RUNTIME_H
 #define TESSERA_BLAS_RUNTIME_H
 

@@ -15,8 +15,8 @@ typedef enum blas_interface {
     CBLAS_64           /* cblas_sgemm_64 */
 } blas_interface;
 
-/* An argument of sgemm, by its number there (transa is 1, ldc is 13): what the Fortran routine finds wrong, called from
- * cblas_sgemm, too, and then with A and B exchanged where row_major. */
+/* Reports an argument that the Fortran routine finds wrong, by its number there (transa is 1, ldc is 13), also if
+ * cblas_sgemm called it; row_major: it did so with A and B exchanged. */
 void blas_report_sgemm(blas_interface caller, bool row_major, int argument);
 
 /* An argument of a CBLAS function, by its number there (the layout is 1; a Fortran routine has none), its name and the

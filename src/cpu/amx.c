@@ -8,19 +8,19 @@
  *     a 0..15   sum 0     sum 1        tiles 4, 5: a component of A
  *     a 16..31  sum 2     sum 3        tiles 6, 7: a component of B
  *
- * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. They come from the second-level
- * cache in time; what would not is the next panel of B and the tile of C, which are further away. So these are asked
- * for between products, a line now and then: a core waits for sixteen lines at most, and the tiles' are among them. The
- * sums of a tile are put to C between the products of the next, when its lines are there.
+ * In the order hl, hm, mm, mh, lh, hh each tile but h_a is loaded once, and h_a twice. Tiles come from the second-level
+ * cache in time; the next panel of B and the tile of C are further away and would not. So these are prefetched between
+ * products, a few lines at a time: a core has at most sixteen lines on their way, tiles' included. The sums of a tile
+ * are written to C between the products of the next, when C's lines have arrived.
  *
  * The sums start from zero for each block of kc and are then added to C, or to the addend, by ordinary float32
  * operations. (With hh in a loop of its own, after the small products of all steps, the sums would be rounded at their
  * full size once a step and not six times: half the error, for 7 % of the time.)
  *
  * AMX flushes subnormals and its sums must stay finite. A panel's marks tell when neither can matter to the bound.
- * Where they might, each row of A is looked at by itself: where its numbers are finite, the size of its sums tells;
- * else the ieee kernel makes this row's sums in this tile and this block of k. So no row depends on its neighbours.
- * docs/internals/numerics.md has the bounds.
+ * Where they might, each row of A is looked at by itself: if all stays finite, sums that are large enough are good;
+ * otherwise the ieee kernel makes this row's sums in this tile and this block of k. So no row depends on its
+ * neighbours. docs/internals/numerics.md has the bounds.
  *
  * tf32 does without l and what is made of it: three products, hm, mh and hh.
  */
@@ -146,7 +146,7 @@ static void put_sums(float *c, int64_t c_row, int64_t c_col, const float *s, int
     }
 }
 
-/* Sums of a whole tile that are put to C some rows at a time, while the next tile is multiplied. */
+/* A whole tile's sums that are not in C yet: they are written a few rows at a time, while the next is multiplied. */
 struct unput {
     const float *sums; /* the next row */
     const float *s;
@@ -224,8 +224,8 @@ static void put_tile(const struct amx_block *block, int64_t row, int rows, int64
         tile_load(7, (b) + TILE_BYTES); \
     } while (0)
 
-/* What will be wanted after the products of this tile, asked for between them: the tile of C, by rows (or columns,
- * where these are contiguous), and a part of the panel of B that comes next. */
+/* What is prefetched between the products of a tile: the tile of C, by rows (or columns, where these are contiguous),
+ * and a part of the next panel of B. */
 struct wanted {
     const char *c, *b;
     int64_t c_stride;
@@ -426,8 +426,8 @@ static __attribute__((noinline)) bool replace_rows(float *sums, const struct amx
 
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
 
-/* For the tile of one row of tiles and one column: all of this tile of C, and of the next panel of B as much as lets
- * the tiles of this column ask for all of it. */
+/* For the tile at (row, column): all of this tile of C, and an equal part of the next panel of B for each tile of this
+ * column. */
 static struct wanted wanted_with(const struct amx_block *block, int64_t row, int64_t column, int64_t steps) {
     const int64_t panels = (block->rows + MR - 1) / MR, calls = steps * (block->components == 3 ? 6 : 3);
     const int64_t panel_lines = steps * block->components * AMX_STEP_BYTES / 64;

@@ -37,8 +37,8 @@ ALWAYS_INLINE void lower(bits *to, const bits *by) {
 #endif
 }
 
-/* Of a panel while it is packed: the largest magnitude's bits, and the least of all bits less one, so that zeros count
- * as the largest there. */
+/* Of a panel while it is packed: the bits of the largest magnitude, and the least of all magnitudes' bits minus one.
+ * Unsigned, so that zeros wrap around and count as the largest there. */
 struct range {
     bits largest, least_less_one;
 };
@@ -122,7 +122,7 @@ void amx_transpose(float *to, const float *from, int64_t stride) {
     }
 }
 
-/* A block of sixteen rows, those from `rows` on and their elements from `columns` on being zero. */
+/* A block of sixteen rows of sixteen floats; rows from `rows` on, and elements from `columns` on, are zero. */
 static void gather(float *to, const float *from, int64_t rows, int64_t columns, int64_t row_stride, int64_t stride) {
     memset(to, 0, 256 * sizeof *to);
     for (int64_t i = 0; i < rows && i < 16; i++)

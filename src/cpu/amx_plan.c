@@ -1,9 +1,9 @@
 /* amx_plan.c: how a product is computed on AMX.
  *
  * Where k is cut follows from k alone, and the product is never transposed (C^T = B^T A^T), because components are
- * multiplied in an order of their own: so neither threads, strides nor packing change a bit. A limit of workspace below
- * that of the smallest blocks does: the ieee kernels compute the product then, for other k blocks would change bits,
- * too.
+ * multiplied in an order of their own: so neither threads, strides nor packing change a bit. If max_workspace is too
+ * small even for the smallest blocks, the ieee kernels compute the product: that does change bits, but so would other
+ * k blocks.
  */
 #include <assert.h>
 

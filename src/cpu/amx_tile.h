@@ -1,4 +1,4 @@
-/* amx_tile.h: the tile instructions of amx.c, each under a name of ours. There are eight tiles of 16 rows of 64 bytes.
+/* amx_tile.h: the tile instructions of amx.c, as functions or macros. There are eight tiles of 16 rows of 64 bytes.
  *
  *     tile_load(t, from)    tile t = 1024 bytes at `from`
  *     tile_store(t, to, row_bytes)    and back, rows of 16 floats so many bytes apart

@@ -106,7 +106,7 @@ void attention_scores(const struct attention_job *job, const struct attention_bl
 const float *attention_keep(const struct attention_job *job, const struct attention_block *b,
                             float *const buffer[BUFFERS]);
 
-/* Clears what belongs to keys that the queries do not see. */
+/* Sets what belongs to keys that the queries do not see to `with`. */
 void attention_clear_unseen(const struct attention_job *job, const struct attention_block *b, float *s, float with);
 
 /* sums (dim columns) += the block's weights times rows. Forward a row of sums is a query's, and the terms are keys;

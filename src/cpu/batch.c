@@ -94,7 +94,7 @@ static void work(struct cpu_member *self, void *argument) {
 
 static void run(struct job *job) {
     const tsr_problem *p = job->problem;
-    /* Where elements of B are used once, reading them takes longer than multiplying. */
+    /* By row, elements of B are used once or a few times: reading them takes longer than multiplying. */
     const double each = job->plan->by_row ? 4 : 1,
                  all = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
     struct cpu_team team = {.work = work, .argument = job, .is_short = all < SHORT_PRODUCT};

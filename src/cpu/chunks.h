@@ -4,7 +4,7 @@
 
 #include "cpu/plan.h"
 
-/* Whether alpha has to wait for all of k (cpu_scales_last), and the addend is in C, where the sums would be added
+/* Whether alpha has to wait for all of k (cpu_scales_last) while the addend lies in C, where the sums would be added
  * up. */
 bool cpu_needs_chunks(const cpu_plan *plan, const tsr_problem *p);
 

@@ -2,8 +2,8 @@
  *
  *     seconds = call + barriers + max(multiplying + packing, bytes / memory rate) / threads
  *
- * Multiplying counts whole tiles. On AMX it is the sum that decides whether AMX is chosen, converted by the rate of the
- * ieee kernel that the sum is counted in.
+ * Multiplying counts whole tiles. For AMX the same terms, counted in multiply-adds of the ieee kernel, decide whether
+ * AMX is chosen; that kernel's rate converts them to seconds.
  */
 #include "cpu/cost.h"
 

@@ -75,8 +75,8 @@ size_t cpu_pack_size(const tsr_context *context, tsr_side side, int64_t rows, in
 /* Fills packed->panels, of that size and 64-byte aligned, with factor * the operand, which factor = 0 leaves unread. */
 void cpu_pack(const tsr_packed *packed, float factor);
 
-/* The floats at the head of packed->panels; and copying some of its lanes out of them, from term `first` of k on. The
- * lanes of one term lie together, and terms `step` floats apart. */
+/* The floats at the head of packed->panels. cpu_packed_lanes copies some lanes out of them, from term `first` of k on:
+ * at `to` the lanes of one term lie together, and terms `step` floats apart. */
 int64_t cpu_packed_floats(const tsr_packed *packed);
 void cpu_packed_lanes(float *to, const tsr_packed *packed, int64_t lane, int64_t lanes, int64_t first, int64_t terms,
                       int64_t step);

@@ -59,23 +59,23 @@ enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
 /* The most elements that a tile may have. */
 enum { CPU_TILE_FLOATS = 512 };
 
-/* The most terms of a chain: short ones have small errors (numerics.md); and the terms of each but the last chain of a
- * k block. */
+/* The most terms of a chain: short ones have small errors (numerics.md). */
 enum { CPU_CHAIN = 128 };
 
+/* The terms of each chain of a k block; the last one may have fewer. */
 static inline int64_t cpu_chain(int64_t k) {
     const int64_t chains = (k + CPU_CHAIN - 1) / CPU_CHAIN;
     return chains > 1 ? (k + chains - 1) / chains : k;
 }
 
 /* Where a product is not packed and B's rows are not contiguous, strips of B are copied, transposed, to the stack: the
- * most columns of one, and the floats that k rows of them are, their length a multiple of 8. */
+ * most columns of a strip, and the most floats of its copy, whose rows are padded to a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
 /* The most rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is
- * the limit unless B is near. Where its rows are contiguous, some of them are read side by side, from end to end:
- * better than strips of them if B is far. Where its columns are, they are transposed in registers: always better for up
- * to four rows of C. */
+ * the limit unless B is near. Where B's rows are contiguous, several whole rows are read side by side, where tiles
+ * would read a strip of each: better if B is far. Where its columns are contiguous, they are transposed in registers:
+ * always better for up to four rows of C. */
 enum { CPU_FEW_ROWS = 8 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {

@@ -10,7 +10,7 @@
  *     panels[lane/width * width*terms  +  p*width  +  lane%width]
  *
  * it lies where a kernel walks through it from the first float to the last. The missing lanes of the last panel become
- * zeros; terms are never padded, so no 0*Inf is made up.
+ * zeros; terms are never padded, so that no 0*Inf arises.
  */
 void cpu_pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
                      int64_t term_stride, int width);

@@ -10,7 +10,7 @@
 #include "cpu/plan.h"
 #include "rounding.h"
 
-/* The float panels of a packed operand, a multiple of 16 floats; 0: too many. */
+/* The floats of a packed operand's panels, a multiple of 16; 0: too many. */
 static int64_t packed_floats(const tsr_context *context, tsr_side side, int64_t rows, int64_t cols) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     const int64_t lanes = side == TSR_LEFT ? round_up(rows, kernel->mr) : round_up(cols, kernel->nr);

@@ -63,10 +63,10 @@ static tsr_attention_problem seen_part(const tsr_attention_problem *problem, boo
     return p;
 }
 
-/* ---- Which way --------------------------------------------------------------------------------------------------- */
+/* ---- Choosing a plan --------------------------------------------------------------------------------------------- */
 
-/* Microseconds on a GPU with so many SMs. Factors were fitted to a hundred random problems on an H200, each computed
- * every way (docs/internals/experiments.md); near the border between two ways they are within a fifth. */
+/* Microseconds on a GPU with so many SMs. Factors were fitted to a hundred random problems on an H200, each computed by
+ * every plan (docs/internals/experiments.md). Where two plans are about equally fast, estimates are within 20 %. */
 
 /* How many of `all` steps along rows or columns a task takes on average; `edge`: steps that the diagonal cuts. */
 static double mean_steps(const tsr_attention_problem *p, double all, double edge) {
@@ -75,8 +75,8 @@ static double mean_steps(const tsr_attention_problem *p, double all, double edge
     return p->causal ? fmin(all, all * seen + edge / 2) : all;
 }
 
-/* The ieee kernel: what its thread blocks wait for, and what they add up. A piece is a part of an operand in shared
- * memory; a term, a multiplication and addition of a thread. */
+/* The ieee kernel: pieces that its thread blocks wait for, each 64 columns of an operand in shared memory, and terms
+ * that they add up, each a multiply-add of one thread. */
 static double ieee_microseconds(const tsr_attention_problem *p, bool backward, int multiprocessors) {
     const double resident = multiprocessors * (backward || p->dim > 128 ? 2.0 : 3.0); /* thread blocks */
     const int64_t blocks_of_dim = ceil_div(p->dim, 64);
@@ -103,7 +103,8 @@ static double ieee_microseconds(const tsr_attention_problem *p, bool backward, i
                     : 0.6 + 1.61e-3 * longest_terms + 3.75 * rounds + 0.51 * each + 9.33e-6 * of_sm;
 }
 
-/* Pack and multiply. Tasks are rounds of thread blocks, one on each SM, and go through columns step by step. */
+/* Packing and multiplying. Thread blocks, one on each SM, compute the tasks in rounds, each going through its columns
+ * step by step. */
 static double split_microseconds(const tsr_attention_problem *p, const attention_plan *plan, bool backward,
                                  int multiprocessors) {
     const int64_t items = p->batch * p->heads, kv_items = p->batch * p->kv_heads, operands = backward ? 2 : 1;
@@ -138,7 +139,7 @@ static double split_microseconds(const tsr_attention_problem *p, const attention
 /* Up to so many keys stay in shared memory for all queries of a head. */
 enum { KEPT_KEYS = 2 * ATTENTION_ROWS };
 
-/* The quickest way within max_workspace. */
+/* The fastest plan within max_workspace, by estimate. */
 static attention_plan make_plan(const tsr_context *context, const tsr_attention_problem *p, bool backward) {
     const size_t most = context->options.max_workspace ? context->options.max_workspace : SIZE_MAX;
     const cuda_device *device = &context->cuda->device;
@@ -172,7 +173,7 @@ static attention_plan make_plan(const tsr_context *context, const tsr_attention_
 }
 
 size_t cuda_attention_workspace(const tsr_context *context, const tsr_attention_problem *problem, bool backward) {
-    /* Where its data lies is not known yet: the most that it may take. */
+    /* Alignment decides which plan it is, and pointers are not known yet: the larger of the two. */
     tsr_attention_problem aligned = seen_part(problem, backward), unaligned;
     aligned.q.data = aligned.k.data = aligned.v.data = NULL;
     unaligned = aligned;
@@ -288,7 +289,7 @@ static tsr_status queue_backward(launch_queue *q, const attention_plan *plan, at
 
 /* ---- The engine's calls ------------------------------------------------------------------------------------------ */
 
-/* Pinned memory becomes its address on the GPU, so both are written to. */
+/* Writes to both: pinned memory gets its address on the GPU. */
 static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_problem *p, attention_args *io) {
     struct {
         const char *name;
@@ -314,7 +315,7 @@ static tsr_status check_operands(const struct cuda_context *cuda, tsr_attention_
 
 /* Sizes that kernels count in 32 bits. */
 static tsr_status check_counts(const tsr_attention_problem *p) {
-    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 4; /* of each of two kinds, a grid beyond */
+    const int64_t longest = max64(p->queries, p->keys), most = INT32_MAX / 4; /* two kinds of tasks in a grid */
     if (longest > most ||
         (double)p->batch * (double)p->heads * (double)ceil_div(longest, ATTENTION_IEEE_ROWS) > (double)most)
         return tsr_fail(TSR_UNSUPPORTED, "batch * heads * max(queries, keys) is more than a GPU's grid may count");

@@ -74,7 +74,7 @@ static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64
     return c;
 }
 
-/* Clusters of powers of two and three quarters of these; those that split what they multiply, of any size. */
+/* The cluster sizes to try: powers of two and three quarters of these; any size for direct kernels. */
 static int64_t next_cluster(const cuda_kernel *kernel, int64_t cluster) {
     if (kernel->components || cluster < 3) return cluster + 1;
     return cluster % 3 ? cluster + cluster / 2 : cluster / 3 * 4;

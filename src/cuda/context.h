@@ -54,7 +54,7 @@ tsr_status cuda_function(const struct cuda_context *cuda, const cuda_kernel *ker
 tsr_status cuda_workspace_take(const struct cuda_context *cuda, CUstream stream, size_t bytes, CUdeviceptr *workspace);
 CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, CUdeviceptr workspace);
 
-/* launch.c: fills an operand's panels, at packed->panels, in `stream`'s order. */
+/* pack.c: fills an operand's panels, at packed->panels, in `stream`'s order. */
 tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream);
 
 /* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it.

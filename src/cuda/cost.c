@@ -86,7 +86,7 @@ typedef struct tf32_costs {
     double odd_k;          /* more, where C cannot be written by vectors */
 } tf32_costs;
 
-/* From bytes_per_cycle on, everything is a double that `tessera tune` fits; 0: it does not exist. */
+/* From bytes_per_cycle on, everything is a double that `tessera tune` fits; 0: the kernel has no such constant. */
 struct device_costs {
     const char *name;
     int capability;
@@ -294,8 +294,8 @@ device_costs *cost_table(const cuda_device *device) {
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* How many times as long as one by itself, with others beside it, an SM takes for `blocks` thread blocks, as many at a
- * time as it holds. With r resident blocks an SM is busy in r of r + stall cycles. */
+/* The time that an SM takes for `blocks` thread blocks, as many at a time as it holds; the unit is a full SM's time for
+ * the work of one. With r resident blocks an SM is busy in r of r + stall cycles. */
 static double blocks_in_turn(double stall, const cuda_kernel *kernel, int64_t blocks) {
     const double resident = kernel->blocks;
     const int64_t last = blocks % kernel->blocks;
@@ -322,8 +322,8 @@ static double product_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
 }
 
-/* How much longer an ieee kernel takes for the way operands lie: copied by single floats, unless lines are neighbours
- * and aligned; or where there are too few of them for a tile. */
+/* How much longer an ieee kernel takes where operands are copied by single floats, as they are unless lines are
+ * neighbours and aligned; more so if there are fewer lines than a tile has. */
 static double reading_factor(const tile_costs *of, const cuda_kernel *kernel, const tsr_problem *p) {
     double factor = 1;
     if (kernel->family != FAMILY_TILE) return factor;
@@ -338,7 +338,7 @@ static double pipeline_terms(const tile_costs *of, const tsr_problem *p) {
     return of->pipeline_k * (vectors ? 1 : 1 + of->ragged);
 }
 
-/* Multiplying, where memory may take longer: if the two are near each other, neither is all of it. */
+/* Multiplying beside memory: about the longer of the two, and more if they are alike, since they overlap in part. */
 static double beside_memory(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
                             const tsr_problem *p, double seconds) {
     return kernel->family == FAMILY_TILE ? hypot(seconds, costs->cached * product_seconds(costs, device, p)) : seconds;
@@ -358,7 +358,7 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
                           (cycles_for_blocks(of, kernel, busiest_full) * ((double)p->k * factor + pipeline) +
                            cycles_for_blocks(of, kernel, busiest_parts) * ((double)c->k_per_slice * factor + pipeline));
     double seconds = of->start + beside_memory(costs, device, kernel, p, cycles / costs->clock);
-    if (c->slices > 1) { /* cutting the last tiles alone gains little where k is short, and costs more than it seems */
+    if (c->slices > 1) { /* a launch more if only the last tiles are cut: that gains less than their times say */
         seconds += partial_seconds(costs, device, (double)(p->batch * parts) * area);
         seconds += of->reduce + (full ? costs->launch : 0) + (double)c->slices * costs->segment;
     }
@@ -396,7 +396,7 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
     return seconds;
 }
 
-/* Multiplications are left out where there is nothing of C; copies and everything else are not. */
+/* Where a tile reaches past C, the kernel leaves out multiplications, but no copies. */
 static double cost_warp(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                         const tsr_problem *p) {
     const warp_costs *of = &costs->warp[cuda_kernel_index(c->kernel) - IEEE_WARP_16X16];
@@ -431,8 +431,8 @@ double cost_multiply(const cuda_device *device, const cuda_candidate *c, const t
 
 static int column_class(int64_t columns) { return columns <= 2 ? 0 : columns <= 4 ? 1 : 2; }
 
-/* Every operand is read once, as fast as so many resident thread blocks can and as fast as memory can: where the two
- * are near each other, neither is all of it. */
+/* Every operand is read once, as fast as so many resident thread blocks can and as fast as memory can: about the longer
+ * of the two, and more if they are alike. */
 double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = device->costs;
     const thin_costs *of = c->kernel == &cuda_kernels[IEEE_THIN_K] ? &costs->thin_k : &costs->thin_m;
@@ -534,7 +534,8 @@ int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int6
     return clusters_at_once(device->costs, device, cluster, kernel->blocks);
 }
 
-/* The busiest SM's tiles, and all operands and C through device memory once: of the longer of both little more. */
+/* The busiest SM's tiles beside all operands and C through device memory once: a little more than the longer of the
+ * two. */
 double cost_tf32(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p, double copied) {
     const device_costs *costs = device->costs;
     const cuda_kernel *kernel = c->kernel;

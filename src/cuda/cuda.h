@@ -20,7 +20,7 @@ typedef struct cuda_workspace_layout {
     panels_layout a, b;        /* split: within the memory of each operand's panels, */
     size_t a_panels, b_panels; /* which begins here where it was not packed beforehand */
     size_t partial_sums;
-    size_t recompute_flags; /* split: 16 bits for each check block */
+    size_t recompute_flags; /* split: 16 bits for each check block, one for each of its rows */
     size_t copies;          /* of operands that a TF32 kernel cannot read in place, A's first */
     size_t bytes;           /* in all */
 } cuda_workspace_layout;
@@ -35,14 +35,13 @@ typedef struct cuda_plan {
     bool invariant;                     /* options.batch_invariant: all tiles alike, and fallback row by row */
     bool early;                         /* its first kernel may start before what is in front of it has finished */
     int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
-    int64_t full_tiles;       /* tiles that a thread block each computes whole; split: of several slices, those without;
-                               * ieee: the k ranges of all others, */
-    int64_t tail_blocks;      /* the stream-K tail, are shared by so many, and reduced in order by a second kernel */
-    int64_t cluster, k_each;  /* tf32, ieee in one launch: thread blocks that share a tile, with so many terms each, */
-    int64_t share;            /* which their threads share so (ieee_args) */
-    bool turns_b;             /* tf32: the kernel turns a B that lies across k; else it is copied */
-    int64_t chunk_m, chunk_n; /* rows and columns computed at a time: all of them, unless max_workspace or */
-    int64_t chunk_k, chunk_batch; /* 32-bit indices in kernels do not allow it */
+    int64_t full_tiles;      /* tiles that are computed whole, by one thread block each; the others are cut along k: */
+    int64_t tail_blocks;     /* ieee: the stream-K tail; so many thread blocks share its k ranges. split: in slices */
+    int64_t cluster, k_each; /* parts of k: thread blocks that share a tile; terms of each */
+    int64_t share;           /* vectors: how the threads of a block share its terms (ieee_args) */
+    bool turns_b;            /* tf32: the kernel turns a B that lies across k; else it is copied */
+    /* Rows, columns, terms and products computed at a time: all, if max_workspace and 32-bit indices allow it. */
+    int64_t chunk_m, chunk_n, chunk_k, chunk_batch;
     cuda_workspace_layout workspace;
     const char *reason; /* one clause: why this kernel */
 } cuda_plan;

@@ -1,14 +1,14 @@
 /* graphs.c: kernels that are queued one after the other again and again, launched as one CUDA graph.
  *
- * A launch takes the host 3 us, a graph of four kernels 1.2, and giving each of its nodes other arguments 0.15
+ * A launch takes the host more than 3 us, a graph of four kernels 2, and giving each of its nodes other arguments 0.5
  * (docs/internals/experiments.md). A product that is split is four kernels or five. So what a call queues is collected
- * first; if the same kernels have been queued a few times on this stream, they become a graph, whose nodes from then on
- * get the arguments and grids of each call. There is one for each sequence of kernels, not for each shape.
+ * first; if the same kernels have been queued CALLS_BEFORE_GRAPH times on this stream, they become a graph, whose nodes
+ * from then on get the arguments and grids of each call. There is one for each sequence of kernels, not for each shape.
  *
- * A graph does not run beside itself, so each stream has its own; the stream that every thread has for itself has one
- * name for all, so there kernels are launched one by one. So they are in a stream that is being captured: they become
- * nodes of the caller's graph. Graphs are put together node by node: capturing launches would make other threads fail
- * that synchronise the device meanwhile.
+ * A graph does not run beside itself, so each stream has its own. In two cases kernels are launched one by one: on the
+ * per-thread default stream, whose handle is the same in all threads, and on a stream that is being captured, where
+ * they become nodes of the caller's graph. Graphs are put together node by node: while launches are captured, other
+ * threads that synchronise the device would fail.
  */
 #include "cuda/graphs.h"
 
@@ -28,7 +28,7 @@ typedef struct launch_graph {
     uint64_t last_used; /* in calls of launch_queued */
     /* Under its own: a launch waits where the stream is full, and others must not wait with it. */
     pthread_mutex_t lock;
-    int calls;     /* until it was made; negative: it cannot be */
+    int calls;     /* before it was made; negative: the driver could not make it */
     CUgraph graph; /* NULL until it is made, as the rest */
     CUgraphNode nodes[MOST_QUEUED];
     CUgraphExec executable;
@@ -67,8 +67,9 @@ void cuda_graphs_destroy(struct launch_graphs *graphs, const cuda_driver *driver
 
 static bool waits_by_itself(const queued_kernel *k) { return k->kernel != &cuda_kernels[IEEE_SCALE]; }
 
-/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. It waits
- * for all that is in front of it in the stream, on Hopper even if the kernel before it, somebody else's, has not. */
+/* Programmatic launch: a kernel that waits by itself for the one before it may start before that has finished. On
+ * Hopper it waits for all that is in front of it in the stream, even if the kernel before it, somebody else's, does
+ * not. */
 static CUresult launch_one(const struct cuda_context *cuda, CUstream stream, const queued_kernel *k, bool overlaps) {
     CUlaunchAttribute attributes[2];
     unsigned count = 0;

@@ -2,9 +2,10 @@
  * chunk on the caller's stream.
  *
  *   ieee    multiply, and where k was cut ieee_reduce
- *   tf32    tf32_copy of operands that cannot be read in place, multiply
- *   split   pack_sample, pack_split, multiply, where k was cut split_reduce, and an ieee kernel that recomputes what
- *           the split kernel left, which returns at once where that is nothing
+ *   tf32    tf32_copy of operands that cannot be read in place, multiply, and where k is in slices ieee_reduce
+ *   split   pack_sample and pack_split, or pack_rows; multiply; where k was cut split_reduce; and a kernel that
+ *           recomputes what the split kernel left (ieee, or for tf32 on Hopper a TF32 kernel), which returns at once
+ *           if that is nothing
  */
 #include "cuda/launch.h"
 

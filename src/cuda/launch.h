@@ -1,5 +1,5 @@
-/* launch.h: what the files that carry out a cuda_plan share: launch.c queues kernels, ieee.c and split.c know the
- * arguments of theirs, pack.c those of packing. */
+/* launch.h: what the files that carry out a cuda_plan share: launch.c queues kernels; ieee.c, tf32.c, split.c and
+ * pack.c know the arguments of theirs. */
 #ifndef TESSERA_CUDA_LAUNCH_H
 #define TESSERA_CUDA_LAUNCH_H
 

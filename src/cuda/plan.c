@@ -141,7 +141,7 @@ static void chunks_of_everything(cuda_plan *plan, const tsr_problem *p) {
     plan->chunk_batch = min64(p->batch, MAX_BATCH);
 }
 
-/* Adopts a TF32 kernel for a product that is transposed, or not, once more. */
+/* Adopts a TF32 kernel for p, which is the transpose of the plan's product if `transposed`. */
 static void adopt_tf32(cuda_plan *plan, const cuda_candidate *c, const tsr_problem *p, bool transposed,
                        const char *reason) {
     adopt(plan, c, reason);

@@ -20,11 +20,11 @@ static tsr_status map_operand(launch_queue *q, const tsr_operand *o, int64_t bat
         (CUtensorMap *)map, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 3, (void *)o->data, sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return error ? cuda_fail(error, "describing an operand to the copies of a kernel") : TSR_OK;
+    return error ? cuda_fail(error, "making the tensor map of an operand") : TSR_OK;
 }
 
-/* Copies an operand, its rows along k, to rows at *to that can be read in place, makes it these, and *to what
- * follows. */
+/* Copies an operand, its rows along k, to *to, in rows that kernels can read. Then *o is the copy, and *to points
+ * behind it. */
 static tsr_status copy_operand(launch_queue *q, tsr_operand *o, int64_t batch, char **to) {
     const cuda_kernel *kernel = &cuda_kernels[TF32_COPY];
     const int64_t items = operand_count(o, batch);
@@ -44,7 +44,7 @@ static tsr_status copy_operand(launch_queue *q, tsr_operand *o, int64_t batch, c
     return launch_kernel(q, kernel, (launch_grid){tiles, items, 1}, &args, sizeof args);
 }
 
-/* Whether a kernel's copies can begin where an operand does that they read in place. */
+/* Whether a kernel's copies can begin where an operand begins; one that was copied begins well. */
 static bool begins_well(const tsr_operand *o, bool copied) { return copied || (uintptr_t)o->data % 16 == 0; }
 
 static tf32_args args_of(const tsr_problem *p, const cuda_kernel *kernel, const tf32_reading *reading) {
@@ -81,7 +81,7 @@ static tsr_status launch(launch_queue *q, const cuda_plan *plan, const cuda_kern
     return launch_clusters(q, kernel, (launch_grid){blocks, 1, 1}, args->parts, args, sizeof *args);
 }
 
-/* The same by a kernel for operands that begin anywhere. */
+/* The product by a direct kernel, which reads operands that begin anywhere. */
 static tsr_status queue_unaligned(launch_queue *q, const cuda_plan *plan, const tsr_problem *p) {
     cuda_plan other = *plan;
     other.multiply = &cuda_kernels[DIRECT_64X64];

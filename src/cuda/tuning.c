@@ -25,7 +25,7 @@
 
 #define FORMAT "tessera-tuning 1"
 
-/* In a program with more rights than its user no environment counts. */
+/* A program with more rights than its user (setuid) ignores the environment. */
 static size_t print_path(const cuda_device *device, tsr_text *text) {
     const char *given = secure_getenv("TESSERA_TUNING"), *cache = secure_getenv("XDG_CACHE_HOME");
     const char *home = secure_getenv("HOME");

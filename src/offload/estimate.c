@@ -8,7 +8,7 @@
 /* Measured on an H200 behind PCIe 5.0 and the 16 cores beside it: cubes of 1024 to 16384 within 5 %. */
 static const struct {
     double call;        /* seconds of a product without copies: starting, the first strip, the last block */
-    double bus;         /* bytes a second, each way, with the way of the last strip in it */
+    double bus;         /* bytes a second in each direction, the delay of the last strip included */
     double copy_thread; /* bytes a second that one CPU thread copies into the ring, or out of it */
 } rates = {4e-4, 4.5e10, 1e10};
 

@@ -139,7 +139,7 @@ static void work(struct cpu_member *self, void *argument) {
         drive(t);
 }
 
-/* Threads that copy and drive. Not one on every core: a thread that loses its own keeps all others waiting. */
+/* Threads that copy and drive. Fewer than cores: a thread that loses its core to another process holds up the rest. */
 static int team_size(const transfer *t) {
     const tsr_problem *p = &t->p;
     const double floats = (double)p->batch *
@@ -194,7 +194,7 @@ tsr_status offload_multiply(tsr_context *context, const tsr_problem *problem, do
     const struct cuda_context *cuda = context->cuda;
     *share = 1;
     if (!problem->m || !problem->n || !problem->batch) return TSR_OK;
-    if (!problem->k) return cpu_execute(&(cpu_plan){0}, problem, NULL); /* C = beta*C is not worth the way */
+    if (!problem->k) return cpu_execute(&(cpu_plan){0}, problem, NULL); /* C = beta*C is not worth copying */
     bool pushed;
     *share = 0;
     tsr_status status = cuda_enter(cuda, &pushed);

@@ -51,7 +51,7 @@ typedef struct block_walk {
     int64_t i, j; /* the block */
 } block_walk;
 
-/* In front of the first block; to the next one, the first time to the first. False where there is none. */
+/* block_walk_begin stands in front of the first block. block_walk_next goes to the next one; false after the last. */
 block_walk block_walk_begin(const partition *partition);
 bool block_walk_next(block_walk *walk, const partition *partition);
 

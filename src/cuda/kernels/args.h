@@ -146,10 +146,10 @@ typedef struct tensor_map {
     uint64_t words[16];
 } __attribute__((aligned(64))) tensor_map;
 
-/* C = alpha*A*B + beta*S in TF32, from float32 operands in place (tf32_sm90.cu): A seen as rows along k or as rows that
- * are neighbours, B as columns. k is cut in parts or slices of k_blocks_each blocks of TF32_K, none without
- * any: a cluster of `parts` thread blocks adds up the parts of a tile; or the sums of slices go to
- * partial[batch][tile][slice][tile_m][tile_n], as the tail of ieee_args, and ieee_reduce adds them up.
+/* C = alpha*A*B + beta*S in TF32, from float32 operands in place (tf32_sm90.cu), each along k or across it. k is cut in
+ * parts or slices of k_blocks_each blocks of TF32_K, none of them empty: a cluster of `parts` thread blocks adds up the
+ * parts of a tile; or the sums of slices go to partial[batch][tile][slice][tile_m][tile_n], as the tail of ieee_args,
+ * and ieee_reduce adds them up.
  *
  * marks_a, marks_b: NULL, or those of a split kernel's panels; then only what it left is computed, where two marks
  * multiply to more than 1. */

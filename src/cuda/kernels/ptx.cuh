@@ -107,7 +107,7 @@ __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
 #endif
 }
 
-/* Makes the compiler forget how these came about, so that it keeps them rather than what they were made of. */
+/* Hides from the compiler how these were computed, so that it keeps them and does not compute them again. */
 __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }

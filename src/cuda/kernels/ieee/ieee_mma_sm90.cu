@@ -1,9 +1,9 @@
 /* ieee_mma_sm90.cu: C = alpha*A*B + beta*S on Hopper's float64 tensor cores, a tile of C at a time.
  *
  * A product of two float32 is exact in float64, and sums in float64 lose next to nothing: what remains is one rounding
- * to float32 at the end. It is also faster than the float32 units. An SM's float64 tensor cores do no more
- * multiply-adds a cycle, 128, but one warp instruction is 1024 of them and takes 32 cycles, which leaves the issue
- * slots to everything else.
+ * to float32 at the end. It is also faster than the float32 units. An SM's float64 tensor cores do as many
+ * multiply-adds a cycle as its float32 units, 128, but one warp instruction is 1024 of them and takes 32 cycles, which
+ * leaves the issue slots to everything else.
  *
  * Operands come to shared memory as float32, as ieee_slab.cuh says, and are widened in registers.
  *

@@ -118,7 +118,7 @@ static __device__ __forceinline__ bool is_recomputed(const ieee_args &args, cons
 
 /* ---- Few rows ---------------------------------------------------------------------------------------------------- */
 
-/* As many rows of check blocks, of a tile, are computed by themselves: their sums take less time than the tile's. */
+/* At most so many rows of a tile's check blocks are computed by themselves: that takes less time than the tile. */
 enum { FEW_ROWS = 4 };
 
 /* One of them, from column col0 on, by all threads of the block: float64 sums, added in a fixed order. Not inline: its

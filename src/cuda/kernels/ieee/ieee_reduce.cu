@@ -1,8 +1,8 @@
 /* ieee_reduce.cu: adds up the segments of the tiles of the stream-K tail, and applies alpha and beta.
  *
  * C = alpha * (segment 0 + segment 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A
- * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args): what are neighbours in
- * C, rows or columns, neighbouring threads have. Limits: 128 threads, no shared memory; tile_m*tile_n a multiple of
+ * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Neighbouring threads
+ * have neighbours in C, be these rows or columns. Limits: 128 threads, no shared memory; tile_m*tile_n a multiple of
  * 128, tile_n a power of two from 4 on; grid.x = tail tiles times ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"

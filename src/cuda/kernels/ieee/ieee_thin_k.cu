@@ -1,7 +1,7 @@
 /* ieee_thin_k.cu: C = alpha*A*B + beta*S in IEEE float32 for n <= 8 columns, A read along k.
  *
- * The matrix-vector shape: A is read once and everything else is small, so memory is what it takes. For A with
- * contiguous terms (col_stride 1), and for strides that no kernel likes.
+ * The matrix-vector shape: A is read once and everything else is small, so memory is the limit. For A with
+ * contiguous terms (col_stride 1), and for strides that no other kernel reads.
  *
  * Tile map: a block of 4 warps has TILE_M = 16 rows of C, a warp 4 of them. A warp's lanes run along k, four terms each
  * where A's rows are 16-byte aligned, one otherwise; their sums meet at the end, by shuffles in a fixed order. B passes

@@ -1,7 +1,7 @@
 /* ieee_thin_m.cu: C = alpha*A*B + beta*S in IEEE float32 for n <= 8 columns, A read along m.
  *
  * The matrix-vector shape with a transposed matrix: A's rows are neighbours in memory (row_stride 1). A is read once,
- * all else is small, so memory is what it takes.
+ * all else is small, so memory is the limit.
  *
  * Tile map: a block has TILE_M = 128 rows of C. A thread has 4 of them, neighbours where A's columns are 16-byte
  * aligned and m is a multiple of 4, otherwise 32 apart; the block's 4 warps share out the terms of k. Their sums meet

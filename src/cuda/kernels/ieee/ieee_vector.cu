@@ -1,6 +1,6 @@
 /* ieee_vector.cu: C = alpha*A*B + beta*S in IEEE float32 for n <= 8 columns in one launch: a matrix times a vector, or
- * a few. A is read once and everything else is small, so memory is what it takes: while a thread multiplies, its next
- * loads are under way.
+ * a few. A is read once and everything else is small, so memory is the limit: while a thread multiplies, its next loads
+ * are under way.
  *
  * A cluster of thread blocks has some rows of C. Each block has a range of k, whose terms its threads take in turn. The
  * threads' sums meet by shuffles, the warps' in shared memory, the blocks' in the cluster's, each in a fixed order.

@@ -7,9 +7,9 @@
  * STAGES - 1 chunks ahead of what it multiplies, and waits for no other warp. Copies pass through the L1 cache: where
  * all warps read the same few lines, L2 would be asked for them too often.
  *
- * What it costs is instructions. So operands are copied sixteen bytes at a time, aligned or not: they lie in shared
- * memory in rows of what is neighbours in global memory, and a row begins with the sixteen bytes that its first element
- * is in; where in them is its shift. A "line" is an index of m for A and of n for B:
+ * Instructions are what limits it. So operands are copied sixteen bytes at a time, aligned or not: a row in shared
+ * memory holds neighbours of global memory, from the aligned sixteen bytes on that contain the first of them; the place
+ * of that first element within its sixteen bytes is the row's shift. A "line" is an index of m for A and of n for B:
  *
  *     terms of k are neighbours:    [lines][CHUNK + 4], rows are lines
  *     lines are neighbours:         [CHUNK][lines + 8], rows are terms

@@ -124,8 +124,8 @@ __device__ float largest_in_rows(const pack_args &o, int row0, int terms) {
     return most;
 }
 
-/* Of the operands that are to be looked at, and of `blocks_of` each has, the one of this block; takes those before it
- * off `block`. NULL past the last. */
+/* The operand that this block looks at: of those to be looked at, each has blocks_of(it) blocks. `block` becomes the
+ * block's number among these. NULL past the last. */
 template <typename COUNT>
 __device__ const pack_args *scanned_by(const pack_pair_args &pair, int *block, COUNT blocks_of) {
     for (const pack_args &o : pair.operand) {

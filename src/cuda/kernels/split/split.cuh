@@ -134,8 +134,8 @@ __device__ inline float least_sum(const split_args &g, const split_operand &o, i
     return o.exponents[at] == ALL_ZERO ? -INFINITY : g.least_per_tiny * (float)tiny;
 }
 
-/* The same of a row of A, for columns from col0 on. by_row: any sum will do without tiny elements in the row, unless
- * B's are too deep, as it would where the row's neighbours had none. */
+/* The same of a row of A, for columns from col0 on. by_row: in a row without tiny elements any sum will do unless B's
+ * mark is too large, as in a panel of A without any. */
 __device__ inline float least_sum_of_a(const split_args &g, int batch, int row, int col0) {
     const float least = least_sum(g, g.a, batch, row);
     return g.by_row && least == 0 && mark_of(g.b, batch, col0) <= g.mark_limit ? -INFINITY : least;

@@ -8,7 +8,7 @@
  * Arithmetic of fp32. With A = hi_a + lo_a 2^-11 and B likewise (scaled), each part of a block of k, SPLIT_SUM_K, gives
  *
  *     main += hi_a*hi_b                  a fresh sum for each part, added to `main` by ordinary float32 additions: the
- *                                        tensor cores truncate as they accumulate, so they never do it for long
+ *                                        tensor cores truncate as they accumulate, so their sums are kept short
  *     corr += hi_a*lo_b + lo_a*hi_b      2^11 smaller, so that its truncation does not matter: one sum for all of k
  *
  * and C = (main + corr 2^-11) * 2^-(e_a + e_b). lo_a*lo_b is below float32's last bit. docs/internals/numerics.md has
@@ -139,6 +139,8 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
 // region: fp32_products
 /* ---- The products of fp32, by one warpgroup ---------------------------------------------------------------------- */
 
+/* A part is the terms of a block of k that are summed by tensor cores before promotion: instructions in one, and parts
+ * in a block. */
 constexpr int SUM_STEPS = SPLIT_SUM_K / 16, PARTS = STEPS / SUM_STEPS;
 
 /* A warpgroup's accumulators of a 64 x 128 tile. */
@@ -153,9 +155,10 @@ struct accumulators {
     }
 };
 
-/* The products of what a warpgroup reads of a stage: its rows of A, all of B. */
+/* The products of what a warpgroup reads of a stage: its rows of A, all of B. Addresses are those of descriptors, in
+ * units of 16 bytes (tile_address): the 16 terms of an instruction are two of these further on. */
 struct stage_products {
-    uint32_t a[2], b[2]; /* addresses of hi and lo */
+    uint32_t a[2], b[2]; /* of hi and lo */
 
     template <typename STAGE> __device__ stage_products(const STAGE *stages, int index, int row) {
         const uint32_t at = tile_address(stages) + index * (uint32_t)(sizeof(STAGE) / 16);
@@ -200,9 +203,11 @@ struct stage_products {
     }
 };
 
-/* Multiplies `blocks` blocks of k, in the stages from `at` on, and adds to main and corr; `first`: corr begins here.
- * release(stage) is called when this warp has read it, all_issued() when the last products are under way. FENCE:
- * release() does enough other work that a wgmma_fence is needed before the next products. */
+/* The loop over k: multiplies `blocks` blocks, in the stages from `at` on, and adds to main and corr; `first`: corr
+ * begins here. While a part's corrections run, its hi*hi is added to main and the next part's hi*hi is queued behind
+ * them, so that the tensor cores are never idle. release(stage) is called when this warp has read it, all_issued() when
+ * the last products are under way. FENCE: with a wgmma_fence after release(), needed where release() does more than
+ * arrive at a barrier. */
 template <bool FENCE, typename STAGE, int STAGES, typename RELEASE, typename ISSUED>
 __device__ void multiply_blocks(accumulators &sums, bool first, const STAGE *stages, uint64_t *full, ring<STAGES> &at,
                                 int row, int blocks, RELEASE release, ISSUED all_issued) {
