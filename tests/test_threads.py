@@ -92,6 +92,18 @@ def test_small_products_in_a_row(cpu, rng, m, n, k, transposed):
             assert_guards(c)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+@pytest.mark.parametrize("layout", [row_major, column_major])
+@pytest.mark.parametrize("batch, m, n, k", [(5, 12, 300, 1500), (7, 200, 12, 1500), (11, 130, 140, 150),
+                                            (6, 1, 5000, 300), (6, 3, 900, 700), (20, 90, 80, 300)])
+def test_batches_of_a_few_products(cpu, rng, batch, m, n, k, layout, alpha):
+    """Members take columns or rows of them, or whole ones."""
+    a, b = filled(layout, integers(rng, batch, m, k)), filled(layout, integers(rng, batch, k, n))
+    before = integers(rng, batch, m, n)
+    for threads in (3, 8, 50):
+        multiply_exactly(cpu, a, b, filled(layout, before), alpha, -1.0, context=cpu.new_context(threads=threads))
+
+
 @pytest.mark.parametrize("room", [0, 200_000, 60_000])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_few_rows_that_must_be_packed(cpu, rng, batch, room):

@@ -145,6 +145,47 @@ static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem
     return CPU_BY_BLOCKS;
 }
 
+/* How members share a batch where, of all on each product, many would wait: at the barriers of products with few tiles,
+ * or for the last products. If it saves an eighth of the time, they take columns or rows of products, or whole ones, as
+ * products of their own. Times are in tiles of the same k; packing a panel of B takes TILES_TO_PACK, or one if a tile
+ * does it, which has to be a whole one. Two members lose little, as do those of a batch of many products. */
+static enum cpu_sharing share_of_batch(const cpu_plan *plan, const tsr_problem *p, int64_t *share) {
+    enum { TILES_TO_PACK = 4, MORE_PARTS = 8 };
+    const struct cpu_kernel *kernel = plan->kernel;
+    if (plan->threads <= 2 || p->batch >= CPU_PARTS_PER_THREAD * plan->threads) return plan->sharing;
+    if (operand_panels(&p->a, p->batch) || operand_panels(&p->b, p->batch)) return plan->sharing;
+    const int64_t threads = plan->threads, width = plan->by_row ? CPU_LINE : kernel->nr;
+    const int64_t rows = plan->by_row ? 1 : ceil_div(p->m, kernel->mr), columns = ceil_div(p->n, width);
+    const int64_t packing = !plan->packs_b ? 0 : kernel->multiply_and_pack && p->b.col_stride == 1 ? 1 : TILES_TO_PACK;
+    const int64_t slowest = packing && p->n % width ? TILES_TO_PACK : packing;
+    const int64_t by_blocks = p->batch * (slowest * ceil_div(columns, threads) + ceil_div(rows * columns, threads));
+    const int64_t by_items = ceil_div(p->batch, threads) * columns * (rows + packing);
+    enum cpu_sharing best = plan->sharing;
+    int64_t least = (best == CPU_BY_BLOCKS ? by_blocks : by_items) * 7 / 8;
+    if (by_items < least) {
+        least = by_items;
+        best = CPU_BY_ITEMS;
+    }
+    const double work = (double)p->m * (double)p->n * (double)p->k;
+    const int64_t most = 2 * ceil_div(threads, p->batch) + MORE_PARTS;
+    for (int64_t parts = 2; parts <= most && (double)(parts * CPU_WORK_PER_THREAD) <= work; parts++) {
+        const int64_t rounds = ceil_div(p->batch * parts, threads);
+        const int64_t wide = ceil_div(columns, parts), high = ceil_div(rows, parts);
+        const int64_t by_columns = rounds * wide * (rows + packing), by_rows = rounds * columns * (high + packing);
+        if (parts <= columns && by_columns < least) {
+            least = by_columns;
+            best = CPU_BY_COLUMNS;
+            *share = wide * width;
+        }
+        if (parts <= rows && by_rows < least) {
+            least = by_rows;
+            best = CPU_BY_ROWS;
+            *share = high * kernel->mr;
+        }
+    }
+    return best;
+}
+
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
     const double product = (double)p->m * (double)p->n * (double)p->k;
     plan->threads = cpu_useful_threads(product * (double)p->batch, most);
@@ -153,6 +194,7 @@ static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) 
                                                               product >= (double)CPU_WORK_PER_THREAD * plan->threads);
     plan->share = 0;
     plan->sharing = shares_products ? share_of_product(plan, p, &plan->share) : CPU_BY_ITEMS;
+    if (p->batch > 1 && !plan->share) plan->sharing = share_of_batch(plan, p, &plan->share);
     tsr_problem part = *p;
     if (plan->sharing == CPU_BY_ROWS) part.m = plan->share;
     if (plan->sharing == CPU_BY_COLUMNS) part.n = plan->share;
