@@ -222,8 +222,10 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 
-/* The last two tiles of some rows share them: one of a row or two would wait for its own sums. */
-static inline int rows_of_tile(int left, int most) { return left >= 2 * most ? most : left > most ? (left + 1) / 2 : left; }
+/* A tile of a row or two would wait for its own sums: it gets some of the rows before it. */
+static inline int rows_of_tile(int left, int most) {
+    return left <= most ? left : left <= most + 2 ? (left + 1) / 2 : most;
+}
 
 /* So many columns of C from t's on, a row of tiles after the other, each of at most NR columns and `most` rows. t is
  * changed in place: a copy would wait for the fields written last. */
