@@ -26,7 +26,7 @@ static inline __m256i mask_of(int count) {
 static inline vector zeros(void) { return _mm256_setzero_ps(); }
 static inline vector every(float x) { return _mm256_set1_ps(x); }
 static inline vector load(const float *from) { return _mm256_loadu_ps(from); }
-static inline vector load_half(const float *from) { return _mm256_castps128_ps256(_mm_loadu_ps(from)); }
+static inline vector load_half(const float *from) { return _mm256_zextps128_ps256(_mm_loadu_ps(from)); }
 static inline vector load_first(const float *from, int count) { return _mm256_maskload_ps(from, mask_of(count)); }
 static inline vector load_some(const float *from, int count) { return load_first(from, count); }
 static inline void store(float *to, vector x) { _mm256_storeu_ps(to, x); }
