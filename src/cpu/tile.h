@@ -16,7 +16,12 @@
  *     load_some(p, count)                        the first 1..LANES - 1; the others may be anything
  *     store_some(p, x, count)
  *     transpose_square(x), load_square(x, p, apart)    LANES vectors; the second loads them so far apart, transposed
+ *
+ * and afterwards
+ *
  *     multiply(tile)                             by multiply_rows, with as many vectors as the tile needs
+ *
+ * This defines transpose and multiply_whole of kernel.h.
  */
 #ifndef TESSERA_CPU_TILE_H
 #define TESSERA_CPU_TILE_H
