@@ -127,9 +127,10 @@ static void fill(attention_material *x, int which, random_source *r) {
 
 /* ---- What is exact, and what is allowed -------------------------------------------------------------------------- */
 
+/* NaN aside. Not by fmax, at which gcc 12 fails for 64-bit ARM. */
 static double largest_of(const float *row, int64_t count) {
-    double largest = 0;
-    for (int64_t c = 0; c < count; c++) largest = fmax(largest, fabs(row[c]));
+    float largest = 0;
+    for (int64_t c = 0; c < count; c++) largest = fabsf(row[c]) > largest ? fabsf(row[c]) : largest;
     return largest;
 }
 
