@@ -353,7 +353,7 @@ static void multiply_strips(struct cpu_tile *t) {
     const int m = t->m, n = t->n;
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
-    const bool fetches = t->k >= DEPTH_WORTH_FETCHING, contiguous = t->a_step == 1;
+    const bool fetches = t->k >= DEPTH_WORTH_FETCHING, contiguous = t->a_step == 1, is_used_once = m <= TALL_MR;
     t->next_a_row = contiguous ? t->a_row : t->a_step;
     t->next_a_step = contiguous ? CPU_FETCH_STEPS : SMALL_MR * t->a_step;
     t->next_b_step = t->b_step;
@@ -361,7 +361,7 @@ static void multiply_strips(struct cpu_tile *t) {
         t->n = strip_width(n - j);
         t->a = a;
         t->b = b + j;
-        t->whole = t->b_step == n ? cpu_whole_steps(t, LANES, t->k * n - j) : 0;
+        t->whole = is_used_once && t->b_step == n ? cpu_whole_steps(t, LANES, t->k * n - j) : 0;
         t->s = t->c = c + j;
         t->next_a = !fetches || j                ? NULL
                     : contiguous && m > SMALL_MR ? a + SMALL_MR * t->a_row
@@ -374,8 +374,8 @@ static void multiply_strips(struct cpu_tile *t) {
 
 /* Few terms: writing C takes longest, which memory does fastest where it gets one row after the other, or a few side by
  * side. B is copied to panels in the first-level cache, unless it is used too seldom. */
-static inline __attribute__((always_inline)) void multiply_along_rows(struct cpu_tile part, int64_t panel, const int rows,
-                                                                      const int vectors, const __mmask16 last) {
+static inline __attribute__((always_inline)) void
+multiply_along_rows(struct cpu_tile part, int64_t panel, const int rows, const int vectors, const __mmask16 last) {
     for (int left = part.n; left > NR; left -= NR) {
         multiply_tile(&part, rows, VECTORS, 0xffff);
         part.b += panel;

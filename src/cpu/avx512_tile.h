@@ -43,8 +43,7 @@ static inline __attribute__((always_inline)) void load_row(__m512 row[VECTORS], 
                                                            const __mmask16 last, const bool whole) {
     CPU_UNROLL
     for (int v = 0; v < vectors; v++)
-        row[v] = v + 1 < vectors || whole ? _mm512_loadu_ps(b + v * LANES)
-                                          : _mm512_maskz_loadu_ps(last, b + v * LANES);
+        row[v] = v + 1 < vectors || whole ? _mm512_loadu_ps(b + v * LANES) : _mm512_maskz_loadu_ps(last, b + v * LANES);
 }
 
 /* The last steps of K, in which the last vector is read under its mask. */
@@ -242,8 +241,7 @@ static inline __attribute__((always_inline)) void add_narrow_step(__m256 sum[TAL
                                                                   int64_t a_row, int64_t a_step, __m256 row,
                                                                   const int rows) {
     CPU_UNROLL
-    for (int i = 0; i < rows; i++)
-        sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
+    for (int i = 0; i < rows; i++) sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(group[i / 3][i % 3 * a_row]), row, sum[i]);
     CPU_UNROLL
     for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
 }

@@ -134,7 +134,8 @@ static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int
     enum { FEW = 64, LEAST_TERMS = 32, MULTIPLY = 5, MAKE = 4, WRITE = 15, IN_PLACE = 115, MADE = 70 };
     if ((m > FEW && n > FEW) || k < LEAST_TERMS) return false;
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
-    const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) + WRITE * m * n / k;
+    const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
+                               WRITE * m * n / k;
     return 100 * transposed < (a_row == 1 ? IN_PLACE : MADE) * as_is;
 }
 

@@ -140,7 +140,8 @@ static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const fl
     if (v == columns) return;
     const vector sum = load(sums + v);
     store_first(t->c + j + v,
-                adds ? multiply_add(alpha, sum, product(beta, load_first(s + j + v, columns - v))) : product(alpha, sum),
+                adds ? multiply_add(alpha, sum, product(beta, load_first(s + j + v, columns - v)))
+                     : product(alpha, sum),
                 columns - v);
 }
 
@@ -266,7 +267,9 @@ static void multiply_row_of_one_term(const struct cpu_tile *t, int64_t b_col) {
         for (int v = 0; v < columns; v += LANES) {
             const float *const at = t->b + (j + v) * b_col;
             const int count = columns - v < LANES ? columns - v : LANES;
-            const vector b = b_col != 1 ? load_apart(at, b_col, count) : count < LANES ? load_first(at, count) : load(at);
+            const vector b = b_col != 1      ? load_apart(at, b_col, count)
+                             : count < LANES ? load_first(at, count)
+                                             : load(at);
             store(sums + v, add(multiply_add(a, b, zeros()), zeros()));
         }
         store_sums(t, j, false, sums, columns);

@@ -211,25 +211,28 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 /* Floats of an operand that is read from end to end before it is multiplied: B, which stays for all of A; and A. */
 enum { TOUCHED_FLOATS_OF_B = 1 << 15, TOUCHED_FLOATS_OF_A = 1 << 17 };
 
-/* multiply_few transposes columns side by side, and prefetches them unless they are short or long. */
-static inline bool few_should_touch(int64_t terms) {
+/* Whether multiply_few wants its long operand touched: not what it reads along rows, and columns of middle length it
+ * prefetches well by itself. */
+static inline bool few_wants_touching(int64_t terms, bool along_rows) {
     enum { SHORT_COLUMN = 32, LONG_COLUMN = 512 };
-    return terms <= SHORT_COLUMN || terms > LONG_COLUMN;
+    return !along_rows && (terms <= SHORT_COLUMN || terms > LONG_COLUMN);
 }
 
 static inline void touch_a(const struct cpu_tile *t) {
     if (t->m * t->k <= TOUCHED_FLOATS_OF_A) touch_matrix(t->a, t->m, t->k, t->a_row, t->a_step);
 }
 
+static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
+    if (t->k * t->n <= TOUCHED_FLOATS_OF_B) touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+}
+
 /* Narrow rows of C are written in parts of cache lines, which have to be read first; that matters where there is little
  * else to do. */
-static inline void touch_b_and_c(const struct cpu_tile *t, int64_t b_col, enum few few) {
-    enum { NARROW = CPU_LINE, HALF = CPU_LINE / 2, FEW_TERMS = 8, LARGE = 1 << 11 };
+static inline void touch_c(const struct cpu_tile *t) {
+    enum { FEW_TERMS = 8, LARGE = 1 << 11 };
     const int64_t floats = t->m * (int64_t)t->n;
-    if (t->k * t->n <= TOUCHED_FLOATS_OF_B && (few != FEW_ROWS || (b_col != 1 && few_should_touch(t->k))))
-        touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
-    if (t->k <= FEW_TERMS && t->n < (floats > LARGE ? 2 * NARROW : NARROW) && t->n % HALF &&
-        floats <= TOUCHED_FLOATS_OF_B)
+    const int narrow = floats > LARGE ? 2 * CPU_LINE : CPU_LINE;
+    if (t->k <= FEW_TERMS && t->n < narrow && t->n % (CPU_LINE / 2) && floats <= TOUCHED_FLOATS_OF_B)
         touch_rows(t->c, t->m, t->n, t->c_row);
 }
 
@@ -254,15 +257,29 @@ static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_
 
 static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
     const enum few few = few_rows_or_columns(kernel, product, b_col);
-    touch_b_and_c(product, b_col, few);
+    touch_c(product);
+    switch (few) {
+    case FEW_ROWS:
+        if (few_wants_touching(product->k, b_col == 1)) touch_b(product, b_col);
+        break;
+    case FEW_COLUMNS:
+        if (few_wants_touching(product->k, product->a_row == 1)) {
+            touch_a(product);
+            touch_b(product, b_col);
+        }
+        break;
+    default: touch_b(product, b_col);
+    }
     if (is_row(kernel, product, b_col)) {
-        if (product->a_row != 1) touch_a(product);
+        if (product->a_row != 1 && product->k <= SHALLOW) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, kernel->kc);
-    else if (few == FEW_COLUMNS || (few == FEW_COLUMNS_BY_TILES && kernel->multiply_whole)) {
-        if (product->a_row == 1 ? few == FEW_COLUMNS_BY_TILES : few_should_touch(product->k)) touch_a(product);
-        multiply_few_columns(kernel, product, b_col, few == FEW_COLUMNS_BY_TILES);
+    else if (few == FEW_COLUMNS)
+        multiply_few_columns(kernel, product, b_col, false);
+    else if (few == FEW_COLUMNS_BY_TILES && kernel->multiply_whole) {
+        touch_a(product);
+        multiply_few_columns(kernel, product, b_col, true);
     } else
         multiply_touched(kernel, product, b_col);
 }
