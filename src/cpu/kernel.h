@@ -126,17 +126,20 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
 
 /* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels load
  * vectors along B's rows, which have to be made where its columns are contiguous instead. C^T has them along A's columns,
- * and is written element by element. It may even take a little longer if it reads A in place, in the order of memory; if A's
- * columns have to be made, too, it has to be much better. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an element of an operand that is made
- * contiguous, and of one of C that is written apart. No floating point: the caller's mode may trap. */
+ * and is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
+ * element of an operand that is made contiguous, and of one of C that is written apart. If C^T reads A in place, in the
+ * order of memory, it may even take a little longer, unless C = A B needs no plan (small.c); otherwise it has to be clearly
+ * better. No floating point: the caller's mode may trap. */
 static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
-                                            int64_t a_row, int64_t b_col) {
-    enum { FEW = 64, LEAST_TERMS = 32, MULTIPLY = 5, MAKE = 4, WRITE = 15, IN_PLACE = 115, MADE = 70 };
+                                            int64_t a_row, int64_t b_col, bool needs_plan) {
+    enum { FEW = 64, LEAST_TERMS = 32, LARGE_WORK = 1 << 24 };
+    enum { MULTIPLY = 5, MAKE = 4, WRITE = 15 };
     if ((m > FEW && n > FEW) || k < LEAST_TERMS) return false;
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
     const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
                                WRITE * m * n / k;
-    return 100 * transposed < (a_row == 1 ? IN_PLACE : MADE) * as_is;
+    const int percent = a_row == 1 ? (needs_plan ? 115 : 88) : m * n <= LARGE_WORK / k ? 70 : 85;
+    return 100 * transposed < percent * as_is;
 }
 
 extern const struct cpu_kernel cpu_kernel_avx512, cpu_kernel_avx2, cpu_kernel_neon, cpu_kernel_portable;

@@ -49,7 +49,7 @@ static bool is_better_transposed(const struct cpu_kernel *kernel, const tsr_prob
     if (operand_panels(&p->a, p->batch) || operand_panels(&p->b, p->batch)) return false;
     if (is_few_rows(kernel, p) || is_few_rows(kernel, &transposed)) return !is_few_rows(kernel, p);
     if (p->c.col_stride == 1 && p->c.row_stride != 1)
-        return cpu_is_better_transposed(kernel, p->m, p->n, p->k, p->a.row_stride, p->b.col_stride);
+        return cpu_is_better_transposed(kernel, p->m, p->n, p->k, p->a.row_stride, p->b.col_stride, true);
     return p->c.row_stride == 1 && p->c.col_stride != 1;
 }
 

@@ -64,7 +64,7 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
         m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
     if (m * n * k >= WORTH_TURNING && !is_few(kernel, a->rows, b->cols) &&
-        cpu_is_better_transposed(kernel, a->rows, b->cols, a->cols, a->row_stride, b->col_stride))
+        cpu_is_better_transposed(kernel, a->rows, b->cols, a->cols, a->row_stride, b->col_stride, false))
         return false; /* a plan does that */
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
            has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
