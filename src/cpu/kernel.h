@@ -128,8 +128,8 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
  * vectors along B's rows, which have to be made where its columns are contiguous instead. C^T has them along A's columns,
  * and is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
  * element of an operand that is made contiguous, and of one of C that is written apart. If C^T reads A in place, in the
- * order of memory, it may even take a little longer, unless C = A B needs no plan (small.c); otherwise it has to be clearly
- * better. No floating point: the caller's mode may trap. */
+ * order of memory, it may even take a little longer, unless C = A B needs no plan (small.c); otherwise it has to be
+ * clearly better. No floating point: the caller's mode may trap. */
 static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                             int64_t a_row, int64_t b_col, bool needs_plan) {
     enum { FEW = 64, LEAST_TERMS = 32, LARGE_WORK = 1 << 24 };
