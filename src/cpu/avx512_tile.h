@@ -159,7 +159,8 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
             _mm_prefetch((const char *)(next_b + NR - 1), _MM_HINT_T1); /* rows may begin within a line */
         }
         const bool more = next_a || next_b || c_left > 0;
-        const int64_t end = more && left > chain_end + CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : chain_end;
+        int64_t end = more && left > chain_end + CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : chain_end;
+        if (left > masked) end = max64(end, masked);
         for (; left > end && left <= masked; left--, b += b_step) {
             __m512 row[VECTORS];
             load_row(row, b, vectors, last, false);

@@ -132,9 +132,10 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
  * clearly better. No floating point: the caller's mode may trap. */
 static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                             int64_t a_row, int64_t b_col, bool needs_plan) {
-    enum { FEW = 64, LEAST_TERMS = 32, LARGE_WORK = 1 << 24 };
+    enum { FEW = 64, LEAST_TERMS = 32, LARGE_WORK = 1 << 24, LONGEST = 1 << 30 };
     enum { MULTIPLY = 5, MAKE = 4, WRITE = 15 };
     if ((m > FEW && n > FEW) || k < LEAST_TERMS) return false;
+    m = min64(m, LONGEST), n = min64(n, LONGEST); /* longer ones are no different, and products would overflow */
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
     const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
                                WRITE * m * n / k;
