@@ -43,7 +43,7 @@ static void multiply_packed(tsr_context *context, tsr_operand left, tsr_operand 
     } else
         REQUIRE(!packed, "a failed tsr_pack left a pointer");
     const size_t size = tsr_pack_size(context, TSR_LEFT, M, K);
-    static _Alignas(64) char memory[4 * (M + 64) * K + 65536];
+    static _Alignas(64) char memory[16 * (M + 64) * K]; /* on AMX three bf16 components beside each float */
     REQUIRE(size <= sizeof memory, "tsr_pack_size is %zu", size);
     if (!succeeded(tsr_pack_at(&placed, memory, context, TSR_LEFT, 1, &left), "tsr_pack_at")) return;
     float element;
