@@ -37,11 +37,6 @@ extern tsr_context *_Atomic blas_small_context;
 /* The context, on the CPU, in which operands are packed; NULL where there is no memory for it. */
 tsr_context *blas_packing_context(void);
 
-/* A and B as tessera.h has them. C is row-major there, so that it is C^T that is computed: op(A)^T is on the right of
- * that product and op(B)^T on its left. */
-tsr_operand blas_right_operand(const blas_product *product);
-tsr_operand blas_left_operand(const blas_product *product);
-
 /* For what leaves no result and cannot be reported through the standard's interface: prints why and aborts. */
 _Noreturn void blas_give_up(const char *why);
 

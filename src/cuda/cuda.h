@@ -50,8 +50,7 @@ tsr_status cuda_context_create(struct cuda_context **cuda, tsr_options *options)
 void cuda_context_destroy(struct cuda_context *cuda);
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem);
-double cuda_plan_seconds(const cuda_plan *plan,
-                         const tsr_problem *problem); /* estimated, by the constants as they are */
+double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem); /* estimated by the current constants */
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text);
 tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
                         const tsr_launch *launch);

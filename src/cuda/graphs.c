@@ -13,7 +13,6 @@
 #include "cuda/graphs.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Making one takes as long as it saves in so many calls. */
 enum { CALLS_BEFORE_GRAPH = 32, MOST_GRAPHS = 32 };
