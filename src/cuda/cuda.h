@@ -32,7 +32,7 @@ typedef struct cuda_plan {
     const struct cuda_kernel *multiply; /* the kernel that computes C, or partial sums of it */
     bool transposed;                    /* C^T = B^T A^T is computed */
     bool split;                         /* operands are packed into fp16 components; else read in place */
-    bool invariant;                     /* options.batch_invariant: all tiles alike, and fallback row by row */
+    bool invariant;                     /* options.batch_invariant: all tiles alike, fallback row by row */
     bool early;                         /* its first kernel may start before what is in front of it has finished */
     int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
     int64_t full_tiles;      /* tiles that are computed whole, by one thread block each; the others are cut along k: */
@@ -58,7 +58,7 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
 /* Bytes that an operand's panels take; 0 where this context would not split it. */
 size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand);
 
-/* Into launch->workspace where it is given, and large enough. */
+/* Packs into launch->workspace if that is given; it must be large enough. */
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch);
 void cuda_packed_destroy(tsr_packed *packed);
 
