@@ -229,8 +229,8 @@ static void call(struct worker *worker) {
 
 /* ---- Where workers run ------------------------------------------------------------------------------------------- */
 
-/* The cores for a team's workers: the caller's, as long as each member has one; else those of the process's first
- * thread, for a caller that is bound to one core (OMP_PROC_BIND) does not mean its workers. False where Linux does not
+/* The cores for a team's workers: the caller's, as long as each member has one. Otherwise those of the process's first
+ * thread, because a caller that is bound to one core (OMP_PROC_BIND) does not mean its workers. False if Linux does not
  * say. */
 static bool find_cores(cpu_set_t *cores, int size) {
     if (sched_getaffinity(0, sizeof *cores, cores)) return false;

@@ -123,7 +123,7 @@ void copier_work(copier *all, int member) {
 
 void copier_end(copier *all) { atomic_store_explicit(&all->over, true, memory_order_release); }
 
-/* Only where needed: while the driving thread copies a part, its commands to the GPU are late. */
+/* Only if needed: while the driving thread copies a part, its commands to the GPU are late. */
 void copier_help(copier *all) {
     const bool enough = atomic_load_explicit(&all->joined, memory_order_relaxed) >= ENOUGH_THREADS;
     if (enough || !help_any_copy(all, UINT32_MAX)) pause_briefly();
