@@ -64,6 +64,15 @@ static inline int64_t cpu_take(_Atomic int64_t *counter) {
     return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
 }
 
+/* Between two looks at a word that another thread will change. */
+static inline void cpu_pause(void) {
+#if defined __x86_64__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
+#endif
+}
+
 /* Runs team->work on a team of at most `size`; returns when every member has. */
 void cpu_team_run(struct cpu_team *team, int size);
 
