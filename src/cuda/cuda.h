@@ -34,12 +34,12 @@ typedef struct cuda_plan {
     bool split;                         /* operands are packed into fp16 components; else read in place */
     bool invariant;                     /* options.batch_invariant: all tiles alike, fallback row by row */
     bool early;                         /* its first kernel may start before what is in front of it has finished */
-    int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
-    int64_t full_tiles;      /* tiles that are computed whole, by one thread block each; the others are cut along k: */
-    int64_t tail_blocks;     /* ieee: the stream-K tail; so many thread blocks share its k ranges. split: in slices */
-    int64_t cluster, k_each; /* parts of k: thread blocks that share a tile; terms of each */
-    int64_t share;           /* vectors: how the threads of a block share its terms (ieee_args) */
-    bool turns_b;            /* tf32: the kernel turns a B that lies across k; else it is copied */
+    int64_t slices, k_per_slice; /* split, TF32 (k_each long), invariant: of k; a second kernel adds several up */
+    int64_t full_tiles;          /* tiles that one thread block each computes whole; the others are cut along k: */
+    int64_t tail_blocks;         /* ieee: thread blocks that share their k ranges, the stream-K tail; else in slices */
+    int64_t cluster, k_each;     /* parts of k: thread blocks that share that of a tile; terms of each */
+    int64_t share;               /* vectors: how the threads of a block share its terms (ieee_args) */
+    bool turns_b;                /* tf32: the kernel turns a B that lies across k; else it is copied */
     /* Rows, columns, terms and products computed at a time: all, if max_workspace and 32-bit indices allow it. */
     int64_t chunk_m, chunk_n, chunk_k, chunk_batch;
     cuda_workspace_layout workspace;
