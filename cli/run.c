@@ -36,7 +36,7 @@ static int find_library(char *path, size_t size) {
 
 static bool set(const char *variable, const char *value) { return setenv(variable, value, 1) == 0; }
 
-/* In front of what is preloaded already. */
+/* Puts the library in front of what is preloaded already. */
 static bool preload(const char *library) {
     const char *others = getenv("LD_PRELOAD");
     if (!others || !*others) return set("LD_PRELOAD", library);
@@ -59,7 +59,7 @@ static bool set_environment(const options *chosen, const char *library) {
 
 /* ---- The program ------------------------------------------------------------------------------------------------- */
 
-/* As shells have them. */
+/* Exit codes as shells have them. */
 enum { EXIT_NOT_RUN = 126, EXIT_NOT_FOUND = 127 };
 
 static _Noreturn void become(char **words) {
@@ -100,7 +100,7 @@ int program_wait(char **words) {
     return ended;
 }
 
-/* Ends as the program did. */
+/* Exits as the program did, or is ended by the same signal. */
 static int exit_code(int ended) {
     if (!WIFSIGNALED(ended)) return WEXITSTATUS(ended);
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* the program's own is the one to look at */
@@ -120,7 +120,7 @@ int program_report(const char *variable) {
     return -1;
 }
 
-/* Says so if none came to Tessera, and why. */
+/* Says so if no product came to Tessera, and why. */
 static void explain(int file) {
     char *text = NULL;
     FILE *report = file >= 0 ? fdopen(file, "r") : NULL;

@@ -359,7 +359,7 @@ typedef struct kernels_test {
     int status;
 } kernels_test;
 
-/* One that fails does not end it. */
+/* A kernel that fails does not end the run. */
 static int test_one_of(void *data, const char *name) {
     kernels_test *all = data;
     char label[96];

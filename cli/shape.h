@@ -40,7 +40,8 @@ tsr_result shape_c(const product_shape *p, float *data);
 /* The same matrix seen from its other side. */
 tsr_operand operand_transposed(const tsr_operand *o);
 
-/* Those of a batch, one matrix behind the other, without addresses; false if 64 bits do not count their elements. */
+/* The matrices of a batch, one behind the other, without addresses; false if their elements cannot be counted in 64
+ * bits. */
 bool shape_batch(const product_shape *p, tsr_operand *a, tsr_operand *b, tsr_result *c);
 
 /* Memory for rows x cols floats, to be freed; never NULL on success. `name` is the matrix's name in the message. */

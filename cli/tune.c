@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "command.h"
 #include "device.h"
@@ -72,7 +71,7 @@ typedef struct tuner {
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* On a logarithmic scale. */
+/* A random number from `least` to `most`, on a logarithmic scale. */
 static int64_t drawn(tuner *t, double least, double most) {
     return llround(least * pow(most / least, (double)random_uniform(&t->numbers)));
 }
@@ -196,7 +195,7 @@ static int read_constants(tuner *t) {
     return EXIT_OK;
 }
 
-/* For the fit. */
+/* fit_problem's `estimate`: constant i in every context, then the estimates of all samples. */
 static void estimate(void *model, int i, double value, double *seconds) {
     tuner *t = model;
     for (int k = 0; i >= 0 && k < t->kernel_count; k++) tsr_tuning_set(t->kernels[k].context, t->names[i], value);
@@ -286,7 +285,7 @@ static bool are_same(const tsr_plan *x, const tsr_plan *y) {
     return strcmp(strstr(texts[0], "\nengine: "), strstr(texts[1], "\nengine: ")) == 0;
 }
 
-/* The number of such a runner, or how many there are. */
+/* The number of the runner whose plan is the same; `count` if there is none. */
 static int find_same(const runner *runners, int count, const tsr_plan *plan) {
     int i = 0;
     while (i < count && !are_same(runners[i].plan, plan)) i++;
@@ -338,7 +337,8 @@ static void keep_samples(tuner *t, runner *runners, int count) {
     t->measured++;
 }
 
-/* What was chosen before and now, by number. */
+/* How often the plan's choice, before and now (chosen[0], chosen[1]), is within 5 % of the fastest, and how much slower
+ * it is in all. */
 static void judge(tuner *t, const runner *runners, int count, const int chosen[2]) {
     const double least = fastest(runners, count, false);
     for (int i = 0; i < 2; i++) {
@@ -399,7 +399,7 @@ static int measure(tuner *t, const product *p, bool verify) {
     return status;
 }
 
-/* Products for so long; at least one. */
+/* Measures products for `seconds`; at least one. */
 static int measure_for(tuner *t, double seconds, int most_samples, bool verify, const char *what) {
     const double end = device_clock() + seconds;
     progress_step("%s", what);

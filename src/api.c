@@ -35,7 +35,7 @@ tsr_status tsr_gemm_batch(tsr_context *context, int64_t batch, float alpha, cons
 
 /* ---- Products anywhere ------------------------------------------------------------------------------------------- */
 
-/* Item i of a product whose pointers are apart, and its spans. */
+/* Item i of a product given by pointers, and its spans. */
 static tsr_problem bind_item(const tsr_problem *p, matrix_span spans[SPANS], int64_t i) {
     tsr_problem one = problem_item(p, i);
     one.batch = 1;
@@ -54,7 +54,7 @@ static bool is_even(const void *const *pointers, int64_t count, int64_t *stride)
     return bytes % (int64_t)sizeof(float) == 0;
 }
 
-/* As one strided batch, if the matrices are evenly spaced and those of C plainly apart. */
+/* Turns pointers into one strided batch. False if the matrices are not evenly spaced or those of C may overlap. */
 static bool as_strided(tsr_problem *p, matrix_span spans[SPANS]) {
     const tsr_operand c = result_as_addend(&p->c);
     tsr_operand moved = c;
@@ -70,7 +70,7 @@ static bool as_strided(tsr_problem *p, matrix_span spans[SPANS]) {
     return true;
 }
 
-/* Of products that are checked. On CUDA one plan serves them one after the other. */
+/* Executes products whose arguments are checked. On CUDA one plan serves all of them, one after the other. */
 static tsr_status execute_items(tsr_plan *plan, const tsr_launch *launch) {
     tsr_status status;
     const tsr_problem all = plan->problem;

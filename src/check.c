@@ -25,7 +25,7 @@ static tsr_status check_packed(const tsr_operand *o, const char *name, const tsr
     return TSR_OK;
 }
 
-/* Of what is only packed, the memory that is read is the panels'. */
+/* For an operand that is only packed, the memory that a product reads is that of the panels. */
 static void cover_panels(matrix_span *s, const tsr_operand *o) {
     if (!operand_is_only_packed(o) || span_is_empty(s)) return;
     const int64_t floats = (int64_t)(o->packed->bytes / sizeof(float));
@@ -92,7 +92,7 @@ tsr_status check_workspace(const tsr_launch *launch, const char *what, size_t ne
     return TSR_OK;
 }
 
-/* A plan's packed forms were compared with the operands then, but for their data. */
+/* tsr_plan_create has compared packed forms with their operands, except for the data pointer. */
 static tsr_status check_packed_data(const tsr_operand *o, const char *name) {
     return o->packed && o->packed->source.data != o->data ? packed_from_another(name) : TSR_OK;
 }

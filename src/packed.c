@@ -5,7 +5,7 @@
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 
-/* reads: the matrix is looked at, so that it must be there. */
+/* reads: the call reads the matrix, so operand->data must not be NULL. */
 static tsr_status check_pack(tsr_packed **packed, const tsr_context *context, tsr_side side, const tsr_operand *operand,
                              bool reads) {
     if (!packed) return tsr_fail(TSR_INVALID_ARGUMENT, "packed is NULL");

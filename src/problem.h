@@ -53,7 +53,7 @@ typedef struct problem_range {
     int64_t m, n, k, batch;
 } problem_range;
 
-/* Everything. */
+/* The range of the whole product. */
 problem_range problem_whole(const tsr_problem *problem);
 
 /* That part as a product of its own. With k0 > 0 it adds to C, which holds the terms before it and the addend. Packed

@@ -27,7 +27,7 @@ void blas_multiply(const blas_product *product);
 /* The same for product->batch products that lie anywhere: the i-th at a[i], b[i] and c[i]. */
 void blas_multiply_pointers(const blas_product *product, const float *const *a, const float *const *b, float *const *c);
 
-/* No size of a small product is larger. None of them is for a GPU, or worth waking a thread for. */
+/* The largest size of a small product. None of these is for a GPU, or worth waking a thread for. */
 enum { BLAS_SMALL = 128 };
 
 /* The context for small products, which entry points use without going through blas_multiply; NULL before the first
@@ -37,12 +37,7 @@ extern tsr_context *_Atomic blas_small_context;
 /* The context, on the CPU, in which operands are packed; NULL where there is no memory for it. */
 tsr_context *blas_packing_context(void);
 
-/* A and B as tessera.h has them. C is row-major there, so that it is C^T that is computed: op(A)^T is on the right of
- * that product and op(B)^T on its left. */
-tsr_operand blas_right_operand(const blas_product *product);
-tsr_operand blas_left_operand(const blas_product *product);
-
-/* For what leaves no result and cannot be reported through the standard's interface: prints why and aborts. */
+/* For a product without a result that the standard's interface cannot report: prints why and aborts. */
 _Noreturn void blas_give_up(const char *why);
 
 #endif

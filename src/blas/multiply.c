@@ -30,12 +30,13 @@ _Noreturn void blas_give_up(const char *why) {
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-tsr_operand blas_right_operand(const blas_product *p) {
+/* tessera.h has C row-major, so C^T is computed: its right operand is op(A)^T, its left one op(B)^T. */
+static tsr_operand right_operand(const blas_product *p) {
     if (p->packed_a) return *p->packed_a;
     return (tsr_operand){p->a, p->k, p->m, p->transpose_a ? 1 : p->lda, p->transpose_a ? p->lda : 1, p->stride_a, NULL};
 }
 
-tsr_operand blas_left_operand(const blas_product *p) {
+static tsr_operand left_operand(const blas_product *p) {
     if (p->packed_b) return *p->packed_b;
     return (tsr_operand){p->b, p->n, p->k, p->transpose_b ? 1 : p->ldb, p->transpose_b ? p->ldb : 1, p->stride_b, NULL};
 }
@@ -53,8 +54,8 @@ static product product_of(const blas_product *p) {
     return (product){p->batch,
                      p->alpha,
                      p->beta,
-                     blas_left_operand(p),
-                     blas_right_operand(p),
+                     left_operand(p),
+                     right_operand(p),
                      {p->c, p->n, p->m, p->ldc, 1, p->stride_c},
                      p->packed_a || p->packed_b,
                      p->k && !is_zero(p->alpha)};

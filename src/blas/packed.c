@@ -41,7 +41,7 @@ static size_t pack_get_size(blas_interface caller, CBLAS_IDENTIFIER identifier, 
         {k < 0, 4, "K", k},
     };
     if (!blas_all_legal(caller, "cblas_sgemm_pack_get_size", checks, sizeof checks / sizeof checks[0])) return 0;
-    /* Row-major or column-major, which is not known yet: the larger. */
+    /* The layout, which decides the side, is not known yet: the larger of the two sizes. */
     const int64_t lanes = identifier == CblasAMatrix ? m : n;
     const size_t left = tsr_pack_size(blas_packing_context(), TSR_LEFT, lanes, k);
     const size_t right = tsr_pack_size(blas_packing_context(), TSR_RIGHT, k, lanes);
@@ -57,7 +57,7 @@ size_t cblas_sgemm_pack_get_size_64(CBLAS_IDENTIFIER identifier, int64_t m, int6
     return pack_get_size(CBLAS_64, identifier, m, n, k);
 }
 
-/* oneMKL's own way to take and give the memory, from before the caller could. */
+/* oneMKL's older calls, which take the memory themselves. */
 float *cblas_sgemm_alloc(CBLAS_IDENTIFIER identifier, int m, int n, int k) {
     const size_t size = pack_get_size(CBLAS, identifier, m, n, k);
     return size ? malloc(size) : NULL;

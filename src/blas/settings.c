@@ -66,7 +66,7 @@ blas_settings blas_settings_read(void) {
     settings.threads = threads_from("TESSERA_NUM_THREADS", false);
     if (!settings.threads) settings.threads = threads_from("OMP_NUM_THREADS", true);
     read_device(&settings);
-    /* Which device is faster depends on the batch. */
+    /* `auto` would choose the device by the size of the batch, and with it the bits. */
     const char *invariant = value_of("TESSERA_BATCH_INVARIANT");
     if (invariant && !strcmp(invariant, "1") && settings.device == BLAS_AUTO) settings.device = BLAS_CPU;
     const char *verbose = value_of("TESSERA_VERBOSE");

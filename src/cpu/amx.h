@@ -27,7 +27,7 @@
 
 enum { AMX_LANES = 32, AMX_STEP = 32, AMX_STEP_BYTES = 2048 /* of one component */ };
 
-/* The most of k between two additions to C. */
+/* The most terms of k between two additions to C. */
 enum { AMX_KC = 512 };
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */

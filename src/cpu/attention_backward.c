@@ -7,8 +7,6 @@
  * where grad_o O is one number for each query. Weights are computed again, exp(t - lse) divided by their sum: where
  * scores are so large that lse has no room for the logarithm, the sum is not 1. Blocks of queries come first and leave
  * the sums, then blocks of keys. */
-#include <math.h>
-
 #include "cpu/attention_block.h"
 
 static int64_t query_number(const struct attention_job *job, const struct attention_block *b) {

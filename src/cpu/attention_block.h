@@ -82,7 +82,8 @@ struct attention_block {
     int64_t i0, queries, j0, keys;
 };
 
-/* The block of queries that a task is, without keys; where attention is causal those that see the most come first. */
+/* The block of queries that a task computes, without keys. With a causal mask, those that see the most keys come first.
+ * */
 struct attention_block attention_query_block(const struct attention_job *job, int64_t task);
 
 /* How many keys its queries see. */

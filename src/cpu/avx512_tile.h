@@ -124,9 +124,9 @@ static inline __attribute__((always_inline)) void sum_tile(__m512 sum[TALL_MR][V
     }
 }
 
-/* The same for large products: what is needed later is asked for now, a row of C and a line of each of the next rows of
- * A at a time, some steps of K apart, so that loads in between do not have to wait. The panels, where there are any,
- * get the tile's part of A and of B, packed. */
+/* The same for large products. It prefetches what is needed later, a row of C and a line of each of the next rows of A
+ * at a time, some steps of K apart, so that loads in between do not have to wait. The panels, where there are any, get
+ * the tile's part of A and of B, packed. */
 static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[TALL_MR][VECTORS],
                                                                      const struct cpu_tile *t, const int rows,
                                                                      const int vectors, const __mmask16 last,
@@ -247,7 +247,7 @@ static inline __attribute__((always_inline)) void add_narrow_step(__m256 sum[TAL
     for (int g = 0; g < TALL_MR / 3; g++) group[g] += a_step;
 }
 
-/* A tile of at most eight columns, in vectors of that length, of which a processor does twice as many. */
+/* A tile of at most eight columns, in vectors of eight floats: a processor does twice as many of these. */
 static inline __attribute__((always_inline)) void multiply_narrow(const struct cpu_tile *t, const int rows,
                                                                   const bool whole) {
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step, c_row = t->c_row, chain = cpu_chain(t->k);

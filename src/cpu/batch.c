@@ -94,7 +94,7 @@ static void work(struct cpu_member *self, void *argument) {
 
 static void run(struct job *job) {
     const tsr_problem *p = job->problem;
-    /* By row, elements of B are used once or a few times: reading them takes longer than multiplying. */
+    /* By row, each element of B is used once or a few times, so reading it takes longer than multiplying. */
     const double each = job->plan->by_row ? 4 : 1,
                  all = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
     struct cpu_team team = {.work = work, .argument = job, .is_short = all < SHORT_PRODUCT};
@@ -102,7 +102,8 @@ static void run(struct job *job) {
     cpu_team_run(&team, job->plan->threads);
 }
 
-/* The counters of blocks are in a frame of their own: kernels that compute by row need that much stack themselves. */
+/* The counters of blocks are in a stack frame of their own, because kernels that compute by row need that much stack
+ * themselves. */
 static __attribute__((noinline)) void run_with_blocks(struct job *job) {
     struct cpu_block_counters of_block[CPU_MOST_BLOCKS];
     job->counters.of_block = of_block;

@@ -14,15 +14,15 @@
 #include "cpu/batch.h"
 #include "cpu/loops.h"
 
-/* Of the buffer on the stack: one tile. */
+/* Floats of the buffer on the stack: one tile. */
 static int64_t stack_floats(const cpu_plan *plan) { return plan->components ? AMX_LANES * AMX_LANES : CPU_TILE_FLOATS; }
 
 bool cpu_needs_chunks(const cpu_plan *plan, const tsr_problem *p) {
     return cpu_scales_last(plan, p) && !is_zero(p->beta) && p->addend.data == p->c.data;
 }
 
-/* Rows and columns of a chunk of at most so many elements, whole tiles unless C ends. All rows, if that leaves a few
- * panels of columns: B is packed once then. */
+/* Rows and columns of a chunk of at most `floats` elements: whole tiles, except where C ends. All rows, if that leaves
+ * at least a few panels of columns, because B is then packed once. */
 static void size_chunk(const cpu_plan *plan, const tsr_problem *p, int64_t floats, int64_t *rows, int64_t *columns) {
     enum { PANELS = 4 };
     const int64_t mr = plan->components ? AMX_LANES : plan->by_row ? p->m : plan->kernel->mr;
@@ -66,7 +66,7 @@ static void multiply_chunks(const cpu_plan *whole, const cpu_plan *plan, const t
     }
 }
 
-/* A plan for chunks of so many elements, in so many bytes. */
+/* A plan for chunks of `floats` elements, in `bytes` bytes. */
 static bool plan_chunks(cpu_plan *plan, const cpu_plan *whole, const tsr_problem *p, int64_t floats, size_t bytes,
                         int64_t *rows, int64_t *columns) {
     size_chunk(whole, p, floats, rows, columns);

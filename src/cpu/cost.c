@@ -14,8 +14,9 @@
 
 /* ---- The constants ----------------------------------------------------------------------------------------------- */
 
-/* Rounded: avx512 and AMX as a Xeon has them (160 GFLOP/s a core; an EPYC has 112), the other rates and the overheads
- * estimated. Good enough to choose between the CPU and a GPU; the choice of AMX rests on the AMX constants alone. */
+/* Rounded. The constants of avx512 and AMX are those of a Xeon (160 GFLOP/s a core; an EPYC has 112); the other rates
+ * and the overheads are estimated. That is good enough to choose between the CPU and a GPU; the choice of AMX rests on
+ * the AMX constants alone. */
 
 /* Multiply-adds a second of one thread, of large products. */
 static const struct {
@@ -28,7 +29,7 @@ static const double rate_of_others = 5e9;
 /* Bytes a second that one thread reads from memory. */
 static const double memory_rate = 1.2e10;
 
-/* Of a call without a team, of calling workers that watch, and of one barrier. */
+/* Seconds of a call without a team, of calling workers that watch, and of one barrier. */
 static const double call_seconds = 1e-7, team_seconds = 1e-6, barrier_seconds = 5e-7;
 
 /* Multiply-adds that take as long as packing one element. */

@@ -115,7 +115,7 @@ static void multiply_contiguous(const struct stage *s, const struct cpu_tile *ti
         kernel->multiply(tile);
 }
 
-/* The same with columns that far apart, through a buffer. */
+/* The same where columns of C (c_col apart) or of the addend (s_col apart) are not contiguous, through a buffer. */
 static __attribute__((noinline)) void multiply_in_buffer(const struct stage *s, const struct cpu_tile *tile,
                                                          int64_t s_col, int64_t c_col, float *panel_a, float *panel_b) {
     float buffer[BUFFER_FLOATS];
@@ -173,8 +173,9 @@ static void read_in_place(const struct stage *s, struct cpu_tile *tile, int64_t 
 
 /* ---- Prefetching ------------------------------------------------------------------------------------------------- */
 
-/* What of A is read after the tile's rows from i. Where a cache line holds elements of several rows, it is the next
- * line of each column, some of the columns with each tile. After the last rows come the first of the next k block. */
+/* Prefetches what is read of A after the tile's rows from i. If a cache line holds elements of several rows, that is
+ * the next line of each column, some of the columns with each tile. After the last rows come the first of the next k
+ * block. */
 static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t i) {
     const int mr = s->plan->kernel->mr;
     const bool packed = tile->a_row == 1 && tile->a_step == mr, transposed = !packed && tile->a_row == 1;
@@ -200,7 +201,8 @@ static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t 
     }
 }
 
-/* What of B is read after a narrow block, to its right or below: a part of it with each of the first rows. */
+/* Prefetches what is read of B after a narrow block, to its right or below: a part of it with each of the first rows.
+ * */
 static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64_t i, int64_t j) {
     enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
     const tsr_operand *b = &s->p->b;
@@ -376,7 +378,7 @@ static int64_t rows_while_packing(const struct stage *s) {
     return kernel->multiply_and_pack && s->p->b.col_stride == 1 && s->rows >= kernel->mr ? kernel->mr : 0;
 }
 
-/* Where the kernel reads A, which is packed here if it has to be. */
+/* Sets where the kernel reads A, which is packed here if it has to be. */
 static void prepare_a(struct stage *s, struct cpu_loops *loops, bool packs, int64_t stages_across) {
     const cpu_plan *plan = s->plan;
     const tsr_problem *p = s->p;
@@ -407,7 +409,7 @@ static void prepare_a(struct stage *s, struct cpu_loops *loops, bool packs, int6
     }
 }
 
-/* Where it reads B, which is packed here if it has to be. */
+/* Sets where the kernel reads B, which is packed here if it has to be. */
 static void prepare_b(struct stage *s, const struct cpu_loops *loops, bool packs) {
     const cpu_plan *plan = s->plan;
     const tsr_problem *p = s->p;

@@ -35,14 +35,6 @@ static int64_t nanoseconds(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void pause_briefly(void) {
-#if defined __x86_64__
-    __builtin_ia32_pause();
-#elif defined __aarch64__
-    __asm__ volatile("yield");
-#endif
-}
-
 static_assert(sizeof(atomic_uint) == sizeof(unsigned), "a futex is a plain 32-bit word");
 
 /* True where the word changed while it was watched. */
@@ -51,7 +43,7 @@ static bool changes_soon(atomic_uint *word, unsigned value) {
     do {
         for (int i = 0; i < LOOKS_PER_GLANCE_AT_CLOCK; i++) {
             if (atomic_load_explicit(word, memory_order_acquire) != value) return true;
-            pause_briefly();
+            cpu_pause();
         }
         if (!end) end = nanoseconds() + WATCH_NANOSECONDS;
     } while (nanoseconds() < end);
@@ -229,8 +221,8 @@ static void call(struct worker *worker) {
 
 /* ---- Where workers run ------------------------------------------------------------------------------------------- */
 
-/* The cores for a team's workers: the caller's, as long as each member has one; else those of the process's first
- * thread, for a caller that is bound to one core (OMP_PROC_BIND) does not mean its workers. False where Linux does not
+/* The cores for a team's workers: the caller's, as long as each member has one. Otherwise those of the process's first
+ * thread, because a caller that is bound to one core (OMP_PROC_BIND) does not mean its workers. False if Linux does not
  * say. */
 static bool find_cores(cpu_set_t *cores, int size) {
     if (sched_getaffinity(0, sizeof *cores, cores)) return false;

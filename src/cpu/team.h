@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 /* Multiply-adds that each of many threads must have to be worth its overhead. Small teams assemble faster: each of two
- * threads must have twice, each of three three times CPU_WORK_PER_FEW_THREADS. */
+ * threads needs twice CPU_WORK_PER_FEW_THREADS, each of three threads three times as much. */
 enum { CPU_WORK_PER_THREAD = 450000, CPU_WORK_PER_FEW_THREADS = 50000 };
 
 /* How many threads are of use, at most as many as there are. */
@@ -27,7 +27,7 @@ static inline int cpu_useful_threads(double multiply_adds, int threads) {
     return useful < 1 ? 1 : useful < threads ? (int)useful : threads;
 }
 
-/* A number that threads wait for to change, and how many of them sleep: where none does, nobody has to be woken. */
+/* A number that threads wait on until it changes, and how many of them sleep: if none does, there is nobody to wake. */
 struct cpu_signal {
     atomic_uint value, sleepers;
 };
@@ -37,7 +37,7 @@ struct cpu_member;
 struct cpu_team {
     void (*work)(struct cpu_member *self, void *argument);
     void *argument;
-    bool is_short;              /* not worth waking workers for: they are called only while they watch */
+    bool is_short;              /* not worth waking workers for: called only if such products follow each other */
     int size;                   /* the most members it can have; set by cpu_team_run */
     _Atomic uint64_t state;     /* barriers passed, members, and how many of those have arrived: see team.c */
     struct cpu_signal barriers; /* barriers passed */
@@ -62,6 +62,15 @@ static inline enum cpu_stage cpu_stage(const struct cpu_member *self) {
 /* The next number of a counter that members share. */
 static inline int64_t cpu_take(_Atomic int64_t *counter) {
     return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+}
+
+/* Between two looks at a word that another thread will change. */
+static inline void cpu_pause(void) {
+#if defined __x86_64__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
+#endif
 }
 
 /* Runs team->work on a team of at most `size`; returns when every member has. */

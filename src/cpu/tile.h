@@ -59,8 +59,8 @@ static inline __attribute__((always_inline)) void store_vector(float *row, int c
         store_some(row, x, columns);
 }
 
-/* What is needed later is asked for meanwhile, where `fetches`: a row of C and a line of each of the next rows of A at
- * a time, some steps of K apart, so that loads in between do not have to wait. */
+/* With `fetches` it also prefetches what is needed later: a row of C and a line of each of the next rows of A at a
+ * time, some steps of K apart, so that loads in between do not have to wait. */
 static inline __attribute__((always_inline)) void sum_tile(vector sum[TALL_MR][VECTORS], const struct cpu_tile *t,
                                                            const int rows, const int vectors,
                                                            const enum last_vector last, const bool fetches) {
@@ -227,12 +227,12 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 
-/* A tile of a row or two would wait for its own sums: it gets some of the rows before it. */
+/* A tile of one or two rows would wait for its own sums, so it gets some of the rows before it. */
 static inline int rows_of_tile(int left, int most) {
     return left <= most ? left : left <= most + 2 ? (left + 1) / 2 : most;
 }
 
-/* So many columns of C from t's on, a row of tiles after the other, each of at most NR columns and `most` rows. t is
+/* `columns` columns of C from t's on, one row of tiles after another, each of at most NR columns and `most` rows. t is
  * changed in place: a copy would wait for the fields written last. */
 static inline __attribute__((always_inline)) void multiply_strip(struct cpu_tile *t, int m, int columns, int most) {
     const float *const b = t->b;

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* At least `size` bytes, on a cache line; NULL where there is no memory. What is allocated does not exceed `limit`,
- * unless that is 0. Return it with cpu_workspace_return. */
+/* At least `size` bytes, on a cache line; NULL if there is no memory. The allocation does not exceed `limit` bytes,
+ * unless `limit` is 0. Return it with cpu_workspace_return. */
 float *cpu_workspace_take(size_t size, size_t limit);
 void cpu_workspace_return(float *workspace);
 

@@ -54,7 +54,7 @@ static void consider_ieee(cuda_candidate *best, const cuda_device *device, const
         consider(best, device, candidate_with_tail(whole, p, 0, tiles * slices), p, max_workspace);
 }
 
-/* Thin kernels stream the operands: as many thread blocks as the GPU holds, however k must be cut for that. */
+/* Thin kernels stream the operands: as many thread blocks as the GPU holds, and k is cut as that needs. */
 static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p,
                                      size_t max_workspace) {
     const cuda_candidate whole = candidate_whole(kernel, p);
@@ -67,7 +67,7 @@ static cuda_candidate thin_candidate(const cuda_device *device, const cuda_kerne
 
 /* ---- Candidates of one launch ------------------------------------------------------------------------------------ */
 
-/* k shared by as many thread blocks as cluster says, or fewer, where rounding leaves none. */
+/* k shared by `cluster` thread blocks; fewer, if rounding leaves some without terms. */
 static cuda_candidate with_cluster(cuda_candidate c, const tsr_problem *p, int64_t cluster) {
     c.k_each = round_up(ceil_div(p->k, cluster), IEEE_RUN);
     c.cluster = ceil_div(p->k, c.k_each);
@@ -124,7 +124,7 @@ cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *
             if (!best.kernel || thin.seconds < best.seconds) best = thin;
         }
         if (cuda_computes_tiles(kernel, p) &&
-            (p->n > CUDA_THIN || !vectors)) /* tiles read few columns' long operand slowly */
+            (p->n > CUDA_THIN || !vectors)) /* with few columns tile kernels read the long operand slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_WARP) consider(&best, device, candidate_whole(kernel, p), p, 0);
         if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= CUDA_MIN_HOPPER_K)))
@@ -153,7 +153,8 @@ cuda_candidate candidate_with_slices(cuda_candidate c, const tsr_problem *p, int
     return c;
 }
 
-/* The k of every tile shared by a cluster of so many thread blocks; fewer, where rounding leaves none. */
+/* Every tile computed by a cluster of `parts` thread blocks that share its k; fewer, if rounding leaves some without
+ * terms. */
 static cuda_candidate candidate_with_parts(cuda_candidate c, const tsr_problem *p, int64_t parts) {
     c.k_each = round_up(ceil_div(p->k, parts), c.kernel->tile_k);
     c.cluster = ceil_div(p->k, c.k_each);
@@ -162,10 +163,10 @@ static cuda_candidate candidate_with_parts(cuda_candidate c, const tsr_problem *
 
 enum { MAX_SPLIT_PARTS = 8 };
 
-/* A split kernel's best: k whole, or shared by the blocks of clusters that run at once, or cut so that the tiles fill
- * the GPU once, twice or three times, or cut in the tiles of the last, incomplete wave alone, so that these fill the
- * GPU once. Packing counts even where an operand was packed beforehand: that must not change the kernel, for then it
- * would change the bits of the result. */
+/* A split kernel's best: k whole; k shared by the blocks of clusters, all of which run at once; k cut so that the tiles
+ * fill the GPU once, twice or three times; or k cut in the tiles of the last, incomplete wave alone, so that these fill
+ * the GPU once. The estimate includes packing even for an operand that was packed beforehand: packing must not change
+ * the kernel, and with it the bits. */
 cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *p) {
     const double elements = cuda_elements_of_a(p) + cuda_elements_of_b(p);
     const double fraction = elements * sizeof(float) / PARTIAL_FRACTION;
@@ -195,7 +196,7 @@ cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *ker
 /* Parts of k that thread blocks of a cluster share, slices that they do not; blocks of k in each. */
 enum { MAX_PARTS = 8, MAX_SLICES = 8, MIN_PART_BLOCKS = 4 };
 
-/* Whether the copies of a kernel can read so many lines, and as many of these as there are items. */
+/* Whether a TF32 kernel can copy `lines` lines of each of `items` matrices. */
 static bool lines_are_readable(int64_t lines, int64_t line_stride, int64_t step, int64_t items, int64_t item_stride) {
     const int64_t most = (int64_t)1 << 37; /* floats */
     return step == 1 && (lines == 1 || (line_stride > 0 && line_stride < most && line_stride % 4 == 0)) &&

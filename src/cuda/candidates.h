@@ -34,7 +34,7 @@ typedef struct tf32_reading {
 
 tf32_reading tf32_reading_of(const tsr_problem *problem, bool turns_b);
 
-/* What is copied of both operands. */
+/* How many elements of both operands are copied. */
 double tf32_elements_copied(const tsr_problem *problem, bool turns_b);
 size_t tf32_bytes_of_copies(const tsr_problem *problem, bool turns_b);
 
@@ -44,7 +44,7 @@ size_t tf32_copy_bytes(int64_t rows, int64_t k, int64_t items);
 /* Whether less is copied for C^T = B^T A^T. */
 bool tf32_reads_better_transposed(const tsr_problem *problem);
 
-/* Every tile whole. */
+/* The candidate that computes every tile whole. */
 cuda_candidate candidate_whole(const cuda_kernel *kernel, const tsr_problem *problem);
 
 /* The same with tiles [0, full_tiles) whole and the k ranges of the others shared by `tail_blocks` thread blocks. */
@@ -67,7 +67,7 @@ cuda_candidate candidate_of(const cuda_device *device, const cuda_kernel *kernel
 /* The same of a split kernel. */
 cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *kernel, const tsr_problem *problem);
 
-/* The fastest kernel that packs nothing; `split`: also of those that split what they multiply. */
+/* The fastest kernel that packs nothing. `split`: those that split what they multiply may be chosen, too. */
 cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *problem, size_t max_workspace,
                                   bool split);
 

@@ -19,10 +19,10 @@ typedef struct tile_costs {
     double start;      /* seconds from the end of the kernel before it to its work */
     double reduce;     /* seconds from its end to the work of the kernel that adds up partial sums, launched early */
     double stall;      /* stall cycles per busy cycle with one resident thread block */
-    double slow;       /* of its time, more for each operand that is copied by single floats */
+    double slow;       /* added share of its time for each operand that is copied by single floats */
     double edge;       /* the same for each of these if the matrix has fewer lines than a tile */
-    double ragged;     /* of pipeline_k, more where C is written by single floats */
-    double cluster;    /* seconds more, where thread blocks of a cluster add up their sums; 0: they cannot */
+    double ragged;     /* added share of pipeline_k where C is written by single floats */
+    double cluster;    /* seconds added where thread blocks of a cluster add up their sums; 0: they cannot */
 } tile_costs;
 
 /* Of the kernel for short k. Seconds, of a thread block that has an SM to itself; a step is eight terms. */
@@ -374,7 +374,7 @@ static double cost_short(const device_costs *costs, const cuda_device *device, c
                              of->memory * product_seconds(costs, device, p));
 }
 
-/* Tiles [0, full_tiles) whole, and then the segments of the tail. */
+/* Tiles [0, full_tiles) whole, then the segments of the stream-K tail. */
 static double cost_tail(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                         const tsr_problem *p) {
     const cuda_kernel *kernel = c->kernel;
@@ -456,8 +456,8 @@ static bool copied_by_vectors(int64_t line_stride, int64_t k_stride) {
     return line_stride == 1 ? k_stride % 4 == 0 : k_stride == 1 && line_stride % 4 == 0;
 }
 
-/* How many clusters find a place at once, with so many thread blocks on an SM. Their SMs lie together, sixteen at most;
- * on an H200 seven such groups are whole, and nine SMs of the rest lie together. */
+/* How many clusters find a place at once, with `blocks` thread blocks on an SM. The SMs of a cluster lie in one group
+ * of at most sixteen; on an H200 seven such groups are whole, and nine SMs of the rest lie together. */
 static int64_t clusters_at_once(const device_costs *costs, const cuda_device *device, int64_t cluster, int64_t blocks) {
     enum { MEASURED = 132, TOGETHER = 16, REST = 9 }; /* SMs */
     if (blocks == 1) return max64(1, costs->clusters[cluster - 1] * device->multiprocessors / MEASURED);

@@ -19,7 +19,7 @@ double *cost_constant(device_costs *costs, int i);
 typedef struct cuda_candidate {
     const cuda_kernel *kernel;       /* NULL: none */
     int64_t tiles;                   /* of C */
-    int64_t slices, k_per_slice;     /* of k, for split kernels */
+    int64_t slices, k_per_slice;     /* of k, for split and TF32 kernels (k_each long) */
     int64_t full_tiles, tail_blocks; /* tiles computed whole; ieee: blocks that share the stream-K tail, or 0 */
     int64_t segments;                /* most of a tile of the tail */
     int64_t cluster, k_each, share;  /* split, tf32, ieee in one launch: as in cuda_plan */

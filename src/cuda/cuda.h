@@ -32,14 +32,14 @@ typedef struct cuda_plan {
     const struct cuda_kernel *multiply; /* the kernel that computes C, or partial sums of it */
     bool transposed;                    /* C^T = B^T A^T is computed */
     bool split;                         /* operands are packed into fp16 components; else read in place */
-    bool invariant;                     /* options.batch_invariant: all tiles alike, and fallback row by row */
+    bool invariant;                     /* options.batch_invariant: all tiles alike, fallback row by row */
     bool early;                         /* its first kernel may start before what is in front of it has finished */
-    int64_t slices, k_per_slice;        /* split, invariant: of k; several are reduced in order by a second kernel */
-    int64_t full_tiles;      /* tiles that are computed whole, by one thread block each; the others are cut along k: */
-    int64_t tail_blocks;     /* ieee: the stream-K tail; so many thread blocks share its k ranges. split: in slices */
-    int64_t cluster, k_each; /* parts of k: thread blocks that share a tile; terms of each */
-    int64_t share;           /* vectors: how the threads of a block share its terms (ieee_args) */
-    bool turns_b;            /* tf32: the kernel turns a B that lies across k; else it is copied */
+    int64_t slices, k_per_slice; /* split, TF32 (k_each long), invariant: of k; a second kernel adds several up */
+    int64_t full_tiles;          /* tiles that one thread block each computes whole; the others are cut along k: */
+    int64_t tail_blocks;         /* ieee: thread blocks that share their k ranges, the stream-K tail; else in slices */
+    int64_t cluster, k_each;     /* parts of k: thread blocks that share that of a tile; terms of each */
+    int64_t share;               /* vectors: how the threads of a block share its terms (ieee_args) */
+    bool turns_b;                /* tf32: the kernel turns a B that lies across k; else it is copied */
     /* Rows, columns, terms and products computed at a time: all, if max_workspace and 32-bit indices allow it. */
     int64_t chunk_m, chunk_n, chunk_k, chunk_batch;
     cuda_workspace_layout workspace;
@@ -50,8 +50,7 @@ tsr_status cuda_context_create(struct cuda_context **cuda, tsr_options *options)
 void cuda_context_destroy(struct cuda_context *cuda);
 
 tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr_problem *problem);
-double cuda_plan_seconds(const cuda_plan *plan,
-                         const tsr_problem *problem); /* estimated, by the constants as they are */
+double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem); /* estimated by the current constants */
 void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text *text);
 tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_problem *problem,
                         const tsr_launch *launch);
@@ -59,7 +58,7 @@ tsr_status cuda_execute(const cuda_plan *plan, tsr_context *context, const tsr_p
 /* Bytes that an operand's panels take; 0 where this context would not split it. */
 size_t cuda_pack_size(const tsr_context *context, tsr_side side, const tsr_operand *operand);
 
-/* Into launch->workspace where it is given, and large enough. */
+/* Packs into launch->workspace if that is given; it must be large enough. */
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *launch);
 void cuda_packed_destroy(tsr_packed *packed);
 

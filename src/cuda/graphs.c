@@ -13,20 +13,19 @@
 #include "cuda/graphs.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-/* Making one takes as long as it saves in so many calls. */
+/* Making a graph takes as long as it saves in CALLS_BEFORE_GRAPH calls. */
 enum { CALLS_BEFORE_GRAPH = 32, MOST_GRAPHS = 32 };
 
 typedef struct launch_graph {
-    /* Under the lock of all. */
+    /* Under the lock of all graphs. */
     CUstream stream;
     int count; /* kernels; 0: free */
     CUfunction functions[MOST_QUEUED];
     unsigned clusters[MOST_QUEUED];
     int users;          /* calls that have it */
     uint64_t last_used; /* in calls of launch_queued */
-    /* Under its own: a launch waits where the stream is full, and others must not wait with it. */
+    /* Under its own lock: a launch waits where the stream is full, and others must not wait with it. */
     pthread_mutex_t lock;
     int calls;     /* before it was made; negative: the driver could not make it */
     CUgraph graph; /* NULL until it is made, as the rest */
@@ -150,7 +149,7 @@ static CUDA_KERNEL_NODE_PARAMS node_params(const queued_kernel *k, void **args) 
     };
 }
 
-/* Makes the graph. False where the driver does not do what is needed. */
+/* Makes the graph. False if the driver cannot. */
 static bool make(const cuda_driver *driver, launch_graph *g, const queued_kernel *kernels) {
 #if CUDA_VERSION >= 13000 /* dependencies have types */
     if (driver->cuGraphCreate(&g->graph, 0)) return false;
@@ -209,14 +208,15 @@ CUresult cuda_launch_queued(const struct cuda_context *cuda, CUstream stream, co
                             bool begun, int *failed) {
     const cuda_driver *driver = cuda->driver;
     struct launch_graphs *graphs = cuda->resident->graphs;
-    /* Where a kernel may not overlap with the one before it, launches are as they were. */
+    /* Where launches do not overlap, kernels are launched one by one. */
     const bool as_graph = count > 1 && cuda->overlap_launches && stream != CU_STREAM_PER_THREAD &&
                           !is_captured(driver, stream);
     launch_graph *g = as_graph ? take_entry(driver, graphs, stream, kernels, count) : NULL;
     CUresult error = CUDA_SUCCESS;
     bool done = false;
     if (g) {
-        /* Other streams may be captured, by this thread, too: what is done here is no part of that. */
+        /* Other streams may be captured meanwhile, by this thread or by others; what is done here is no part of that.
+         * */
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         driver->cuThreadExchangeStreamCaptureMode(&mode);
         pthread_mutex_lock(&g->lock);

@@ -42,7 +42,7 @@ tsr_status check_stream(const struct cuda_context *cuda, CUstream stream);
 matrix_in matrix_in_place(const tsr_operand *operand);
 matrix_out matrix_of_result(const tsr_result *c);
 
-/* A product without terms. */
+/* A product without terms: C = beta*S. */
 tsr_status queue_scale(launch_queue *queue, const tsr_problem *problem);
 
 /* A chunk, by the plan's ieee kernel. */

@@ -17,16 +17,16 @@ split_operand panels_of(const split_source *s) {
     };
 }
 
-/* From this many elements on it pays to look whether rows hold what their samples have no room for, as gradients of
- * logits do; not where a row must be packed whatever its neighbours are. */
+/* From this many elements on it pays to look for rows that outgrow their samples, as gradients of logits have. Not in a
+ * batch-invariant product, where the packing of a row must not depend on its neighbours. */
 enum { LARGE_OPERAND = 1 << 27 };
 
 static bool is_large(const split_source *s) {
     return s->batch == 1 && !s->by_row && (double)s->rows * (double)s->k >= LARGE_OPERAND;
 }
 
-/* The kernel of pack_rows.cu that could pack it, or NULL: rows must be contiguous, aligned and short. by_row: a row's
- * bits must not depend on where it begins. */
+/* The kernel of pack_rows.cu that can pack the operand, or NULL: rows must be contiguous, aligned and short. With
+ * by_row there is none, because a row's bits must not depend on where it begins. */
 static const cuda_kernel *rows_kernel(const split_source *s) {
     if (!s) return NULL;
     const bool aligned = (uintptr_t)s->data % 16 == 0 && s->row_stride % 4 == 0 && s->batch_stride % 4 == 0;
@@ -75,7 +75,8 @@ static pack_args pack_args_of(const split_source *s) {
 
 tsr_status queue_pack(launch_queue *q, const split_source *first, const split_source *second) {
     if (!first && !second) return TSR_OK;
-    /* The smaller first: what overflows in it is found while all blocks are at work, and can join the second pass. */
+    /* The smaller operand first: what overflows in it is found while all blocks are at work, and can join the second
+     * pass. */
     if (first && second && elements_of(first) > elements_of(second)) {
         const split_source *const larger = first;
         first = second, second = larger;
@@ -105,8 +106,8 @@ tsr_status queue_pack(launch_queue *q, const split_source *first, const split_so
         whole.beside_tiles = 1;
     }
     samples += ceil_div(tiles.mark_counts[0] + tiles.mark_counts[1], sample->threads);
-    /* They are persistent, share the work, and may wait for each other: no more than fit on the GPU. An SM has the
-     * shared memory of its largest block and 1 KB for each. */
+    /* Blocks of pack_split are persistent, share the work, and may wait for each other: no more than fit on the GPU. An
+     * SM has the shared memory of its largest block and 1 KB for each. */
     const cuda_device *device = &q->cuda->device;
     const int64_t room = (device->shared_per_block + 1024) / (split->shared_bytes + 1024);
     splits = min64(splits, device->multiprocessors * min64(split->blocks, room));
@@ -188,8 +189,7 @@ static tsr_status pack_in_context(tsr_packed *packed, const tsr_launch *given) {
     return status;
 }
 
-/* Where products in this context would not be split, a packed operand is only a name for the matrix: panels stays NULL.
- */
+/* If products in this context would not be split, a packed operand only refers to the matrix: panels stays NULL. */
 tsr_status cuda_pack(tsr_packed *packed, const tsr_launch *given) {
     packed->bytes = cuda_pack_size(packed->context, packed->side, &packed->source);
     if (!packed->bytes) return TSR_OK;

@@ -5,18 +5,19 @@
 #include "cuda/candidates.h"
 #include "cuda/context.h"
 
-/* Gradients often have panels that fp16 cannot represent: packed, they cost this much more on average. */
+/* Gradients often have panels that fp16 cannot represent. On average that makes a packed product so much slower. */
 #define TF32_RISK 1.07
 
-/* Kernels index with 32 bits: larger extents are computed in chunks. And a grid has at most so many blocks along z. */
+/* Kernels index with 32 bits, so larger extents are computed in chunks. A grid has at most MAX_BATCH blocks along z. */
 enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535 };
 
 /* Chunks that max_workspace forces are whole tiles of every split kernel. */
 enum { CHUNK_STEP = 2 * PANEL_ROWS };
 
-/* A call that takes no longer, by estimate, may begin before the kernel in front of it has finished: 0.3 us are gained.
- * Thread blocks that are placed early land in any order, some SMs get more than their share, and longer kernels lose
- * more by that. On Hopper it was measured that a kernel waits for all that is in front of it. */
+/* A short call, by estimate, may begin before the kernel in front of it has finished, which gains 0.3 us. Longer calls
+ * lose more than that: thread blocks that are placed early land in any order, and some SMs get more than their share.
+ * Only on Hopper, where measurements show that a kernel which begins early still waits for everything in front of it in
+ * the stream. */
 static bool begins_early(const cuda_device *device, double seconds) {
     return seconds < 5e-6 && device->capability == 90;
 }
@@ -59,7 +60,7 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int compo
     return l;
 }
 
-/* Its largest, which stands for all. */
+/* The largest chunk, which stands for all of them. */
 static tsr_problem first_chunk(const cuda_plan *plan, const tsr_problem *p) {
     tsr_problem chunk = *p;
     chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
@@ -99,7 +100,7 @@ static bool fit_workspace(cuda_plan *plan, const tsr_problem *p, size_t partial_
         const cuda_workspace_layout w = plan->workspace = split_workspace(plan, p, partial_bytes);
         const size_t a = w.b_panels - w.a_panels, b = w.partial_sums - w.b_panels;
         if (!max_workspace || w.bytes <= max_workspace) return true;
-        if (plan->slices > 1) { /* partial sums are for small products: the caller's limit forbids these first */
+        if (plan->slices > 1) { /* partial sums serve small products: the first thing to go under a limit */
             plan->slices = 1;
             plan->k_per_slice = plan->chunk_k;
             partial_bytes = 0;
@@ -188,7 +189,7 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
     return TSR_OK;
 }
 
-/* Adopts a kernel that packs nothing, for such a reason; or because it splits what it multiplies. */
+/* Adopts a kernel that packs nothing; `reason` is for one that does not split, either. */
 static void adopt_in_place(cuda_plan *plan, const cuda_candidate *c, const char *reason) {
     adopt(plan, c, c->kernel->components ? "split as it is multiplied: too small to be packed, by estimate" : reason);
 }
@@ -228,9 +229,10 @@ static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_p
 
 /* ---- Batch-invariant plans --------------------------------------------------------------------------------------- */
 
-/* With options.batch_invariant the kernel and where it cuts k depend on n and k alone. Products of so many rows stand
- * for all: that kernel is chosen whose worst time among them, relative to the fastest plan, is least. Only kernels that
- * sum every row alike are candidates: not the thin ones, and no stream-K tail. C is never transposed. */
+/* With options.batch_invariant the kernel and where it cuts k depend on n and k alone. Products of standard_rows rows
+ * stand for all m: of each kernel the worst time among them counts, relative to the fastest plan, and the kernel with
+ * the least is chosen. Only kernels that sum every row alike are candidates: not the thin ones, and no stream-K tail. C
+ * is never transposed. */
 static const int64_t standard_rows[] = {512, 2048, 8192};
 enum { STANDARDS = sizeof standard_rows / sizeof standard_rows[0] };
 
@@ -240,7 +242,7 @@ enum { INVARIANT_PARTIAL_BYTES = 256 << 20 };          /* of partial sums at a t
 static tsr_problem standard_product(const tsr_problem *p, int i) {
     tsr_problem standard = *p;
     standard.m = standard_rows[i], standard.batch = 1;
-    standard.a.row_stride = p->k; /* whatever the strides are: bits do not depend on them */
+    standard.a.row_stride = p->k; /* bits must not depend on the strides */
     standard.b.row_stride = standard.c.row_stride = p->n;
     standard.a.col_stride = standard.b.col_stride = standard.c.col_stride = 1;
     return standard;
@@ -275,16 +277,16 @@ static bool is_invariant_candidate(const cuda_plan *plan, const tsr_context *con
     if (!cuda_kernel_runs_on(kernel, plan->device)) return false;
     if (kernel != cuda_split_kernel(context)) return cuda_computes_tiles(kernel, p) || kernel->family == FAMILY_WARP;
     if (p->k < CUDA_MIN_SPLIT_K || p->n <= CUDA_THIN) return false;
-    cuda_plan trial = *plan; /* by a product of few rows: whether max_workspace has room must not depend on m */
+    cuda_plan trial = *plan; /* with the fewest standard rows: whether max_workspace has room must not depend on m */
     const tsr_problem standard = standard_product(p, 0);
     chunks_of_everything(&trial, &standard);
     trial.multiply = kernel;
     return fit_workspace(&trial, &standard, 0, context->options.max_workspace);
 }
 
-/* Sets the plan's kernel and slices. */
+/* Sets multiply and slices of the plan. */
 static void choose_invariant_kernel(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
-    const size_t max_workspace = context->options.max_workspace; /* partial sums grow with m: none beside it */
+    const size_t max_workspace = context->options.max_workspace; /* partial sums grow with m: none under a limit */
     const int64_t most_slices = max_workspace ? 1 : min64(max64(1, p->k / INVARIANT_SLICE), INVARIANT_SLICES);
     const cuda_kernel *split = cuda_split_kernel(context);
     double fastest[STANDARDS], least = 0;
@@ -323,7 +325,7 @@ static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, co
     choose_invariant_kernel(plan, context, p);
     const int64_t slices = plan->slices;
     for (;;) {
-        tsr_problem chunk = standard; /* nor does the estimate look at strides */
+        tsr_problem chunk = standard; /* the estimate does not depend on strides, either */
         chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
         cuda_candidate c = sliced_candidate(plan->multiply, &chunk, slices);
         if (c.partial_bytes > INVARIANT_PARTIAL_BYTES && plan->chunk_batch > 1)
@@ -341,7 +343,7 @@ static tsr_status plan_invariant(cuda_plan *plan, const tsr_context *context, co
     }
 }
 
-/* The time of the plan as it came out: its chunks one after the other, without what was packed beforehand. */
+/* The time of the finished plan: its chunks one after the other, without what was packed beforehand. */
 double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
     const tsr_problem p = plan->transposed ? problem_transpose(problem) : *problem;
     if (plan->multiply->family == FAMILY_SUPPORT) return cost_scale(plan->device, &p);
@@ -397,7 +399,7 @@ tsr_status cuda_plan_make(cuda_plan *plan, const tsr_context *context, const tsr
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices) {
     const int64_t all = tiles + slices, wave = cuda_wave_of(device, kernel);
     const int64_t blocks = tiles && slices ? wave : ceil_div(all, ceil_div(all, wave)); /* slices follow whole waves */
-    return blocks * kernel->cluster; /* as few as need no more waves: idle blocks would cost power */
+    return blocks * kernel->cluster; /* the fewest that need no more waves: idle blocks would cost power */
 }
 
 int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t full_tiles,
@@ -406,7 +408,7 @@ int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, i
     return kernel->family == FAMILY_SHORT ? min64(blocks, cuda_wave_of(device, kernel)) : blocks;
 }
 
-/* As few as have a warp for each tile: to start a block takes time. */
+/* The fewest that have a warp for each tile: starting a block takes time. */
 int64_t cuda_warp_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles) {
     const int64_t needed = max64(ceil_div(tiles, kernel->threads / 32), device->multiprocessors);
     return min64(min64(tiles, needed), cuda_wave_of(device, kernel));

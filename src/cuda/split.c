@@ -3,31 +3,33 @@
 
 #include "cuda/launch.h"
 
-/* Whether it adds as Ampere's tensor cores do, which truncate more than Hopper's (docs/internals/numerics.md). */
+/* Whether the kernel adds as Ampere's tensor cores do, which truncate more than Hopper's (docs/internals/numerics.md).
+ * */
 static bool truncates_more(const cuda_kernel *kernel) { return kernel->module == MODULE_SPLIT_MMA_SM80; }
 
-/* What the marks of A and B may multiply to in a tile that the split kernels compute (docs/internals/numerics.md).
- * fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and sums; below 1, as it is for short
- * k, every tile is recomputed. tf32: a panel is carried or it is not; in a batch-invariant product, without tiny
- * elements it is. */
+/* The largest product of a mark of A and a mark of B for which the split kernels store a tile without checking its sums
+ * (docs/internals/numerics.md). fp32: what the bound (k + 2) 2^-24 leaves for tiny elements, beside truncation and
+ * sums. For short k it is below 1, and every tile is recomputed. tf32: a panel is carried or not; in a batch-invariant
+ * product it is carried if it has no tiny element. */
 static float mark_limit(int64_t k, const cuda_kernel *kernel) {
     if (kernel->components == 1) return 1;
     const float terms = (float)k, lost = truncates_more(kernel) ? 76 : 45;
     return (terms - terms / 32 - lost) / (16.1f + terms / 800);
 }
 
-/* How large a sum, before it is scaled back, must be for each tiny element behind it, to be good although its tile's
- * marks exceed mark_limit (docs/internals/numerics.md); infinite where no sum is. */
+/* For tiles whose marks exceed mark_limit: a sum is good if it is at least this large, before it is scaled back, for
+ * each tiny element behind it (docs/internals/numerics.md). Infinite where no sum is good. */
 static float least_per_tiny(int64_t k, const cuda_kernel *kernel) {
     if (kernel->components == 1) return 1 << 13;
     const float terms = (float)k, lost = (truncates_more(kernel) ? 94 : 74) + terms / 24;
     return k < 1 << 22 && terms + 2 > lost ? 5 * lost / (terms + 2 - lost) : INFINITY;
 }
 
-/* Up to so many blocks of k, taking turns to store tiles costs less than it gains (docs/internals/experiments.md). */
+/* Up to this many blocks of k, taking turns at the end of a tile costs less than it gains
+ * (docs/internals/experiments.md). */
 enum { TURN_BLOCKS = 16 };
 
-/* The kernel that is launched for one that the plan has. */
+/* The variant of the plan's kernel that is launched. */
 static const cuda_kernel *variant_of(const cuda_kernel *kernel, const split_args *args, int64_t blocks) {
     if (kernel != &cuda_kernels[SPLIT_FP32_SM90]) return kernel;
     if (args->parts > 1) return &cuda_kernels[SPLIT_FP32_SM90_PARTS];
@@ -68,7 +70,7 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
         args.parts = (int32_t)plan->cluster;
         args.k_blocks_per_slice = (int32_t)(plan->k_each / SPLIT_K);
     } else if (plan->slices > 1 &&
-               (as_planned || !plan->full_tiles)) { /* what is left is computed whole, or in slices, too */
+               (as_planned || !plan->full_tiles)) { /* a last, smaller chunk is computed whole, or in slices, too */
         args.full_tiles = (int32_t)plan->full_tiles;
         args.k_blocks_per_slice = (int32_t)(plan->k_per_slice / SPLIT_K);
         args.slices = (int32_t)ceil_div(args.k_blocks, args.k_blocks_per_slice);
@@ -78,7 +80,7 @@ static tsr_status multiply(launch_queue *q, const cuda_plan *plan, const tsr_pro
     if (can_check && (kernel->components == 2 || plan->invariant)) {
         args.recompute = (uint16_t *)(workspace + plan->workspace.recompute_flags);
         args.recompute_batch_stride = cuda_check_blocks(p->m, p->n);
-    } else if (plan->invariant) /* a panel's mark, which neighbours share, must not decide: all is recomputed */
+    } else if (plan->invariant) /* a panel's mark depends on neighbours, so it must not decide: all is recomputed */
         args.mark_limit = 0;
     const int64_t blocks = args.parts > 1 ? p->batch * tiles * args.parts
                                           : cuda_split_blocks(kernel, plan->device, p->batch * args.full_tiles,

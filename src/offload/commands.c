@@ -19,14 +19,13 @@ static void wait_for(transfer *t, CUevent event, const char *doing) {
     if (error != CUDA_ERROR_NOT_READY) transfer_note(t, error, doing);
 }
 
-static float *ring_slot(const transfer *t, int slot) { return t->offload->ring + (int64_t)slot * TRANSFER_BLOCK; }
+static float *slot_in(const transfer *t, int slot) { return t->offload->ring + (int64_t)slot * TRANSFER_BLOCK; }
 
 static void carry_out_send(transfer *t, const command *c) {
     struct offload *offload = t->offload;
     CUresult error = c->after ? t->driver->cuStreamWaitEvent(offload->in, c->after, 0) : CUDA_SUCCESS;
     if (!error)
-        error = t->driver->cuMemcpyHtoDAsync(c->to, ring_slot(t, c->slot), (size_t)c->count * sizeof(float),
-                                             offload->in);
+        error = t->driver->cuMemcpyHtoDAsync(c->to, slot_in(t, c->slot), (size_t)c->count * sizeof(float), offload->in);
     if (!error) error = t->driver->cuEventRecord(offload->events[SLOT_SENT + c->slot], offload->in);
     transfer_note(t, error, "copying to");
 }
@@ -93,7 +92,7 @@ void command_send(transfer *t, copy_matrix matrix, int64_t count, CUdeviceptr to
             if (!t->status) wait_for(t, t->offload->events[SLOT_SENT + slot], "waiting for copies to");
             if (t->status) return;
         }
-        const int64_t copied = copier_post(&t->copier, matrix, first, end, ring_slot(t, slot), true);
+        const int64_t copied = copier_post(&t->copier, matrix, first, end, slot_in(t, slot), true);
         command_issue(t, &(command){.what = SEND,
                                     .after = after,
                                     .copied = copied,

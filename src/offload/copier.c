@@ -8,6 +8,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "cpu/team.h"
 #include "problem.h"
 
 /* The tests put a copy that stalls now and then in its place. */
@@ -25,12 +26,6 @@ bool runs_are_columns(int64_t row_stride, int64_t col_stride) { return row_strid
 copy_matrix copy_matrix_of(float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
     return runs_are_columns(row_stride, col_stride) ? (copy_matrix){data, rows, col_stride, row_stride}
                                                     : (copy_matrix){data, cols, row_stride, col_stride};
-}
-
-static void pause_briefly(void) {
-#ifdef __SSE__
-    _mm_pause();
-#endif
 }
 
 /* Past the caches, for what is not read again soon: an ordinary store would read the line first. */
@@ -115,7 +110,7 @@ void copier_work(copier *all, int member) {
         if (help_any_copy(all, own) || help_any_copy(all, UINT32_MAX))
             idle = 0;
         else if (++idle < SPINS)
-            pause_briefly();
+            cpu_pause();
         else
             sched_yield();
     }
@@ -123,10 +118,10 @@ void copier_work(copier *all, int member) {
 
 void copier_end(copier *all) { atomic_store_explicit(&all->over, true, memory_order_release); }
 
-/* Only where needed: while the driving thread copies a part, its commands to the GPU are late. */
+/* Only if needed: while the driving thread copies a part, its commands to the GPU are late. */
 void copier_help(copier *all) {
     const bool enough = atomic_load_explicit(&all->joined, memory_order_relaxed) >= ENOUGH_THREADS;
-    if (enough || !help_any_copy(all, UINT32_MAX)) pause_briefly();
+    if (enough || !help_any_copy(all, UINT32_MAX)) cpu_pause();
 }
 
 int64_t copier_post(copier *all, copy_matrix matrix, int64_t first, int64_t end, float *slot, bool to_ring) {

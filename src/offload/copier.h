@@ -56,7 +56,7 @@ typedef struct copier {
 int64_t copier_post(copier *copier, copy_matrix matrix, int64_t first, int64_t end, float *slot, bool to_ring);
 bool copier_is_done(const copier *copier, int64_t number);
 
-/* For the driving thread while it waits: copies a part where there are too few threads for that, else pauses. */
+/* For the driving thread while it waits: copies a part if too few threads do nothing else, otherwise pauses. */
 void copier_help(copier *copier);
 
 /* What thread `member`, 1 or more, does until copier_end. */

@@ -7,7 +7,7 @@ static returning_block *block_numbered(return_queue *queue, int64_t number) {
     return &queue->blocks[number % MOST_C_SLOTS];
 }
 
-static float *ring_slot(const transfer *t, int slot) {
+static float *slot_out(const transfer *t, int slot) {
     return t->offload->ring + (int64_t)(RING_IN + slot) * TRANSFER_BLOCK;
 }
 
@@ -40,7 +40,7 @@ static void queue_copy(transfer *t, returning_block *block) {
     if (!block->queued)
         error = t->driver->cuStreamWaitEvent(offload->out, offload->events[COMPUTED + (block - t->returns.blocks)], 0);
     if (!error)
-        error = t->driver->cuMemcpyDtoHAsync(ring_slot(t, slot), block->from + (size_t)block->queued * sizeof(float),
+        error = t->driver->cuMemcpyDtoHAsync(slot_out(t, slot), block->from + (size_t)block->queued * sizeof(float),
                                              (size_t)(end - block->queued) * sizeof(float), offload->out);
     if (!error) error = t->driver->cuEventRecord(offload->events[SLOT_BACK + slot], offload->out);
     transfer_note(t, error, "copying from");
@@ -58,7 +58,7 @@ static void post_copy(transfer *t) {
     const int64_t end = min64(block->copying + TRANSFER_BLOCK, c->rows * c->cols);
     queue->copies[slot] = copier_post(&t->copier,
                                       copy_matrix_of(c->data, c->rows, c->cols, c->row_stride, c->col_stride),
-                                      block->copying, end, ring_slot(t, slot), false);
+                                      block->copying, end, slot_out(t, slot), false);
     block->copying = end;
 }
 

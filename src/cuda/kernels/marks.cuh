@@ -4,11 +4,12 @@
 
 #include "cuda/kernels/ptx.cuh"
 
-/* ieee recomputes them, each check block is tested, or all are stored. */
+/* What happens to the sums of a tile: ieee recomputes them all, each check block is tested, or all are stored. */
 enum action { RECOMPUTE, CHECK_SUMS, STORE };
 
-/* checks: whether there are flags for check blocks. by_row: a row is stored, or recomputed, whatever the other rows of
- * its panel are, so where one of these has a tiny element, or one that does not fit, each row's own counts decide. */
+/* checks: whether there are flags for check blocks. by_row: a row must be stored, or recomputed, whatever the other
+ * rows of its panel are. So if the mark says that some row has a tiny element, or one that does not fit, the counts of
+ * each row decide. */
 __device__ inline action action_for(float mark_a, float mark_b, float mark_limit, bool by_row, bool checks) {
     const bool rows_decide = by_row && mark_a > 1.0f;
     if (!rows_decide && mark_a * mark_b <= mark_limit) return STORE;

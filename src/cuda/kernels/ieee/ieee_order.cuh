@@ -118,7 +118,7 @@ static __device__ __forceinline__ bool is_recomputed(const ieee_args &args, cons
 
 /* ---- Few rows ---------------------------------------------------------------------------------------------------- */
 
-/* At most so many rows of a tile's check blocks are computed by themselves: that takes less time than the tile. */
+/* At most this many rows of a tile's check blocks are computed by themselves: that takes less time than the tile. */
 enum { FEW_ROWS = 4 };
 
 /* One of them, from column col0 on, by all threads of the block: float64 sums, added in a fixed order. Not inline: its
@@ -180,9 +180,8 @@ static __device__ __noinline__ void compute_row(const ieee_args &args, int row, 
     __syncthreads();
 }
 
-/* Computes what is to be recomputed of the tile that begins with this element, if that is nothing or FEW_ROWS at most,
- * and returns whether it is. by_row: how a row is computed must not depend on the others, so not here. All threads of
- * the block call it. */
+/* If at most FEW_ROWS rows of the tile that begins with this element are to be recomputed, computes them and returns
+ * true. by_row: how a row is computed must not depend on the others, so not here. All threads of the block call it. */
 template <int TILE_M, int TILE_N>
 static __device__ __forceinline__ bool compute_few_rows(const ieee_args &args, const uint16_t *recompute, int row,
                                                         int col, float *shared) {

@@ -2,13 +2,14 @@
  *
  * C = alpha * (segment 0 + segment 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A
  * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Neighbouring threads
- * have neighbours in C, be these rows or columns. Limits: 128 threads, no shared memory; tile_m*tile_n a multiple of
- * 128, tile_n a power of two from 4 on; grid.x = tail tiles times ceil(tile_m*tile_n / 512), grid.z = batch.
+ * have neighbours in C, whichever of rows and columns is contiguous. Limits: 128 threads, no shared memory;
+ * tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
+ * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/ptx.cuh"
 
-/* Four neighbours, of which those from `count` on are past the matrix: nobody has written them. */
+/* Four neighbours. Those from `count` on are past the matrix, where nothing was written. */
 static __device__ __forceinline__ float4 four_of(const float *from, int count) {
     if (count >= 4) return *(const float4 *)from;
     return make_float4(from[0], count > 1 ? from[1] : 0, count > 2 ? from[2] : 0, 0);

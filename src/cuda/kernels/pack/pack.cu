@@ -8,8 +8,8 @@
  * does that depends on the row's largest element, and finding it first would read the operand twice. So:
  *
  *   pack_sample    takes e from a sample of 128 elements of the row, with room above for larger ones
- *   pack_look      of a large operand: looks at more of some rows. Is one larger than its sample has room for?
- *   pack_scan      then finds the largest element of every row of that operand, which costs less than packing it twice
+ *   pack_look      of a large operand: looks at more of some rows, for one that is larger than its sample has room for
+ *   pack_scan      if there is one, finds the largest element of every row, which costs less than packing all twice
  *   pack_split     splits with that e. It records the panels' marks, the number of tiny elements of each row, and which
  *                  panels overflowed. A second pass packs these again, with e from the largest element of each row
  *
@@ -136,7 +136,7 @@ __device__ const pack_args *scanned_by(const pack_pair_args &pair, int *block, C
     return nullptr;
 }
 
-/* Whether the row of this thread has an element that its sample has no room for. */
+/* Whether this thread's row has an element that its sample leaves no room for. */
 __device__ inline bool outgrows(const pack_args &o, int row, float most) {
     return threadIdx.x < scanned_rows(o) && row < o.rows && most < INFINITY && overflows(most, o.exponents[row]);
 }
@@ -283,7 +283,7 @@ __device__ float split_tile(const pack_args &o, const pack_tile &t, const pack_s
 
 constexpr int PACK_STAGES = 3; /* one tile that is split and two that come */
 
-/* The matrices are read once. If L2 has room for the panels, it shall evict the matrices before them. */
+/* The matrices are read once. If L2 has room for the panels, it should evict the matrices before them. */
 __device__ uint64_t policy_for(const pack_pair_args &pair) {
     constexpr int64_t ROOM = 40 << 20; /* bytes, of the 50 MB of L2 that an H100 or H200 has */
     int64_t panels = 0;

@@ -23,7 +23,7 @@ __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(
 /* Tile rows walked together, so that tiles computed at the same time share panels in L2. */
 constexpr int GROUP_ROWS = 8;
 
-/* A tile of C, and the blocks of k that one thread block sums for it at a time. */
+/* What a thread block computes at a time: a tile of C, and the blocks of k that it sums for it. */
 struct work {
     int batch;
     int part;   /* where in `partial` its sums go, counted in tiles; -1: to C */
@@ -47,7 +47,7 @@ __device__ inline tile_place tile_at_number(const split_args &g, int tile) {
     return {first + within % rows, within / rows};
 }
 
-/* Number `index` of them: whole tiles, then slice after slice of the others; batch is outermost. */
+/* Work number `index`: whole tiles first, then slice after slice of the others; batch is outermost. */
 template <int TILE_M, int TILE_N> __device__ work work_at(const split_args &g, int index) {
     const int cut = cut_tiles(g), each = g.full_tiles + cut * g.slices;
     work w;
@@ -125,8 +125,9 @@ __device__ inline int exponent_of(const split_operand &o, int batch, int row, in
     return row < rows ? o.exponents[batch * o.exponents_batch_stride + row] : 0;
 }
 
-/* A row's share of the least size that a sum, before it is scaled back, must have; the other operand's row adds its
- * own. Any sum will do in a row of zeros, none in one that does not fit: no number is as large as NaN. */
+/* A row's share of the least size that a sum must have before it is scaled back; the other operand's row adds its
+ * share. In a row of zeros any sum is large enough (-Inf). In a row that does not fit none is: no sum compares as large
+ * as NaN. */
 __device__ inline float least_sum(const split_args &g, const split_operand &o, int batch, int row) {
     const int64_t at = batch * o.exponents_batch_stride + row;
     const uint32_t tiny = o.tiny_counts[at];

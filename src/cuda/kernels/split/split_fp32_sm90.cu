@@ -5,7 +5,7 @@
  * Tile map: tiles of 128 x 128. Of 384 threads, one thread of warpgroup 0 copies; warpgroups 1 and 2 multiply 64 rows
  * of the tile each.
  *
- * Three variants, because a branch more in the loop over tiles costs the first 2 % and more:
+ * Three variants, because one more branch in the loop over tiles costs split_fp32_sm90 2 % and more:
  *
  *   split_fp32_sm90         tiles, or slices of their k
  *   split_fp32_sm90_turns   for short k. Warpgroups take turns at the end of a tile: warpgroup 2 waits before its last

@@ -266,9 +266,10 @@ template <int TILE_N> struct output {
         mark_a = mark_of(g.a, w.batch, w.m0);
     }
 
-    /* One check block after the other. Unrolled, one is on its way to memory while the next is prepared; but the first
-     * tile's instructions come from device memory, too. For the eight blocks of a wide tile, often an SM's only one,
-     * that takes longer than it saves. PARTS: only those with a bit in `mine`. */
+    /* One check block after the other. If the loop is unrolled, one block is on its way to memory while the next is
+     * prepared, but there are more instructions, which the first tile has to fetch from device memory. For the eight
+     * blocks of a wide tile, often the only one of an SM, that costs more than it saves. PARTS: only blocks with a bit
+     * in `mine`. */
     template <bool PARTS = false>
     __device__ void store(const split_args &g, const work &w, float (&v)[TILE_N / 2], out_buffer &out,
                           unsigned mine = 0) const {

@@ -5,8 +5,8 @@
  * slice of it. There are no scales: TF32 has float32's range.
  *
  * The instruction reads B from shared memory as rows of 32 terms. Where columns of B are neighbours in memory
- * (b_across), three warps turn its tiles there. So may A be read; but where rows of A are neighbours (a_across), its
- * tiles stay as they lie, and each thread loads its share of A into registers.
+ * (b_across), three warps turn its tiles there. A is read in the same way, but where rows of A are neighbours
+ * (a_across) its tiles stay as they lie, and each thread loads its share of A into registers.
  * So that these loads find all banks, logical row (g, h) of warp w's 16, g < 8, h < 2, is row
  *
  *     32 (w/2) + 8 (w%2) + 4h + g%4 + 16 (g/4)
@@ -57,7 +57,7 @@ template <int TILE_M, int TILE_N> __device__ tf32_tile tile_number(const tf32_ar
     return t;
 }
 
-/* Whether the rows and columns of two panels are to be computed: all, or those that a split kernel left. */
+/* Whether C is to be computed where these two panels meet: always, or only where a split kernel left it. */
 __device__ inline bool wanted(const tf32_args &g, int batch, int row, int col) {
     if (!g.marks_a) return true;
     return g.marks_a[batch * g.marks_a_batch_stride + row / PANEL_ROWS] *
