@@ -198,30 +198,37 @@ static bool open_library(char **files, const char *symbol) {
 
 /* ---- Matrices ---------------------------------------------------------------------------------------------------- */
 
-/* The matrices of one problem, several times over. */
+/* The matrices of one problem, several times over. Memory is kept from one problem to the next: its pages are there. */
 static struct {
     struct problem problem;
     float *floats;
-    size_t at_b, at_c, set, sets, next;
+    size_t size, at_b, at_c, set, sets, next;
 } ring;
 
 static size_t rounded_up(size_t floats) { return (floats + 15) / 16 * 16; }
 
-static void ring_make(const struct problem *p, size_t sets) {
+static void ring_grow(size_t bytes) {
+    if (bytes <= ring.size) return;
     free(ring.floats);
+    ring.size = (bytes + 4095) / 4096 * 4096;
+    ring.floats = aligned_alloc(4096, ring.size);
+    if (!ring.floats) fail("matrices", "out of memory");
+}
+
+static void ring_make(const struct problem *p, size_t sets) {
     ring.problem = *p;
     ring.at_b = rounded_up((size_t)p->batch * (size_t)p->m * (size_t)p->k);
     ring.at_c = ring.at_b + rounded_up((size_t)p->batch * (size_t)p->k * (size_t)p->n);
     ring.set = ring.at_c + rounded_up((size_t)p->batch * (size_t)p->m * (size_t)p->n);
     ring.sets = sets;
     ring.next = 0;
-    ring.floats = aligned_alloc(4096, (sets * ring.set * sizeof(float) + 4095) / 4096 * 4096);
-    if (!ring.floats) fail("matrices", "out of memory");
+    ring_grow(sets * ring.set * sizeof(float));
     uint32_t state = 12345;
-    for (size_t i = 0; i < sets * ring.set; i++) {
+    for (size_t i = 0; i < ring.set; i++) {
         state = state * 1664525u + 1013904223u;
         ring.floats[i] = (float)(state >> 8) * 0x1p-24f;
     }
+    for (size_t i = 1; i < sets; i++) memcpy(ring.floats + i * ring.set, ring.floats, ring.set * sizeof(float));
 }
 
 static void multiply_next(void) {
