@@ -203,45 +203,77 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
     }
 }
 
-/* A strip of C, m rows of more than half of NR and at most NR columns. With each tile it asks for the next rows of A,
- * until there are none, and for a part of B's next strip, where t says that these are wanted. */
+/* A strip of C, m rows of more than half of NR and at most NR columns, `step` rows at a time. With each tile it asks for
+ * the next rows of A, until there are none, and for a part of B's next strip, where t says that these are wanted. Where A
+ * is transposed, a line of each term has LANES rows: the tiles of these ask for some terms each of the next ones. */
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
-                                                                      const __mmask16 last) {
-    enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
-    const float *lines = t->next_a; /* of the next rows of A: where it is transposed, a line of each term has 16 */
-    for (int part = 1; m == SMALL_MR || m > MR; m -= SMALL_MR, part++) {
+                                                                      const __mmask16 last, const int step) {
+    const int parts = t->next_b ? CPU_FETCH_STEPS / t->next_b_rows : 0, of_line = (LANES + step - 1) / step;
+    const float *const lines = t->next_a;
+    for (int part = 0, done = 0; m == step || m > step + 2; m -= step) {
         if (t->k >= FETCHES_C)
-            multiply_tile_and_fetch(t, SMALL_MR, vectors, last, NULL, NULL);
+            multiply_tile_and_fetch(t, step, vectors, last, NULL, NULL);
         else
-            multiply_tile(t, SMALL_MR, vectors, last);
-        if (t->next_a && t->a_step == 1)
-            t->next_a = m > 2 * SMALL_MR ? t->next_a + SMALL_MR * t->a_row : NULL;
-        else if (t->next_a) {
-            t->next_a = part % PARTS ? t->next_a + t->k / PARTS * t->a_step : (lines += LANES);
-            if (m <= LANES) t->next_a = NULL;
-        }
-        if (t->next_b) t->next_b = part < PARTS ? t->next_b + t->k / PARTS * t->next_b_step : NULL;
+            multiply_tile(t, step, vectors, last);
+        part++;
+        done += step;
+        if (m <= 2 * step)
+            t->next_a = NULL;
+        else if (t->next_a && t->a_step == 1)
+            t->next_a += step * t->a_row;
+        else if (t->next_a)
+            t->next_a = lines + done / LANES * LANES + part % of_line * (t->k / of_line) * t->a_step;
+        if (t->next_b) t->next_b = part < parts ? t->next_b + t->k / parts * t->next_b_step : NULL;
+        t->a += step * t->a_row;
+        t->s = t->c += step * t->c_row;
+    }
+    if (m > MR) {
+        multiply_tile(t, SMALL_MR, vectors, last);
         t->a += SMALL_MR * t->a_row;
         t->s = t->c += SMALL_MR * t->c_row;
+        m -= SMALL_MR;
     }
     switch (m) {
     case 1: multiply_tile(t, 1, vectors, last); break;
     case 2: multiply_tile(t, 2, vectors, last); break;
     case 3: multiply_tile(t, 3, vectors, last); break;
+    case 4: multiply_tile(t, 4, vectors, last); break;
     case 5: multiply_tile(t, 5, vectors, last); break;
     case 6: multiply_tile(t, 6, vectors, last); break;
     default: break;
     }
 }
 
+/* Tiles of six rows read B less often, which matters where a strip of it is larger than the first-level cache. */
+static inline int rows_of_strip(const struct cpu_tile *t) {
+    enum { DEEP = 48 };
+    return t->k < DEEP ? SMALL_MR : MR;
+}
+
+static __attribute__((noinline)) void multiply_rows_of_four(struct cpu_tile *t, int m) {
+    if (t->n == NR)
+        multiply_wide_strip(t, m, 4, 0xffff, SMALL_MR);
+    else if (t->n > 3 * LANES)
+        multiply_wide_strip(t, m, 4, last_mask(t->n), SMALL_MR);
+    else
+        multiply_wide_strip(t, m, 3, last_mask(t->n), SMALL_MR);
+}
+
+static __attribute__((noinline)) void multiply_rows_of_six(struct cpu_tile *t, int m) {
+    if (t->n == NR)
+        multiply_wide_strip(t, m, 4, 0xffff, MR);
+    else if (t->n > 3 * LANES)
+        multiply_wide_strip(t, m, 4, last_mask(t->n), MR);
+    else
+        multiply_wide_strip(t, m, 3, last_mask(t->n), MR);
+}
+
 /* The same of at most NR. */
 static __attribute__((noinline)) void multiply_strip(struct cpu_tile *t, int m) {
-    if (t->n == NR)
-        multiply_wide_strip(t, m, 4, 0xffff);
-    else if (t->n > 3 * LANES)
-        multiply_wide_strip(t, m, 4, last_mask(t->n));
+    if (t->n > TALL_NR && rows_of_strip(t) == MR)
+        multiply_rows_of_six(t, m);
     else if (t->n > TALL_NR)
-        multiply_wide_strip(t, m, 3, last_mask(t->n));
+        multiply_rows_of_four(t, m);
     else
         for (int tiles = (m + TALL_MR - 1) / TALL_MR; m > 0; m -= t->m, tiles--) {
             t->m = (m + tiles - 1) / tiles;
@@ -350,13 +382,14 @@ static __attribute__((noinline)) void multiply_transposed_strips(struct cpu_tile
 
 static void multiply_strips(struct cpu_tile *t) {
     enum { DEPTH_WORTH_FETCHING = 16 };
-    const int m = t->m, n = t->n;
+    const int m = t->m, n = t->n, rows = rows_of_strip(t);
     const float *const a = t->a, *const b = t->b;
     float *const c = t->c;
     const bool fetches = t->k >= DEPTH_WORTH_FETCHING, contiguous = t->a_step == 1, is_used_once = m <= TALL_MR;
     t->next_a_row = contiguous ? t->a_row : t->a_step;
-    t->next_a_step = contiguous ? CPU_FETCH_STEPS : SMALL_MR * t->a_step;
+    t->next_a_step = contiguous ? CPU_FETCH_STEPS : rows * t->a_step;
     t->next_b_step = t->b_step;
+    t->next_b_rows = cpu_fetch_rows(m / rows);
     for (int j = 0; j < n; j += t->n) {
         t->n = strip_width(n - j);
         t->a = a;
@@ -364,7 +397,7 @@ static void multiply_strips(struct cpu_tile *t) {
         t->whole = is_used_once && t->b_step == n ? cpu_whole_steps(t, LANES, t->k * n - j) : 0;
         t->s = t->c = c + j;
         t->next_a = !fetches || j                ? NULL
-                    : contiguous && m > SMALL_MR ? a + SMALL_MR * t->a_row
+                    : contiguous && m > rows     ? a + rows * t->a_row
                     : t->a_row == 1 && m > LANES ? a + LANES
                                                  : NULL;
         t->next_b = fetches && n - j >= 2 * NR ? t->b + NR : NULL;

@@ -133,7 +133,8 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
                                                                      float *panel_a, float *panel_b) {
     enum { ROWS_AHEAD = 12, STEPS_AHEAD = 24 };
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
-    const float *group[TALL_MR / 3], *b = t->b, *c = t->c, *next_a = t->next_a, *next_b = t->next_b;
+    const float *group[TALL_MR / 3], *b = t->b, *c = t->next_c ? t->next_c : t->c;
+    const float *next_a = t->next_a, *next_b = t->next_b;
     _Alignas(64) float partial[TALL_MR * TALL_NR];
     CPU_WRITTEN_BEFORE_READ(partial);
     const int64_t chain = cpu_chain(t->k), masked = masked_steps(t, last);
@@ -153,7 +154,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
             for (int i = 0; i < rows; i++) _mm_prefetch((const char *)(next_a + i * t->next_a_row), _MM_HINT_T1);
             next_a += t->next_a_step;
         }
-        for (int i = 0; next_b && i < CPU_FETCH_ROWS; i++, next_b += t->next_b_step) {
+        for (int i = 0; next_b && i < t->next_b_rows; i++, next_b += t->next_b_step) {
             CPU_UNROLL
             for (int v = 0; v < VECTORS; v++) _mm_prefetch((const char *)(next_b + v * LANES), _MM_HINT_T1);
             _mm_prefetch((const char *)(next_b + NR - 1), _MM_HINT_T1); /* rows may begin within a line */

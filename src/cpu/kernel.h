@@ -42,10 +42,11 @@ struct cpu_tile {
     float alpha, beta; /* beta = 0: s is not read */
 
     /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for
-     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B CPU_FETCH_ROWS rows of nr
-     * columns. NULL: nothing. */
-    const float *next_a, *next_b;
+     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns.
+     * NULL: nothing. Of C the rows of this tile, or those at next_c. */
+    const float *next_a, *next_b, *next_c;
     int64_t next_a_row, next_a_step, next_b_step;
+    int next_b_rows;
 };
 
 /* A tile's `whole`, for vectors of so many lanes: `floats` of B lie behind its first element, all of them B's. */
@@ -54,7 +55,11 @@ static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64
     return most < t->k ? most : t->k;
 }
 
-enum { CPU_FETCH_STEPS = 16, CPU_FETCH_ROWS = 4 };
+enum { CPU_FETCH_STEPS = 16 };
+
+/* next_b_rows where so many tiles share the prefetching of a panel of B: as few lines with each as that allows, because
+ * too many at a time would keep the tile's own loads waiting. The first CPU_FETCH_STEPS / next_b_rows tiles do it. */
+static inline int cpu_fetch_rows(int64_t count) { return count >= 16 ? 1 : count >= 8 ? 2 : 4; }
 
 /* The most elements that a tile may have. */
 enum { CPU_TILE_FLOATS = 512 };

@@ -175,14 +175,17 @@ static void read_in_place(const struct stage *s, struct cpu_tile *tile, int64_t 
 
 /* Prefetches what is read of A after the tile's rows from i. If a cache line holds elements of several rows, that is
  * the next line of each column, some of the columns with each tile. After the last rows come the first of the next k
- * block. */
+ * block. Rows that the panel before has left in the second-level cache need no prefetching. */
 static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t i) {
+    enum { NEAR_FLOATS = 1 << 17 };
     const int mr = s->plan->kernel->mr;
     const bool packed = tile->a_row == 1 && tile->a_step == mr, transposed = !packed && tile->a_row == 1;
     const int64_t after = transposed ? CPU_LINE : mr;
     const bool last = i + after >= s->rows;
     if (packed ? last : !transposed && tile->a_step != 1) return;
-    if (last && (s->j + s->columns < s->p->n || s->first + s->terms >= s->p->k)) return;
+    if (last ? s->j + s->columns < s->p->n || s->first + s->terms >= s->p->k
+             : s->j > 0 && s->rows * s->terms <= NEAR_FLOATS)
+        return;
     if (packed) {
         tile->next_a = tile->a + mr * s->terms;
         tile->next_a_row = CPU_FETCH_STEPS;
@@ -201,21 +204,21 @@ static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t 
     }
 }
 
-/* Prefetches what is read of B after a narrow block, to its right or below: a part of it with each of the first rows.
- * */
+/* The part of B that is read after a narrow block, to its right or below: some of it with each of the first tiles. */
 static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64_t i, int64_t j) {
-    enum { PARTS = CPU_FETCH_STEPS / CPU_FETCH_ROWS };
     const tsr_operand *b = &s->p->b;
-    const int64_t part = (i - s->rows_done) / s->plan->kernel->mr;
-    if (!s->rows_done || !cpu_has_narrow_blocks(s->plan->kernel, s->p) || part >= PARTS) return;
+    const int mr = s->plan->kernel->mr, rows = cpu_fetch_rows((s->rows - s->rows_done) / mr);
+    const int64_t part = (i - s->rows_done) / mr, parts = CPU_FETCH_STEPS / rows;
+    if (!s->rows_done || !cpu_has_narrow_blocks(s->plan->kernel, s->p) || part >= parts) return;
     int64_t column = s->j + j + s->plan->blocks * s->plan->nc, term = s->first;
     if (column >= s->p->n) {
         column = j;
         term += s->terms;
     }
     if (term >= s->p->k) return;
-    tile->next_b = b->data + (term + part * (s->terms / PARTS)) * b->row_stride + column;
+    tile->next_b = b->data + (term + part * (s->terms / parts)) * b->row_stride + column;
     tile->next_b_step = b->row_stride;
+    tile->next_b_rows = rows;
 }
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */

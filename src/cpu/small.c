@@ -13,6 +13,7 @@
 #include "cpu/kernel.h"
 #include "cpu/pack.h"
 #include "cpu/plan.h"
+#include "cpu/stream.h"
 #include "cpu/team.h"
 #include "cpu/touch.h"
 #include "rounding.h"
@@ -239,6 +240,10 @@ static inline void touch_c(const struct cpu_tile *t) {
 /* A is touched before it is multiplied, a larger one some rows at a time. A larger one whose columns are contiguous is
  * prefetched by the kernel instead, line by line of its columns. */
 static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
+    if (cpu_is_streamed(kernel, product, b_col)) {
+        cpu_multiply_streamed(kernel, product, b_col);
+        return;
+    }
     const int64_t most = TOUCHED_FLOATS_OF_A / product->k;
     if (product->m > most && product->a_row == 1) {
         multiply_whole(kernel, product, b_col);

@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) void sum_tile(vector sum[TALL_MR][V
     }
 
     /* Rows 3g, 3g+1 and 3g+2 are at group[g], + a_row, + 2*a_row: offsets the load instruction scales by itself. */
-    const float *group[TALL_MR / 3], *b = t->b, *next_a = t->next_a;
+    const float *group[TALL_MR / 3], *b = t->b, *c = t->next_c ? t->next_c : t->c, *next_a = t->next_a;
     CPU_UNROLL
     for (int g = 0; g < TALL_MR / 3; g++) group[g] = t->a + 3 * g * a_row;
     int c_asked = 0;
@@ -84,8 +84,8 @@ static inline __attribute__((always_inline)) void sum_tile(vector sum[TALL_MR][V
         int64_t end = chain_end;
         if (fetches) {
             if (c_asked < rows) {
-                __builtin_prefetch(t->c + c_asked * c_row, 0, 3);
-                __builtin_prefetch(t->c + c_asked * c_row + t->n - 1, 0, 3); /* rows may begin within a line */
+                __builtin_prefetch(c + c_asked * c_row, 0, 3);
+                __builtin_prefetch(c + c_asked * c_row + t->n - 1, 0, 3); /* rows may begin within a line */
                 c_asked++;
             }
             if (next_a) {
