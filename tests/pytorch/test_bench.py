@@ -35,7 +35,7 @@ def test_beside_torch(tmp_path):
     assert {(r["operand"], r["layout"]) for r in packing} == {("a", "n"), ("a", "t"), ("b", "n"), ("b", "t")}
     assert {r["layout"] for r in products} == {"nn", "tn", "tt"}
     accurate = [r for r in products if r["precision"] != "tf32" and r["m"] > 48]
-    assert accurate and all(0 < r["error"] < 1e-6 and r["worst_units"] < r["k"] + 2 for r in accurate), "all of it, rightly"
+    assert accurate and all(0 < r["error"] < 1e-6 and r["worst_units"] < r["k"] + 2 for r in accurate), "all, rightly"
 
 
 def test_beside_every_library(tmp_path, monkeypatch):
