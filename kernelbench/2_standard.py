@@ -21,8 +21,8 @@ truncation matters ("promotion"). The error of each element is at most (K + 2) 2
 arithmetic itself, and on ordinary data it is smaller than that of plain float32.
 
 Some rows cannot be split that well: those with Inf or NaN, or with elements too far apart in magnitude. Packing marks
-their panels, the Hopper kernel skips the tiles of C that depend on them, and the portable kernel computes those in
-plain float32. All of this happens on the GPU; the CPU does not wait.
+their panels, the Hopper kernel does not store the tiles of C that depend on them, and the portable kernel computes
+these in plain float32. All of this happens on the GPU; the CPU does not wait.
 
 precision="ieee" computes everything with plain float32 multiply-adds, as do small products and other GPUs.
 
@@ -150,7 +150,7 @@ template <int TILE> __device__ int tile_count(const product &g) {
     return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
 }
 
-/* In groups of GROUP tile rows, down the columns of a group, so that tiles in progress share operands in L2. */
+/* In bands of GROUP tile rows, down the columns of a band, so that tiles in progress share operands in L2. */
 template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int index) {
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
@@ -212,15 +212,15 @@ __device__ int exponent_for(float largest, int at) {
 /* atomicMax of floats that are not negative: their bits are ordered as they are. */
 __device__ void raise(float *number, float to) { atomicMax((int *)number, __float_as_int(to)); }
 
-/* Where a pack tile or a group of rows is. */
+/* Where a pack tile, or a group of sampled rows, begins. */
 struct place {
     bool in_b;
     int batch, row0, kb;
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* Piece `index` of all: a group of rows in one block of k, those of A first. What is packed at the same time, by blocks
- * with neighbouring numbers, lies together in memory. */
+/* Place `index`: group_rows rows in one block of k, those of A first. Thread blocks with neighbouring numbers run at
+ * the same time, and get what lies together in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
     const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};
@@ -472,7 +472,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, b
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 
-constexpr int TILE = 128, GROUP = 8; /* tile rows in a group */
+constexpr int TILE = 128, GROUP = 8; /* tile rows in a band */
 
 /* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
  * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */
@@ -826,7 +826,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
         const uint32_t memory = shared_address(shared);
-        int part = 0; /* of the slab in use: the step that comes next. Steps without a term are left out */
+        int part = 0; /* the next step of the slab in use; steps without a term are left out */
         if (ragged) {
             part = (SLAB - ragged) / STEP;
             a.copy_ragged(g.a, a_first, a_lines, shared, ragged, part);
@@ -841,7 +841,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
         for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* as the steps left out would */
-        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* see there: a shorter main loop */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* in registers: a shorter main loop */
         __syncthreads();
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
         const float *a_from = shared + a_offset + part * STEP * PITCH;
@@ -1077,8 +1077,8 @@ at::Tensor multiply(at::Tensor left, at::Tensor right, bool ieee) {
     int sms = 0;
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, left.get_device()));
 #if TESSERA_HOPPER
-    /* Packing takes four launches and moves the operands twice: large products make up for it. Below k = 128 the error
-     * of splitting would show beside float32's own, (k + 2) 2^-24. */
+    /* Splitting takes four more launches and writes and reads panels: large products make up for it. Below k = 128 the
+     * error of splitting would show beside float32's own, (k + 2) 2^-24. */
     const double terms = (double)g.batch * g.a.rows * g.b.rows * g.a.k;
     if (!ieee && std::min({g.a.rows, g.b.rows, g.a.k}) >= 128 && terms >= 1 << 27)
         multiply_split(&g, sms, left.options());

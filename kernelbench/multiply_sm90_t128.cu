@@ -10,7 +10,7 @@ static_assert(sizeof(SHARED) == MULTIPLY_SHARED && WARPGROUP == MULTIPLY_THREADS
 /* Copies a quarter of each stage, block after block of k and tile after tile: hi or lo of this block's rows of A (warps
  * 0 and 2), or of its half of the columns of B, for both blocks (warps 1 and 3). Issuing a copy takes long, hence a
  * quarter for each warp. What is needed AHEAD blocks later is prefetched into L2, since two stages do not cover the
- * latency of device memory; the tiles that share these rows, neighbours in a group, prefetch a part each. */
+ * latency of device memory; the tiles that share these rows, neighbours in a band, prefetch a part each. */
 struct quarter_copier {
     static constexpr int B_ROWS = TILE / CLUSTER, AHEAD = 4, PREFETCH_PARTS = GROUP;
     ring<STAGES> at;

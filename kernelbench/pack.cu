@@ -26,15 +26,15 @@ __device__ int exponent_for(float largest, int at) {
 /* atomicMax of floats that are not negative: their bits are ordered as they are. */
 __device__ void raise(float *number, float to) { atomicMax((int *)number, __float_as_int(to)); }
 
-/* Where a pack tile or a group of rows is. */
+/* Where a pack tile, or a group of sampled rows, begins. */
 struct place {
     bool in_b;
     int batch, row0, kb;
     __device__ const operand &of(const product &g) const { return in_b ? g.b : g.a; }
 };
 
-/* Piece `index` of all: a group of rows in one block of k, those of A first. What is packed at the same time, by blocks
- * with neighbouring numbers, lies together in memory. */
+/* Place `index`: group_rows rows in one block of k, those of A first. Thread blocks with neighbouring numbers run at
+ * the same time, and get what lies together in memory. */
 __device__ place place_at(const product &g, int index, int group_rows, int k_blocks) {
     const int in_a = g.batch * ceil_div(g.a.rows, group_rows) * k_blocks;
     place at = {};

@@ -103,7 +103,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         operand_copy<TILE, A> a(g.a, a_first, a_lines, ragged);
         operand_copy<TILE, B> b(g.b, b_first, b_lines, ragged);
         const uint32_t memory = shared_address(shared);
-        int part = 0; /* of the slab in use: the step that comes next. Steps without a term are left out */
+        int part = 0; /* the next step of the slab in use; steps without a term are left out */
         if (ragged) {
             part = (SLAB - ragged) / STEP;
             a.copy_ragged(g.a, a_first, a_lines, shared, ragged, part);
@@ -119,7 +119,7 @@ template <int TILE, int ROWS, int COLS> struct tile_product {
         a.begin_slab(memory + STAGE_FLOATS * 4), b.begin_slab(memory + (STAGE_FLOATS + SLAB_FLOATS) * 4);
 #pragma unroll 1
         for (int i = 0; i < part; ++i) a.copy_part(more), b.copy_part(more); /* as the steps left out would */
-        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* see there: a shorter main loop */
+        forget_origin(a.round_step, b.round_step, a.finish, b.finish);       /* in registers: a shorter main loop */
         __syncthreads();
         const int a_offset = warp_m + lane_m * 4, b_offset = SLAB_FLOATS + warp_n + lane_n * 4;
         const float *a_from = shared + a_offset + part * STEP * PITCH;

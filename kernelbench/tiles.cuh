@@ -10,7 +10,7 @@ template <int TILE> __device__ int tile_count(const product &g) {
     return g.batch * ceil_div(g.a.rows, TILE) * ceil_div(g.b.rows, TILE);
 }
 
-/* In groups of GROUP tile rows, down the columns of a group, so that tiles in progress share operands in L2. */
+/* In bands of GROUP tile rows, down the columns of a band, so that tiles in progress share operands in L2. */
 template <int TILE, int GROUP> __device__ tile tile_at(const product &g, int index) {
     const int tiles_m = ceil_div(g.a.rows, TILE), tiles_n = ceil_div(g.b.rows, TILE);
     const int batch = index / (tiles_m * tiles_n), in_batch = index - batch * tiles_m * tiles_n;
@@ -35,7 +35,7 @@ template <int ROWS> __device__ panel_rows panel_rows_at(const operand &o, int ba
 // endregion: common
 
 // region: tiles
-constexpr int TILE = 128, GROUP = 8; /* tile rows in a group */
+constexpr int TILE = 128, GROUP = 8; /* tile rows in a band */
 
 /* Epilogue: a warp's part of shared memory, where 16 x 32 sums wait to be written row by row. A row is 40 floats, so
  * that the accumulators' pattern (8 rows x 4 pairs) falls on all banks. */

@@ -20,7 +20,7 @@ __device__ inline float power_of_two(int e) { return __uint_as_float((unsigned)(
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* Tile rows walked together, so that tiles computed at the same time share panels in L2. */
+/* Tile rows walked together (a band), so that tiles computed at the same time share panels in L2. */
 constexpr int GROUP_ROWS = 8;
 
 /* What a thread block computes at a time: a tile of C, and the blocks of k that it sums for it. */
@@ -36,7 +36,7 @@ __device__ inline int cut_tiles(const split_args &g) { return g.tiles_m * g.tile
 
 __device__ inline int work_count(const split_args &g) { return g.batch * (g.full_tiles + cut_tiles(g) * g.slices); }
 
-/* Where a tile is, counted in tiles: they go in groups of GROUP_ROWS tile rows, down the columns of a group. */
+/* Where a tile is, counted in tiles: they go in bands of GROUP_ROWS tile rows, down the columns of a band. */
 struct tile_place {
     int row, col;
 };

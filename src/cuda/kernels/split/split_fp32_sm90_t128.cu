@@ -34,7 +34,7 @@ __device__ work work_of(const split_args &g, int index, int rank) {
  * copy takes so long that products would wait for four in a row. The quarters are hi and lo of this block's rows of A
  * (warps 0 and 2), and of its half of the columns of B, for both blocks (warps 1 and 3). All lanes take part, though
  * one issues the copy: see warp_number. Two stages are too few to cover the latency of device memory, so what is needed
- * AHEAD blocks later is prefetched into L2; the tiles that share these rows, neighbours in a group, prefetch a part
+ * AHEAD blocks later is prefetched into L2; the tiles that share these rows, neighbours in a band, prefetch a part
  * each. */
 struct quarter_copier {
     static constexpr int B_ROWS = TILE_N / CLUSTER, ALL_BLOCKS = (1 << CLUSTER) - 1;

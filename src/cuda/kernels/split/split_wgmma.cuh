@@ -5,7 +5,8 @@
  * copied straight from the panels (args.h). full[s] completes when stage s has landed, empty[s] when all warps have
  * read it.
  *
- * Arithmetic of fp32. With A = hi_a + lo_a 2^-11 and B likewise (scaled), each part of a block of k, SPLIT_SUM_K, gives
+ * Arithmetic of fp32. With A = hi_a + lo_a 2^-11 and B likewise (scaled), each part of a block of k,
+ * SPLIT_SUM_K terms, gives
  *
  *     main += hi_a*hi_b                  a fresh sum for each part, added to `main` by ordinary float32 additions: the
  *                                        tensor cores truncate as they accumulate, so their sums are kept short
@@ -78,7 +79,7 @@ template <int STAGES> struct ring {
 template <bool PARTS> __device__ int first_work(const split_args &g) { return blockIdx.x / (PARTS ? g.parts : 1); }
 template <bool PARTS> __device__ int work_step(const split_args &g) { return gridDim.x / (PARTS ? g.parts : 1); }
 
-/* Number `index` of all; PARTS: this block's part of it. */
+/* Work number `index`; PARTS: this block's part of it. */
 template <int TILE_M, int TILE_N, bool PARTS> __device__ work work_of_block(const split_args &g, int index) {
     work w = work_at<TILE_M, TILE_N>(g, index);
     if (PARTS) {
