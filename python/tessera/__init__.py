@@ -43,11 +43,11 @@ def _is_tensor(argument) -> bool:
 
 
 def _numpy_module(names, arguments):
-    """For arguments of which one at least is NumPy's: those of torch are named."""
+    """For arguments with at least one of NumPy's; the error names one of torch's."""
     for name, argument in zip(names, arguments):
         if _is_tensor(argument) or isinstance(argument, Packed) and not isinstance(argument, _numpy.Packed):
             array = next(n for n, x in zip(names, arguments) if isinstance(x, (np.ndarray, _numpy.Packed)))
-            raise TypeError(f"{array} is of NumPy, but {name} is of torch: convert one of them, with "
+            raise TypeError(f"{array} is NumPy's, but {name} is torch's: convert one of them, with "
                             f"torch.from_numpy({array}) or {name}.numpy()")
     return _numpy
 
@@ -118,7 +118,8 @@ def matmul(a: Union[Array, Packed], b: Union[Array, Packed], *, precision: Preci
     and expanded views are not copied. One argument may be a matrix from `pack`. On torch tensors it is differentiable,
     and runs on the current CUDA stream without synchronising.
 
-    precision: "fp32" is float32-accurate, on tensor cores where there are any, "ieee" is IEEE float32 arithmetic.
+    precision: "fp32" is float32-accurate, on tensor cores where there are any; "ieee" is IEEE float32 arithmetic;
+    "tf32" is as accurate as TF32.
     out: where to write the result; it must have the result's shape and may not overlap an argument.
     casting: which NumPy arrays of other types are converted to float32, by numpy.can_cast's rules.
     batch_invariant: a row of the result has the same bits however many other rows and products are computed with it;

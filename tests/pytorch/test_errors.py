@@ -122,7 +122,7 @@ def test_names_of_linear(device):
 
 def test_types():
     tensor, array = torch.ones(A), np.ones(B, np.float32)
-    with pytest.raises(TypeError, match="b is of NumPy, but a is of torch: convert one of them"):
+    with pytest.raises(TypeError, match="b is NumPy's, but a is torch's: convert one of them"):
         tessera.matmul(tensor, array)
     with pytest.raises(TypeError, match="a must be a torch.Tensor or a numpy.ndarray, not list"):
         tessera.matmul([[1.0]], tensor)

@@ -148,9 +148,9 @@ def test_errors():
     with pytest.raises(TypeError, match="b has dtype complex64: use numpy.matmul$"):  # not to drop half of it
         tessera.matmul(a, b.astype(np.complex64))
     for tensor in (torch.ones(5, 6), tessera.pack(torch.ones(5, 6))):
-        with pytest.raises(TypeError, match=r"a is of NumPy, but b is of torch: .*from_numpy\(a\) or b.numpy\(\)"):
+        with pytest.raises(TypeError, match=r"a is NumPy's, but b is torch's: .*from_numpy\(a\) or b.numpy\(\)"):
             tessera.matmul(a, tensor)
-    with pytest.raises(TypeError, match="weight is of NumPy, but input is of torch"):
+    with pytest.raises(TypeError, match="weight is NumPy's, but input is torch's"):
         tessera.linear(torch.ones(4, 5), b.T)
     with pytest.raises(TypeError, match="casting is for NumPy"):
         tessera.matmul(torch.ones(2, 2), torch.ones(2, 2), casting="unsafe")

@@ -34,8 +34,9 @@ struct Setting {
 };
 Setting cuda_setting();
 
-/* Switches products on a device type ("cpu" or "cuda") to Tessera, or back. Returns the former setting: "off", "fp32"
- * or "fp32 always". The first call registers kernels for aten::mm, addmm, bmm, baddbmm and, on CUDA, attention. */
+/* Switches products on a device type ("cpu" or "cuda") to Tessera, or back. Returns the former setting, as "off" or
+ * "fp32 batch_invariant always". The first call registers kernels for aten::mm, addmm, bmm, baddbmm and, on CUDA,
+ * attention. */
 std::string switch_drop_in(c10::string_view device, bool on, c10::string_view precision, bool always);
 
 /* Products that reached the drop-in while it was on and were left to torch, a line for each reason: "dtype 17". */

@@ -33,7 +33,7 @@ inline const at::Tensor &given(const OptionalTensor &tensor) {
 /* Raises an error of torch's kinds unless the status is TSR_OK. */
 void check(tsr_status status);
 
-/* The context of a device, which lives as long as the process; made at first use, which no capture survives. */
+/* The context of a device, which lives as long as the process. The first use makes it, and must not be in a capture. */
 tsr_context *context_for(const c10::Device &device, tsr_precision precision);
 
 /* What a call is launched with on the current stream: torch's memory as workspace, which is free again, for what is

@@ -36,7 +36,7 @@ constexpr double MOST_SLICES = 32, LEAST_SLICE = 64;
 /* Where the estimates are within this of each other, neither is known to be faster. */
 constexpr double UNCERTAINTY = 1.1;
 
-/* Of a call that Tessera takes. While the GPU is faster than this it waits for the host, longer with torch. */
+/* Host time of a call that Tessera takes. A GPU that is faster than this waits for the host, and longer with torch. */
 constexpr double HOST = 8e-6;
 
 /* Attention, forward and backward alike (bench/gpu/attention.py): the least length, and that of dimensions over 128,
