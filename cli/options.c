@@ -26,7 +26,7 @@ static const option option_table[] = {
     {OPTION_BATCH, "--batch", NULL, "N", "how many products of this shape (default: 1)"},
     {OPTION_INVARIANT, "--batch-invariant", NULL, NULL, "rows of C have the same bits in any batch"},
     {OPTION_KERNEL, "--kernel", NULL, "NAME", "force a kernel that `tessera info` lists"},
-    {OPTION_SEED, "--seed", NULL, "N", "seed of the random matrices (default: 1)"},
+    {OPTION_SEED, "--seed", NULL, "N", "seed of random matrices or products (default: 1)"},
     {OPTION_QUICK, "--quick", NULL, NULL, "small matrices only"},
     {OPTION_SECONDS, "--seconds", NULL, "S", "time to spend on each measurement (default: 1)"},
     {OPTION_TOTAL_SECONDS, "--seconds", NULL, "S", "time to spend in all (default: 60)"},

@@ -125,7 +125,7 @@ typedef struct tsr_result {
     int64_t batch_stride;
 } tsr_result;
 
-/* Where and with what a call runs. NULL stands for all zero: the default stream and workspace of our own. */
+/* Where and with what a call runs. NULL: as all zero, on the default stream, with workspace that the library takes. */
 typedef struct tsr_launch {
     void *stream;          /* CUDA: a CUstream / cudaStream_t of the context's device */
     void *workspace;       /* at least tsr_plan_workspace bytes, 256-byte aligned, on the plan's device; or NULL */
@@ -248,7 +248,7 @@ tsr_status tsr_pack_at(tsr_packed **packed, void *memory, tsr_context *context, 
  * gaps. Takes no memory. */
 tsr_status tsr_packed_read(const tsr_packed *packed, int64_t row, int64_t col, int64_t rows, int64_t cols, float *to);
 
-/* ---- Attention: O = softmax(scale Q K^T + mask) V, and its gradients -------------------------------------------- */
+/* ---- Attention: O = softmax(scale Q K^T + mask) V, and its gradients --------------------------------------------- */
 
 /* A matrix for each head of each item of a batch: element (b, h, i, j) is
  * data[b*batch_stride + h*head_stride + i*row_stride + j*col_stride]. Strides count floats; what is only read may have

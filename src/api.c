@@ -144,6 +144,8 @@ double tsr_gemm_host_seconds(tsr_context *context, int64_t batch, const tsr_oper
     return plan_make(&plan) ? 0 : plan_seconds(&plan);
 }
 
+/* ---- One product ------------------------------------------------------------------------------------------------- */
+
 /* Counting without a locked instruction, where no other thread can count at the same time, takes a tenth off the
  * smallest products. */
 static void count_product(tsr_context *context) {

@@ -174,9 +174,9 @@ bool span_is_injective(const matrix_span *s) {
     return span_is_empty(s) || strides_nest(s, &nest);
 }
 
-/* Whether elements of x, of its smallest nx strides, may meet some of y's, of the smallest ny, that begin so many bytes
- * further on. Where the largest strides are the same, elements that meet are some steps apart along them. The smaller
- * strides cover less than one step, which leaves two numbers of steps to try. */
+/* Whether elements of x, along its nx smallest strides, may share an address with elements of y, along its ny smallest,
+ * where y begins `offset` bytes after x. If the largest strides are equal, such elements are a whole number of steps
+ * apart along them. The smaller strides cover less than one step, which leaves two numbers of steps to try. */
 static bool may_meet(const struct nest *x, int nx, const struct nest *y, int ny, int64_t offset) {
     const int64_t bytes = sizeof(float);
     if (offset >= x->width[nx] * bytes || offset <= -y->width[ny] * bytes) return false;

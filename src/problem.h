@@ -47,7 +47,7 @@ tsr_operand operand_transpose(const tsr_operand *operand);
 /* C^T = B^T A^T. */
 tsr_problem problem_transpose(const tsr_problem *problem);
 
-/* Rows m0.., columns n0.., terms k0.. and items batch0.. of a product, so many of each. */
+/* Of a product: m rows from m0 on, n columns from n0, k terms from k0, batch items from batch0. */
 typedef struct problem_range {
     int64_t m0, n0, k0, batch0;
     int64_t m, n, k, batch;

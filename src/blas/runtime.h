@@ -14,11 +14,11 @@ typedef struct blas_runtime {
 /* NULL where there is no memory for it; the next call tries again. */
 const blas_runtime *blas_runtime_get(void);
 
-/* Whether a GPU may be asked, and the context on it, started by the first who asks; NULL where there is none to use. */
+/* Whether a GPU may be used, and the context on it, made by the first call; NULL where there is none. */
 bool blas_gpu_is_usable(void);
 tsr_context *blas_gpu_context(const blas_settings *settings);
 
-/* The GPU has failed and is not asked again. True for the first who says so. */
+/* The GPU has failed and is not used again. True for the first call. */
 bool blas_gpu_give_up(void);
 
 bool blas_is_in_parallel_region(void);

@@ -65,8 +65,8 @@ static tsr_attention_problem seen_part(const tsr_attention_problem *problem, boo
 
 /* ---- Choosing a plan --------------------------------------------------------------------------------------------- */
 
-/* Microseconds on a GPU with so many SMs. Factors were fitted to a hundred random problems on an H200, each computed by
- * every plan (docs/internals/experiments.md). Where two plans are about equally fast, estimates are within 20 %. */
+/* Estimates in microseconds. Factors were fitted to a hundred random problems on an H200, each computed by every plan
+ * (docs/internals/experiments.md). Where two plans are about equally fast, estimates are within 20 %. */
 
 /* How many of `all` steps along rows or columns a task takes on average; `edge`: steps that the diagonal cuts. */
 static double mean_steps(const tsr_attention_problem *p, double all, double edge) {
@@ -136,7 +136,7 @@ static double split_microseconds(const tsr_attention_problem *p, const attention
                ((wide ? 1.7 : 1.3) * (double)(p->heads / p->kv_heads) * rounds_k * steps_q + rounds_q * steps_k);
 }
 
-/* Up to so many keys stay in shared memory for all queries of a head. */
+/* The most keys that stay in shared memory for all queries of a head. */
 enum { KEPT_KEYS = 2 * ATTENTION_ROWS };
 
 /* The fastest plan within max_workspace, by estimate. */

@@ -1,7 +1,7 @@
 /* candidates.c: what each kernel could do for a product, with k whole or cut, and how long that would take. Pure. */
 #include "cuda/candidates.h"
 
-/* Partial sums of a split product may take so many bytes, or this fraction of the operands' bytes if that is more. */
+/* The most bytes that partial sums of a split product may take; or 1/PARTIAL_FRACTION of the operands', if more. */
 enum { PARTIAL_BYTES = 32 << 20, PARTIAL_FRACTION = 16 };
 
 enum { MIN_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slice costs more than it gains */

@@ -51,12 +51,12 @@ cuda_candidate candidate_whole(const cuda_kernel *kernel, const tsr_problem *pro
 cuda_candidate candidate_with_tail(cuda_candidate whole, const tsr_problem *problem, int64_t full_tiles,
                                    int64_t tail_blocks);
 
-/* The same with the tiles from full_tiles on in `slices` slices of k; fewer, where rounding leaves none. */
+/* The same with the tiles from full_tiles on in `slices` slices of k; fewer if rounding would leave one empty. */
 cuda_candidate candidate_with_slices(cuda_candidate whole, const tsr_problem *problem, int64_t full_tiles,
                                      int64_t slices);
 
-/* A TF32 kernel with every tile's k cut so many times, for the thread blocks of a cluster (parts) or not (slices);
- * fewer times, where rounding leaves none. */
+/* A TF32 kernel with every tile's k in `cuts` parts, for the thread blocks of a cluster, or, without `parts`, slices;
+ * fewer if rounding would leave one empty. */
 cuda_candidate candidate_with_cuts(const cuda_kernel *kernel, const tsr_problem *problem, int64_t cuts, bool parts);
 
 /* The fastest way of one kernel, which must be able to compute the product; none where max_workspace leaves no room for

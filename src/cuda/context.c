@@ -19,9 +19,8 @@ static cuda_resident *residents; /* under residents_lock, as is everything in th
 
 /* ---- Stream capture ---------------------------------------------------------------------------------------------- */
 
-/* Loading a module or allocating memory is no part of what a capturing caller wants captured, and the driver refuses
- * such calls on a thread whose capture is not relaxed. Relaxed, they simply happen. Call again with the returned mode.
- */
+/* A caller who captures does not want module loading or allocations captured, and the driver refuses them on a thread
+ * whose capture mode is not relaxed. In relaxed mode they run as usual. Call again with the returned mode. */
 static CUstreamCaptureMode exchange_capture_mode(const cuda_driver *driver, CUstreamCaptureMode mode) {
     driver->cuThreadExchangeStreamCaptureMode(&mode);
     return mode;

@@ -57,8 +57,7 @@ CUresult cuda_workspace_give(const struct cuda_context *cuda, CUstream stream, C
 /* pack.c: fills an operand's panels, at packed->panels, in `stream`'s order. */
 tsr_status cuda_pack_panels(const tsr_packed *packed, CUstream stream);
 
-/* Memory that outlives the call, allocated even while a stream is being captured. Freeing waits for work that uses it.
- */
+/* Memory that outlives the call, allocated even during a capture. Freeing it waits for work that uses it. */
 tsr_status cuda_memory_take(const struct cuda_context *cuda, size_t bytes, CUdeviceptr *memory);
 void cuda_memory_give(const struct cuda_context *cuda, CUdeviceptr memory);
 

@@ -36,7 +36,7 @@ typedef struct short_costs {
 typedef struct small_costs {
     double start;           /* with one thread block on an SM, before its first stage */
     double cluster, many;   /* more, where blocks add up their sums; for each of these beyond eight */
-    double stage, together; /* of so many blocks on an SM at the same time */
+    double stage, together; /* a stage of `together` blocks on an SM at the same time */
     double slow;            /* of a stage, more for each operand that is copied by single floats */
     double block;           /* more, for each further block on an SM */
 } small_costs;
@@ -431,8 +431,8 @@ double cost_multiply(const cuda_device *device, const cuda_candidate *c, const t
 
 static int column_class(int64_t columns) { return columns <= 2 ? 0 : columns <= 4 ? 1 : 2; }
 
-/* Every operand is read once, as fast as so many resident thread blocks can and as fast as memory can: about the longer
- * of the two, and more if they are alike. */
+/* Every operand is read once, as fast as the resident thread blocks can and as fast as memory can: about the longer of
+ * the two, and more if they are alike. */
 double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = device->costs;
     const thin_costs *of = c->kernel == &cuda_kernels[IEEE_THIN_K] ? &costs->thin_k : &costs->thin_m;
@@ -466,7 +466,7 @@ static int64_t clusters_at_once(const device_costs *costs, const cuda_device *de
     return groups * (TOGETHER * blocks / cluster) + (cluster <= REST ? REST * blocks / cluster : 0);
 }
 
-/* The thread blocks of the busiest SM, if so many clusters are computed. */
+/* The thread blocks of the busiest SM. */
 static int64_t busiest_of(const device_costs *costs, const cuda_device *device, int64_t clusters, int64_t cluster) {
     int64_t blocks = ceil_div(clusters * cluster, device->multiprocessors);
     while (clusters_at_once(costs, device, cluster, blocks) < clusters) blocks++;

@@ -41,13 +41,13 @@ double cost_one_launch(const cuda_device *device, const cuda_candidate *candidat
 /* Whether the thread blocks of a cluster may share the tiles of a split kernel. */
 bool cost_has_parts(const cuda_device *device, const cuda_kernel *kernel);
 
-/* How many clusters of so many thread blocks the GPU holds at once. */
+/* How many clusters of `cluster` thread blocks the GPU holds at once. */
 int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int64_t cluster);
 
-/* The same by a TF32 kernel, with copies of so many elements before. */
+/* The same by a TF32 kernel, after `copied` elements have been copied. */
 double cost_tf32(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem, double copied);
 
-/* What split products cost beside multiplying: packing so many elements, and launches. */
+/* What split products cost besides multiplying: packing `elements` elements, and launches. */
 double cost_split(const cuda_device *device, const cuda_kernel *kernel, double elements, int64_t batch);
 
 /* A product without terms. */

@@ -183,7 +183,7 @@ static bool set_arguments(const cuda_driver *driver, launch_graph *g, const queu
     return true;
 }
 
-/* Launches the kernels as the graph, which is made if they have come often enough. False if that cannot be: then
+/* Launches the kernels as the graph, which is made once they have come often enough. False if there is no graph: then
  * nothing was launched. */
 static bool launch_graph_of(const cuda_driver *driver, launch_graph *g, CUstream stream, const queued_kernel *kernels,
                             CUresult *error) {
@@ -215,8 +215,7 @@ CUresult cuda_launch_queued(const struct cuda_context *cuda, CUstream stream, co
     CUresult error = CUDA_SUCCESS;
     bool done = false;
     if (g) {
-        /* Other streams may be captured meanwhile, by this thread or by others; what is done here is no part of that.
-         * */
+        /* Other streams may be captured meanwhile, by this thread or others; what is done here is not captured. */
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         driver->cuThreadExchangeStreamCaptureMode(&mode);
         pthread_mutex_lock(&g->lock);

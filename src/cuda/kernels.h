@@ -43,9 +43,9 @@ enum { MAX_CLUSTER = 16, PORTABLE_CLUSTER = 8 }; /* thread blocks: what Hopper a
 typedef struct cuda_device {
     char name[128];
     int ordinal;
-    int capability; /* 10*major + minor */
-    bool from_ptx;  /* TESSERA_CUDA_PTX: kernels are taken from the PTX of the oldest GPU, and chosen as for it: */
-    int planned_capability; /* else the same as capability */
+    int capability;         /* 10*major + minor */
+    bool from_ptx;          /* TESSERA_CUDA_PTX: kernels are taken from the PTX of the oldest GPU */
+    int planned_capability; /* kernels are chosen as for this one: capability, or less in tests (describe_device) */
     int multiprocessors;
     int max_cluster;      /* thread blocks of the largest cluster; a part of a GPU may have few SMs side by side */
     int shared_per_block; /* most dynamic shared memory a block may have, bytes */

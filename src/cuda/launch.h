@@ -23,7 +23,7 @@ typedef struct launch_grid {
 
 void launch_begin(launch_queue *queue, const struct cuda_context *cuda, CUstream stream);
 
-/* Queues a kernel, with clusters of so many thread blocks along x; 1: as the kernel was compiled. */
+/* Queues a kernel, with clusters of `cluster` thread blocks along x; 1: as the kernel was compiled. */
 tsr_status launch_clusters(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, int64_t cluster,
                            const void *args, size_t size);
 tsr_status launch_kernel(launch_queue *queue, const cuda_kernel *kernel, launch_grid grid, const void *args,
@@ -56,7 +56,7 @@ tsr_status queue_reduce(launch_queue *queue, const tsr_problem *chunk, const cud
 tsr_status queue_recompute(launch_queue *queue, const cuda_device *device, const tsr_problem *chunk,
                            const split_args *split);
 
-/* ---- tf32.c ---------------------------------------------------------------------------------------------------- */
+/* ---- tf32.c ------------------------------------------------------------------------------------------------------ */
 
 /* A chunk, by the plan's TF32 kernel. */
 tsr_status queue_tf32(launch_queue *queue, const cuda_plan *plan, const tsr_problem *chunk, char *workspace);
@@ -81,7 +81,7 @@ typedef struct split_source {
 
 split_operand panels_of(const split_source *source);
 
-/* Packs one or two operands; NULL stands for none. */
+/* Packs one or two operands; NULL: none. */
 tsr_status queue_pack(launch_queue *queue, const split_source *first, const split_source *second);
 
 /* ---- split.c ----------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #include "cuda/candidates.h"
 #include "cuda/context.h"
 
-/* Gradients often have panels that fp16 cannot represent. On average that makes a packed product so much slower. */
+/* Gradients often have panels that fp16 cannot represent. On average packed products take this many times as long. */
 #define TF32_RISK 1.07
 
 /* Kernels index with 32 bits, so larger extents are computed in chunks. A grid has at most MAX_BATCH blocks along z. */
@@ -60,7 +60,7 @@ panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int compo
     return l;
 }
 
-/* The largest chunk, which stands for all of them. */
+/* The largest chunk, by which all are planned. */
 static tsr_problem first_chunk(const cuda_plan *plan, const tsr_problem *p) {
     tsr_problem chunk = *p;
     chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
@@ -248,7 +248,7 @@ static tsr_problem standard_product(const tsr_problem *p, int i) {
     return standard;
 }
 
-/* Every tile in so many slices of k. */
+/* Every tile in `slices` slices of k. */
 static cuda_candidate sliced_candidate(const cuda_kernel *kernel, const tsr_problem *p, int64_t slices) {
     const cuda_candidate whole = candidate_whole(kernel, p);
     if (slices == 1) return whole;

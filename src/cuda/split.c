@@ -3,8 +3,7 @@
 
 #include "cuda/launch.h"
 
-/* Whether the kernel adds as Ampere's tensor cores do, which truncate more than Hopper's (docs/internals/numerics.md).
- * */
+/* Whether the kernel adds as Ampere's tensor cores do, which truncate more than Hopper's (numerics.md). */
 static bool truncates_more(const cuda_kernel *kernel) { return kernel->module == MODULE_SPLIT_MMA_SM80; }
 
 /* The largest product of a mark of A and a mark of B for which the split kernels store a tile without checking its sums

@@ -86,7 +86,7 @@ typedef struct ieee_args {
 enum { NOT_CARRIED = 1 << 30 };
 enum { SPLIT_K = 64, SPLIT_ROW_BYTES = 128, SPLIT_LO_SHIFT = 11 };
 
-/* The swizzle repeats after so many rows. */
+/* Rows after which the swizzle repeats. */
 enum { PANEL_ROW_STEP = 8 };
 
 /* The terms of k that tensor cores sum before the sum is promoted to float32 registers (docs/internals/numerics.md). */
@@ -122,8 +122,8 @@ typedef struct split_operand {
  * covers k_blocks_per_slice blocks of k and writes its sums, scaled back but without alpha and beta, to
  * partial[batch*slices + s][tile - full_tiles][tile_m][tile_n]; split_reduce adds the slices and does the rest.
  *
- * parts: where it is not 1, no tile is in slices. A cluster of so many thread blocks computes a tile; each has
- * k_blocks_per_slice blocks of k, none is without any, and they add up their sums in shared memory. */
+ * parts: if it is not 1, no tile is in slices. A cluster of `parts` thread blocks computes each tile. Each block has up
+ * to k_blocks_per_slice blocks of k, and at least one; they add up their sums in shared memory. */
 typedef struct split_args {
     split_operand a, b;
     matrix_in addend; /* S; it equals C or does not overlap it, and is not read with beta = 0 */
@@ -209,8 +209,8 @@ typedef struct pack_progress {
 } pack_progress;
 enum { PACK_OVERFLOWED = 1 << 30 };
 
-/* How much pack_look looks at: so many thread blocks, so many elements each; and the rows of a block of pack_scan,
- * where rows are neighbours in memory and where they are not. */
+/* Thread blocks of pack_look, and the elements that each looks at; rows of a block of pack_scan, where rows are
+ * neighbours in memory and where they are not. */
 enum { PACK_LOOKS = 128, PACK_LOOK_ELEMENTS = 1 << 14, PACK_SCAN_ACROSS = 32, PACK_SCAN_ALONG = 4 };
 
 /* Both operands in one launch; an operand with no rows is skipped. pack_rows (pack_rows.cu) packs those that the other

@@ -192,7 +192,7 @@
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
  *   WGMMA   a stage is one k block of the rows of A that a thread block of the cluster has and of all columns of B,
  *           and two barriers; besides, each warp has a buffer for a check block of its sums
- *   MMA     a stage is so much of k of both as is promoted together
+ *   MMA     a stage is the terms of A and B that are promoted together
  *   FORWARD   a tile of Q; a stage is a tile of K and one of V (the last of SHORT: room for two of float32); barriers
  *   BACKWARD  tiles of two fixed operands, twice if there is room; a stage is one of each moving operand; barriers
  *   WIDE      two tiles of fixed operands and three of moving ones; barriers

@@ -173,7 +173,7 @@ __device__ inline void bulk_copy(void *to, const void *from, uint32_t bytes, uin
                  : "memory");
 }
 
-/* ---- Copies of a box of a matrix, described by a map that the host made (Hopper) ------------------------------- */
+/* ---- Copies of a box of a matrix, described by a map that the host made (Hopper) --------------------------------- */
 
 /* Copies the box at (x, y, z), x along the contiguous dimension; zeros where it reaches past the matrix. */
 __device__ inline void box_copy(void *to, const void *map, int x, int y, int z, uint64_t *barrier) {

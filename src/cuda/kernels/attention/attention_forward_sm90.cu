@@ -21,7 +21,7 @@
 
 constexpr int TILE_Q = ATTENTION_ROWS, TILE_K = ATTENTION_ROWS;
 template <int BLOCKS> constexpr int KEYS = BLOCKS <= 2 ? TILE_K : BLOCKS == 3 ? 64 : 32; /* in a stage */
-constexpr int TAIL = ATTENTION_TAIL;      /* the last tile counts as so many keys, or queries, if it has no more */
+constexpr int TAIL = ATTENTION_TAIL;      /* keys, or queries, of the last tile, if it has no more */
 constexpr int SPLITTERS = 2 * WARPGROUP;  /* threads */
 constexpr int ROW_STEP = SPLITTERS / 16;  /* rows between a thread's quads */
 constexpr int PASSES = TILE_K / ROW_STEP; /* a thread's quads of a tile */

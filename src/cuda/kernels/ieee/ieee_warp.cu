@@ -48,7 +48,7 @@ struct warp_operand {
     }
 };
 
-/* The tiles of a warp, one after the other: every so many of the batch's, a step in items, tile rows and columns. */
+/* The tiles of a warp, one after the other: equal steps through the batch, in items, tile rows and tile columns. */
 struct warp_cursor {
     unsigned index; /* among all tiles of the batch */
     int item, row, col;

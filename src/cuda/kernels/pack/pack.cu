@@ -100,8 +100,8 @@ constexpr int SCAN_WARPS = PACK_THREADS / 32, SCAN_AT_ONCE = 16;
 __device__ inline int scanned_rows(const pack_args &o) { return runs_across(o) ? 32 : 1; }
 static_assert(PACK_SCAN_ACROSS % 32 == 0, "a block scans whole groups of rows");
 
-/* The largest magnitude among the first `terms` of k of a row, of scanned_rows of them from row0 on. It is right in
- * threads below scanned_rows. All threads of the block call it. */
+/* The largest magnitude among the first `terms` terms of row row0 + threadIdx.x, for threads below scanned_rows. All
+ * threads of the block call it. */
 __device__ float largest_in_rows(const pack_args &o, int row0, int terms) {
     __shared__ float of_warps[SCAN_WARPS][32];
     const bool across = runs_across(o);

@@ -45,7 +45,7 @@ template <int QUADS> struct row_group {
 
     /* Row r: its exponent by its sample, and as it is packed. */
     __device__ row_exponents exponents(const pack_args &o, int r) const {
-        const int runs = sample_step(o.k) / SAMPLE_RUN; /* every so many belong to the sample */
+        const int runs = sample_step(o.k) / SAMPLE_RUN; /* one in `runs` belongs to the sample */
         int largest = 0; /* as bits: magnitudes have the same order, and NaN comes last */
         float sampled = 0;
 #pragma unroll

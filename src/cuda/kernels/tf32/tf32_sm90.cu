@@ -248,7 +248,7 @@ template <int WGS, int HALVES, int N, int STAGES, bool TURNS> struct tf32_kernel
         return tile_address(s.stages) + (stage * (int)sizeof(STAGE) + bytes) / 16;
     }
 
-    /* This warpgroup's rows of a tile begin with so many blocks of 64. */
+    /* The first block of 64 rows that this warpgroup has of a tile. */
     __device__ int first_half() const { return TURNS ? 0 : wg * HALVES; }
 
     /* `blocks` blocks of k, every `every`-th stage from `at` on. */
