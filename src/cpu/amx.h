@@ -54,7 +54,7 @@ enum { AMX_MOST_THREADS = 256 };
 /* How many components a context's operands are split into. */
 static inline int amx_components(const tsr_context *context) { return context->options.precision == TSR_TF32 ? 2 : 3; }
 
-/* As cpu_pack_panels (pack.h) does, into panels of so many components. left: of A. */
+/* As cpu_pack_panels (pack.h) does, into panels of `components` components. left: of A. */
 void amx_pack_panels(float *panels, const float *source, int64_t lanes, int64_t terms, int64_t lane_stride,
                      int64_t term_stride, bool left, int components);
 

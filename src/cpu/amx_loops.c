@@ -54,7 +54,7 @@ struct stage {
     int64_t row0, col0;
     int64_t j, columns;   /* which columns of C */
     int64_t first, terms; /* which terms of k */
-    int64_t floats;       /* of a panel of so many terms */
+    int64_t floats;       /* of a panel of these terms */
     const float *a, *b;   /* panels; A's are NULL where members pack blocks as they take them */
     tsr_operand addend;   /* of this k block: C, which holds the blocks before it, or the problem's */
     float alpha, beta;    /* of this k block */
@@ -90,7 +90,7 @@ static int64_t take_part(struct loops *loops, int64_t blocks, int64_t parts) {
     return -1;
 }
 
-/* Some lanes of an operand as panels of so many terms. */
+/* Some lanes of an operand as panels of the stage's terms. */
 static void pack_lanes(float *panels, const struct stage *s, bool left, int64_t lane, int64_t lanes) {
     const tsr_operand *o = left ? &s->p->a : &s->p->b;
     const int64_t lane_stride = left ? o->row_stride : o->col_stride, k_stride = left ? o->col_stride : o->row_stride;
@@ -172,7 +172,7 @@ static void multiply_stage(const struct stage *s, struct loops *loops) {
     }
 }
 
-/* The panels of an operand packed whole, of so many lanes, for this k block and from a lane on. */
+/* The panels of a packed operand of `lanes` lanes, for this k block and from `lane` on. */
 static const float *packed_panels(const float *packed, const struct stage *s, int64_t lanes, int64_t lane) {
     const int64_t whole = s->first / s->plan->kc * amx_panel_floats(s->plan->kc, s->plan->components);
     return packed + ceil_div(lanes, AMX_LANES) * whole + lane / AMX_LANES * s->floats;

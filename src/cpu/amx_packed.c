@@ -7,7 +7,7 @@ const float *amx_packed_form(const tsr_operand *o, int64_t batch) {
     return floats ? floats + cpu_packed_floats(o->packed) : NULL;
 }
 
-/* Whether AMX may be chosen for a product of an operand of so many lanes with one of any number. */
+/* Whether AMX may be chosen for a product of an operand of `lanes` lanes with one of any number. */
 static bool may_be_chosen(const tsr_context *context, int64_t lanes, int64_t k) {
     return amx_takes(context, lanes, INT64_C(1) << 40, k);
 }

@@ -76,14 +76,14 @@ void attention_backward(struct attention_job *job);
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-/* A block of one head: queries i0.. and keys j0.., so many of each. */
+/* A block of one head: `queries` queries from i0 on and `keys` keys from j0 on. */
 struct attention_block {
     int64_t item, head, kv_head;
     int64_t i0, queries, j0, keys;
 };
 
-/* The block of queries that a task computes, without keys. With a causal mask, those that see the most keys come first.
- * */
+/* The block of queries that a task computes, without keys. With a causal mask, those that see the most keys come
+ * first. */
 struct attention_block attention_query_block(const struct attention_job *job, int64_t task);
 
 /* How many keys its queries see. */

@@ -27,7 +27,7 @@ static_assert(NR == VECTORS * LANES, "multiply_tile keeps four vectors of B");
 static_assert(MR * VECTORS + VECTORS + 1 <= 32, "the sums, the row of B and the broadcast are in registers");
 static_assert(MR % 3 == 0, "multiply_tile addresses the rows of A in groups of three");
 
-/* The last vector of a row of so many columns. */
+/* The columns of a row's last vector. */
 static inline __mmask16 last_mask(int columns) { return (__mmask16)((2u << (columns - 1) % LANES) - 1); }
 
 static inline __attribute__((always_inline)) void store_masked(float *to, const __mmask16 mask, __m512 x) {

@@ -9,7 +9,7 @@
  * faster there. */
 #define COST_AMX_CALL 2e5
 
-/* The speed of a product on AMX, with so many bf16 components for each float, relative to the ieee kernels. */
+/* The speed of a product on AMX, with this many bf16 components for each float, relative to the ieee kernels. */
 double cost_amx_gain(int64_t m, int64_t n, int64_t k, int components);
 
 /* Seconds that a plan takes for a product (oriented as it is computed), on idle cores, with memory warm. */

@@ -10,7 +10,7 @@
 
 #include "cpu/row.h"
 
-/* Sums that are computed at a time: of so many columns of two rows, of four, and of more. */
+/* Sums that are computed at a time, and the columns that they are of: with two rows, with four, and with more. */
 enum {
     FEW_SUMS = 2048,
     PART_OF_TWO = FEW_SUMS / 2,

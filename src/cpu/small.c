@@ -1,4 +1,4 @@
-/* small.c: products so small that planning them would take longer than computing them.
+/* small.c: products that are not worth a plan or packing.
  *
  * Kernels read A and B in place, B along its rows: where those are not contiguous, B is first copied, transposed, to
  * the stack. There is one k block, no workspace and no barrier; members of a team take parts of C. Every element is
@@ -23,7 +23,7 @@
 enum { MOST_WORK = 1 << 22, MOST_WORK_IF_SHORT = 1 << 24, SHORT = 256, MOST_WORK_IF_SHALLOW = 1 << 26, SHALLOW = 128 };
 
 /* Multiply-adds that are worth a plan if C^T is the better product. */
-enum { WORTH_TURNING = 1 << 19 };
+enum { WORTH_TRANSPOSING = 1 << 19 };
 
 /* Where a matrix ends: behind its last element. Unsigned, because it may overflow for a matrix that is not plain. */
 static inline uintptr_t end_of(const float *data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
@@ -64,7 +64,7 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
     if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
         m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
-    if (m * n * k >= WORTH_TURNING && !is_few(kernel, a->rows, b->cols) &&
+    if (m * n * k >= WORTH_TRANSPOSING && !is_few(kernel, a->rows, b->cols) &&
         cpu_is_better_transposed(kernel, a->rows, b->cols, a->cols, a->row_stride, b->col_stride, false))
         return false; /* a plan does that */
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&

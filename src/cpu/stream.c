@@ -1,8 +1,7 @@
 /* stream.c: products of few terms whose C is large: writing it takes longest.
  *
- * A store to a line that is not in cache waits for the line. So lines of C are prefetched while the tiles before are
- * computed: in parts of C as wide as the first-level cache has room for panels of B, a tile of these rows prefetches the lines of
- * the tile below.
+ * A store to a line that is not in cache waits for the line. So each tile prefetches the lines of C of the tile below
+ * it. C is computed in parts as wide as the panels of B that fit into the first-level cache.
  */
 #include "cpu/stream.h"
 

@@ -158,7 +158,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const struct cpu
     store_tile(sum, t, rows, vectors, last);
 }
 
-/* The most rows of a tile of so many vectors. */
+/* The most rows of a tile whose rows have `vectors` vectors. */
 static inline int most_rows(const int vectors) {
     const int rows = MR * VECTORS / vectors;
     return rows < TALL_MR ? rows : TALL_MR;

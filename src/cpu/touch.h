@@ -13,7 +13,7 @@
 
 static inline void touch_line(const float *from) { (void)*(const volatile float *)from; }
 
-/* Rows of so many floats. What lies between them may be another's. */
+/* Rows of `length` floats. What lies between them may be another's. */
 static inline void touch_rows(const float *from, int64_t rows, int64_t length, int64_t apart) {
     enum { LINE = 16 };
     if (apart == length) length *= rows, rows = 1;
