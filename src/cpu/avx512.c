@@ -4,8 +4,8 @@
  * of at most 32 columns may have 12 rows, with bodies for two vectors, for two and for one with the last one masked,
  * and for half of one.
  *
- * Small products, read where they lie, have tiles of 4 x 64 where C is as wide: rows of C are written whole then, and
- * few at a time, which keeps the writing out of the way of the next tile's multiply-adds.
+ * Small products, read in place, have tiles of 4 x 64, or of 6 x 64 from 48 terms on, where C is as wide: rows of C are
+ * written whole and few at a time, which keeps stores out of the way of the next tile's multiply-adds.
  */
 #include "cpu/avx512_tile.h"
 #include "cpu/touch.h"
@@ -15,8 +15,8 @@ enum { MC = 3072, NC = 256, KC = 640 };
 /* Rows of a small product's tile. */
 enum { SMALL_MR = 4 };
 
-/* The most terms for which a small product's rows are computed one at a time; and the fewest for which the lines of C
- * are prefetched. */
+/* The most terms for which C is written row after row, one or four rows at a time; and the fewest for which the lines
+ * of C are prefetched. */
 enum { SHALLOW = 12, SHALLOW_FLOATS = 8192, FETCHES_C = 3 };
 
 static_assert((int)NR <= (int)CPU_STRIP_COLUMNS, "kernel.h leaves no room for wider strips");
@@ -45,11 +45,13 @@ static __attribute__((noinline)) void multiply_wide_tile(const struct cpu_tile *
     }
 }
 
-/* Tiles of at most eight columns have a function to themselves, whose few registers
- * need no saving: that takes as long as some of them do. */
 static inline __attribute__((always_inline)) void multiply_tall_rows(const struct cpu_tile *t, const int rows) {
     const bool large = t->k > 4 * CPU_FETCH_STEPS;
-    if (t->n == TALL_NR && large)
+    if (rows == TALL_MR && t->next_a && t->n > LANES)
+        multiply_tile_and_fetch(t, rows, 2, last_mask(t->n), NULL, NULL);
+    else if (rows == TALL_MR && t->next_a)
+        multiply_tile_and_fetch(t, rows, 1, last_mask(t->n), NULL, NULL);
+    else if (t->n == TALL_NR && large)
         multiply_tile_and_fetch(t, rows, 2, 0xffff, NULL, NULL);
     else if (t->n == TALL_NR)
         multiply_tile(t, rows, 2, 0xffff);
@@ -76,6 +78,8 @@ static __attribute__((noinline)) void multiply_tall_tile(const struct cpu_tile *
     }
 }
 
+/* Tiles of at most eight columns have a function of their own: it needs so few registers that none are saved, which
+ * would take as long as some of these tiles. */
 static inline __attribute__((always_inline)) void multiply_narrow_rows(const struct cpu_tile *t, const int rows) {
     if (t->n == LANES / 2)
         multiply_narrow(t, rows, true);
@@ -203,9 +207,9 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
     }
 }
 
-/* A strip of C, m rows of more than half of NR and at most NR columns, `step` rows at a time. With each tile it asks for
- * the next rows of A, until there are none, and for a part of B's next strip, where t says that these are wanted. Where A
- * is transposed, a line of each term has LANES rows: the tiles of these ask for some terms each of the next ones. */
+/* A strip of C: m rows of more than NR / 2 and at most NR columns, `step` rows at a time. Each tile prefetches the next
+ * rows of A and, if t says so, part of B's next strip. Where A is transposed, a cache line holds LANES rows of a term,
+ * so the tiles of one line share the terms of the next. */
 static inline __attribute__((always_inline)) void multiply_wide_strip(struct cpu_tile *t, int m, const int vectors,
                                                                       const __mmask16 last, const int step) {
     const int parts = t->next_b ? CPU_FETCH_STEPS / t->next_b_rows : 0, of_line = (LANES + step - 1) / step;
@@ -268,7 +272,7 @@ static __attribute__((noinline)) void multiply_rows_of_six(struct cpu_tile *t, i
         multiply_wide_strip(t, m, 3, last_mask(t->n), MR);
 }
 
-/* The same of at most NR. */
+/* A strip of at most NR columns. */
 static __attribute__((noinline)) void multiply_strip(struct cpu_tile *t, int m) {
     if (t->n > TALL_NR && rows_of_strip(t) == MR)
         multiply_rows_of_six(t, m);
@@ -497,6 +501,8 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .needs = CPU_AVX512F | CPU_AVX512VL | CPU_FMA,
                                              .mr = MR,
                                              .nr = NR,
+                                             .tall_mr = TALL_MR,
+                                             .tall_nr = TALL_NR,
                                              .lanes = LANES,
                                              .mc = MC,
                                              .nc = NC,

@@ -31,9 +31,9 @@ struct cpu_tile {
     int64_t a_row, a_step; /* in floats, as all strides */
     const float *b;
     int64_t b_step;
-    /* In so many of the first steps of k, vectors that end behind column n may be read whole: B is in place, and what is
-     * there belongs to B. Some processors (Zen 5) prefetch nothing for masked loads. In the first-level cache masked
-     * loads are the better ones: they leave the prefetchers to A. */
+    /* In this many of the first steps of k, vectors may be read whole beyond column n: B is in place, and what lies there
+     * belongs to B. Some processors (Zen 5) do not prefetch for masked loads. In the first-level cache masked loads are
+     * better: they leave the prefetchers to A. */
     int64_t whole;
     const float *s; /* addend; either equals c or does not overlap it */
     int64_t s_row;
@@ -43,13 +43,13 @@ struct cpu_tile {
 
     /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for
      * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns.
-     * NULL: nothing. Of C the rows of this tile, or those at next_c. */
+     * NULL: nothing. next_c: where the tile of C lies whose lines are prefetched; NULL: this one's. */
     const float *next_a, *next_b, *next_c;
     int64_t next_a_row, next_a_step, next_b_step;
     int next_b_rows;
 };
 
-/* A tile's `whole`, for vectors of so many lanes: `floats` of B lie behind its first element, all of them B's. */
+/* A tile's `whole`, for vectors of `lanes` floats, where `floats` floats of B follow its first element. */
 static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64_t floats) {
     const int64_t row = (t->n + lanes - 1) / lanes * lanes, most = floats < row ? 0 : (floats - row) / t->b_step + 1;
     return most < t->k ? most : t->k;
@@ -57,7 +57,7 @@ static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64
 
 enum { CPU_FETCH_STEPS = 16 };
 
-/* next_b_rows where so many tiles share the prefetching of a panel of B: as few lines with each as that allows, because
+/* next_b_rows where `count` tiles share the prefetching of a panel of B: as few lines with each as that allows, because
  * too many at a time would keep the tile's own loads waiting. The first CPU_FETCH_STEPS / next_b_rows tiles do it. */
 static inline int cpu_fetch_rows(int64_t count) { return count >= 16 ? 1 : count >= 8 ? 2 : 4; }
 
@@ -99,6 +99,7 @@ struct cpu_kernel {
     const char *name;
     unsigned needs;     /* instruction sets, of the bits above */
     int mr, nr;         /* the tile */
+    int tall_mr, tall_nr; /* the most rows and columns of a tile with more rows; 0: there is none */
     int lanes;          /* floats of a vector */
     int64_t mc, nc, kc; /* the largest macro block: rows of a block of A, columns of a block of B, terms of both */
     void (*multiply)(const struct cpu_tile *tile);
@@ -130,8 +131,8 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
 }
 
 /* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels load
- * vectors along B's rows, which have to be made where its columns are contiguous instead. C^T has them along A's columns,
- * and is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
+ * vectors along B's rows; where B's columns are contiguous instead, rows must be made. C^T loads along A's columns and
+ * is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
  * element of an operand that is made contiguous, and of one of C that is written apart. If C^T reads A in place, in the
  * order of memory, it may even take a little longer, unless C = A B needs no plan (small.c); otherwise it has to be
  * clearly better. No floating point: the caller's mode may trap. */
@@ -144,7 +145,7 @@ static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
     const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
                                WRITE * m * n / k;
-    const int percent = a_row == 1 ? (needs_plan ? 115 : 88) : m * n <= LARGE_WORK / k ? 70 : 85;
+    const int percent = a_row == 1 && (b_col != 1 || m > n) ? (needs_plan ? 115 : 88) : m * n <= LARGE_WORK / k ? 70 : 85;
     return 100 * transposed < percent * as_is;
 }
 

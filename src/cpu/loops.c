@@ -46,11 +46,12 @@ struct stage {
     const cpu_plan *plan;
     const tsr_problem *p;
     int64_t i, rows;                  /* which rows of C */
+    int mr;                           /* the rows of a tile */
     int64_t rows_done;                /* of those, multiplied while B was packed */
     int64_t j, columns;               /* which columns */
     int64_t first, terms;             /* which terms of k */
     const float *a;                   /* panels, or A itself */
-    int64_t a_row, a_step, a_panel;   /* from one row, one term and one panel to the next */
+    int64_t a_row, a_step, a_per_row; /* from one row and one term to the next; between tiles, for each row of one */
     float *unpacked_a;                /* a, where the first tile of each panel has to pack it */
     const float *b;                   /* panels, one block of them after the other, or B itself */
     int64_t b_step, b_panel, b_block; /* from one term, one panel and one block to the next */
@@ -147,10 +148,10 @@ static struct cpu_tile tile_at(const struct stage *s, int64_t i, int64_t j) {
     const tsr_operand *addend = &s->addend;
     const int64_t row = s->i + i, column = s->j + j;
     return (struct cpu_tile){
-        .m = (int)min64(s->plan->kernel->mr, s->rows - i),
+        .m = (int)min64(s->mr, s->rows - i),
         .n = (int)min64(s->plan->kernel->nr, s->columns - j),
         .k = s->terms,
-        .a = s->a + i / s->plan->kernel->mr * s->a_panel,
+        .a = s->a + i * s->a_per_row,
         .a_row = s->a_row,
         .a_step = s->a_step,
         .b_step = s->b_step,
@@ -178,7 +179,7 @@ static void read_in_place(const struct stage *s, struct cpu_tile *tile, int64_t 
  * block. Rows that the panel before has left in the second-level cache need no prefetching. */
 static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t i) {
     enum { NEAR_FLOATS = 1 << 17 };
-    const int mr = s->plan->kernel->mr;
+    const int mr = s->mr;
     const bool packed = tile->a_row == 1 && tile->a_step == mr, transposed = !packed && tile->a_row == 1;
     const int64_t after = transposed ? CPU_LINE : mr;
     const bool last = i + after >= s->rows;
@@ -207,7 +208,7 @@ static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t 
 /* The part of B that is read after a narrow block, to its right or below: some of it with each of the first tiles. */
 static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64_t i, int64_t j) {
     const tsr_operand *b = &s->p->b;
-    const int mr = s->plan->kernel->mr, rows = cpu_fetch_rows((s->rows - s->rows_done) / mr);
+    const int mr = s->mr, rows = cpu_fetch_rows((s->rows - s->rows_done) / mr);
     const int64_t part = (i - s->rows_done) / mr, parts = CPU_FETCH_STEPS / rows;
     if (!s->rows_done || !cpu_has_narrow_blocks(s->plan->kernel, s->p) || part >= parts) return;
     int64_t column = s->j + j + s->plan->blocks * s->plan->nc, term = s->first;
@@ -275,22 +276,23 @@ static void pack_panel(const struct stage *s, float *panel, int64_t j, int colum
     float *const panel_a = s->rows_done && j == 0 ? panel_to_pack(s, &tile, 0) : NULL;
     if (!operand_panels(&s->p->a, s->p->batch)) read_in_place(s, &tile, 0);
     const bool at_once = s->rows_done && columns == kernel->nr;
+    const int width = (int)s->b_step;
     if (at_once) {
         tile.b = from;
         tile.b_step = b->row_stride;
     } else {
         tile.b = panel;
         if (kernel->transpose && b->row_stride == 1 && b->col_stride != 1)
-            kernel->transpose(panel, kernel->nr, from, b->col_stride, columns, (int)s->terms);
+            kernel->transpose(panel, width, from, b->col_stride, columns, (int)s->terms);
         else
-            cpu_pack_panels(panel, from, columns, s->terms, b->col_stride, b->row_stride, kernel->nr);
+            cpu_pack_panels(panel, from, columns, s->terms, b->col_stride, b->row_stride, width);
     }
     if (!s->rows_done) return;
     multiply_tile(s, &tile, panel_a, at_once ? panel : NULL);
     if (s->scales) scale_part(s, 0, tile.m, j, columns);
 }
 
-/* The block that a member turns to after it has helped with so many: its own first. */
+/* The block that a member turns to after `helped` others: its own first. */
 static int64_t block_after(const struct cpu_loops *loops, int64_t blocks, int64_t helped) {
     return (loops->self->index + helped) % blocks;
 }
@@ -316,8 +318,9 @@ static void multiply_rows(const struct stage *s, int64_t block, int64_t i, int64
     const int64_t j_first = block * s->plan->nc, j_end = block_end(s, block);
     const bool in_place = !s->plan->packs_b && !operand_panels(&s->p->b, s->p->batch);
     const bool touches = s->a_step == 1 && s->a_row != 1 && s->terms <= SHORT_ROW && j_end - j_first <= NARROW_BLOCK;
-    for (; i < i_end; i += kernel->mr) {
+    for (; i < i_end; i += s->mr) {
         struct cpu_tile tile = tile_at(s, i, j_first);
+        tile.m = (int)min64(tile.m, i_end - i);
         tile.n = (int)min64(kernel->nr, j_end - j_first);
         float *panel = panel_to_pack(s, &tile, i);
         if (panel) read_in_place(s, &tile, i);
@@ -378,7 +381,16 @@ static void multiply_stage(const struct stage *s, const struct cpu_loops *loops)
 /* Rows of the stage that are multiplied while B is packed: one tile's, where the kernel can do that. */
 static int64_t rows_while_packing(const struct stage *s) {
     const struct cpu_kernel *kernel = s->plan->kernel;
-    return kernel->multiply_and_pack && s->p->b.col_stride == 1 && s->rows >= kernel->mr ? kernel->mr : 0;
+    return kernel->multiply_and_pack && s->p->b.col_stride == 1 && s->columns >= kernel->nr && s->rows >= kernel->mr
+               ? kernel->mr
+               : 0;
+}
+
+/* The rows of a tile: more where there are few columns, unless A is in panels. */
+static int rows_of_tile(const struct stage *s) {
+    const struct cpu_kernel *kernel = s->plan->kernel;
+    const bool in_place = !s->plan->packs_a && !operand_panels(&s->p->a, s->p->batch);
+    return in_place && s->columns <= kernel->tall_nr ? kernel->tall_mr : kernel->mr;
 }
 
 /* Sets where the kernel reads A, which is packed here if it has to be. */
@@ -389,7 +401,7 @@ static void prepare_a(struct stage *s, struct cpu_loops *loops, bool packs, int6
     const float *packed = plan->by_row ? NULL : operand_panels(&p->a, p->batch);
     s->a_row = 1;
     s->a_step = mr;
-    s->a_panel = mr * s->terms;
+    s->a_per_row = s->terms;
     if (packed)
         s->a = packed + s->first * round_up(p->a.packed->source.rows, mr) + (loops->row0 + s->i) * s->terms;
     else if (plan->packs_a) {
@@ -408,7 +420,7 @@ static void prepare_a(struct stage *s, struct cpu_loops *loops, bool packs, int6
         s->a = p->a.data + s->i * p->a.row_stride + s->first * p->a.col_stride;
         s->a_row = p->a.row_stride;
         s->a_step = p->a.col_stride;
-        s->a_panel = mr * p->a.row_stride;
+        s->a_per_row = p->a.row_stride;
     }
 }
 
@@ -426,6 +438,7 @@ static void prepare_b(struct stage *s, const struct cpu_loops *loops, bool packs
     else if (plan->packs_b) {
         float *panels = loops->blocks_b[loops->self->stage % 2];
         s->b = panels;
+        s->b_step = min64(nr, round_up(s->columns, CPU_LINE)); /* of a narrow panel more stays in cache */
         s->rows_done = rows_while_packing(s);
         if (packs) pack_columns(s, panels, loops);
     } else {
@@ -462,6 +475,7 @@ void cpu_multiply_product(const cpu_plan *plan, const tsr_problem *p, struct cpu
                                   .columns = min64(across, p->n - j),
                                   .first = first,
                                   .terms = min64(terms, p->k - first)};
+                s.mr = rows_of_tile(&s);
                 set_sum(&s);
                 prepare_a(&s, loops, packs, ceil_div(p->n, across));
                 prepare_b(&s, loops, packs);
