@@ -51,6 +51,21 @@ def test_shapes_that_cross_cache_blocks(engine, rng, m, n, k):
     multiply_exactly(engine, a, b, c)
 
 
+@pytest.mark.parametrize("k", range(1, 26))
+def test_few_terms(engine, rng, k):
+    """Rows that end within each part of a vector, one beside the other in memory and with gaps between them."""
+    layouts = [LAYOUTS["row_major"], LAYOUTS["column_major"]]
+    for n in (2, 3, 8, 9, 13, 16, 17, 24, 31, 32, 33, 47, 64, 77, 700):
+        for m in (2, 3, 12, 13, 30):
+            a, b = integers(rng, m, k, largest=8), integers(rng, k, n, largest=8)
+            a, b = filled(layouts[rng.integers(2)], a), filled(layouts[rng.integers(2)], b)
+            alpha, beta = (1.0, 0.0) if rng.integers(2) else (rng.choice([1.0, -3.0]), rng.choice([0.0, 1.0, 0.5]))
+            c = [row_major, padded][rng.integers(2)](m, n)
+            if beta:
+                c[...] = integers(rng, m, n, largest=8)
+            multiply_exactly(engine, a, b, c, alpha, beta)
+
+
 factors = st.sampled_from([0.0, 1.0, -1.0, 2.0, -3.0, 0.5])
 
 

@@ -11,13 +11,13 @@
 #include "cpu/touch.h"
 
 enum { MC = 3072, NC = 256, KC = 640 };
+enum { FEW_TERMS = 24, FEW_TERMS_OF_WIDE = 20 };
 
 /* Rows of a small product's tile. */
 enum { SMALL_MR = 4 };
 
-/* The most terms for which C is written row after row, one or four rows at a time; and the fewest for which the lines
- * of C are prefetched. */
-enum { SHALLOW = 12, SHALLOW_FLOATS = 8192, FETCHES_C = 3 };
+/* The fewest terms for which the lines of C are prefetched. */
+enum { FETCHES_C = 3 };
 
 static_assert((int)NR <= (int)CPU_STRIP_COLUMNS, "kernel.h leaves no room for wider strips");
 static_assert(MR * NR <= CPU_TILE_FLOATS, "loops.c buffers a tile");
@@ -409,80 +409,11 @@ static void multiply_strips(struct cpu_tile *t) {
     }
 }
 
-/* Few terms: writing C takes longest, which memory does fastest where it gets one row after the other, or a few side by
- * side. B is copied to panels in the first-level cache, unless it is used too seldom. */
-static inline __attribute__((always_inline)) void
-multiply_along_rows(struct cpu_tile part, int64_t panel, const int rows, const int vectors, const __mmask16 last) {
-    for (int left = part.n; left > NR; left -= NR) {
-        multiply_tile(&part, rows, VECTORS, 0xffff);
-        part.b += panel;
-        part.s = part.c += NR;
-    }
-    multiply_tile(&part, rows, vectors, last);
-}
-
-/* spills: a narrow row may be written as a whole vector, because what is behind it is the next one, which is written
- * later. Masked stores take longer. */
-static inline __attribute__((always_inline)) void multiply_rows_of_panels(const struct cpu_tile *t, int64_t panel,
-                                                                          const int vectors, bool spills) {
-    enum { WIDE = 512 };
-    const __mmask16 last = last_mask(t->n);
-    const int at_once = t->k == 1 || (t->k == 2 && t->n > WIDE) ? 1 : SMALL_MR;
-    struct cpu_tile row = *t;
-    for (int i = 0, rows; i < t->m; i += rows) {
-        rows = t->m - i < at_once ? 1 : at_once;
-        if (rows == SMALL_MR)
-            multiply_along_rows(row, panel, SMALL_MR, vectors, last);
-        else if (spills && vectors == 1 && (t->m - i) * (int64_t)t->n >= LANES)
-            multiply_along_rows(row, panel, 1, vectors, 0xffff);
-        else
-            multiply_along_rows(row, panel, 1, vectors, last);
-        row.a += rows * t->a_row;
-        row.s = row.c += rows * t->c_row;
-    }
-}
-
-static __attribute__((noinline)) void multiply_shallow(struct cpu_tile *t, int64_t b_col) {
-    enum { ROWS_WORTH_COPYING_B = 4 };
-    _Alignas(64) float copy[SHALLOW_FLOATS + 2 * NR];
-    const int n = t->n, k = (int)t->k;
-    int64_t panel = NR;
-    bool spills = false;
-    if (b_col != 1 || t->m >= ROWS_WORTH_COPYING_B) {
-        for (int j = 0; j < n; j += NR) {
-            const int columns = n - j < NR ? n - j : NR;
-            float *to = copy + j * k;
-            if (b_col != 1)
-                transpose(to, NR, t->b + j * b_col, b_col, columns, k);
-            else
-                for (int p = 0; p < k; p++)
-                    for (int v = 0; v < columns; v += LANES)
-                        store(to + p * NR + v,
-                              load_first(t->b + p * t->b_step + j + v, columns - v < LANES ? columns - v : LANES));
-        }
-        t->b = copy;
-        t->b_step = NR;
-        panel = NR * k;
-        spills = n <= LANES && t->c_row == n && t->beta == 0;
-    }
-    switch ((n - 1) % NR / LANES) {
-    case 0: multiply_rows_of_panels(t, panel, 1, spills); break;
-    case 1: multiply_rows_of_panels(t, panel, 2, spills); break;
-    case 2: multiply_rows_of_panels(t, panel, 3, spills); break;
-    default: multiply_rows_of_panels(t, panel, VECTORS, spills);
-    }
-}
-
-/* Narrow rows are better computed as tiles, unless they are single vectors, or whole ones, of very few terms. */
-static inline bool is_shallow(const struct cpu_tile *t) {
-    enum { VERY_SHALLOW = 2 };
-    if (t->n <= TALL_NR && (t->k > VERY_SHALLOW || t->n <= LANES / 2 || (t->n > LANES && t->n % LANES))) return false;
-    return t->k <= SHALLOW && t->n * t->k <= (t->k > VERY_SHALLOW ? SHALLOW_FLOATS / 2 : SHALLOW_FLOATS);
-}
+#include "cpu/few_terms.h"
 
 static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
-    if (is_shallow(t)) {
-        multiply_shallow(t, b_col);
+    if (has_few_terms(t)) {
+        multiply_few_terms(t, b_col);
         return;
     }
     const bool one_tile = t->m <= TALL_MR && t->n <= TALL_NR;

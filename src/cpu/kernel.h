@@ -61,6 +61,12 @@ enum { CPU_FETCH_STEPS = 16 };
  * too many at a time would keep the tile's own loads waiting. The first CPU_FETCH_STEPS / next_b_rows tiles do it. */
 static inline int cpu_fetch_rows(int64_t count) { return count >= 16 ? 1 : count >= 8 ? 2 : 4; }
 
+/* Floats of a cache line. */
+enum { CPU_LINE = 16 };
+
+/* Floats of B that stay in the first-level cache while C is written. */
+enum { CPU_NEAR_FLOATS = 6144 };
+
 /* The most elements that a tile may have. */
 enum { CPU_TILE_FLOATS = 512 };
 
@@ -97,11 +103,11 @@ enum { CPU_AVX2 = 1, CPU_FMA = 2, CPU_AVX512F = 4, CPU_AVX512VL = 8, CPU_AMX_BF1
 
 struct cpu_kernel {
     const char *name;
-    unsigned needs;     /* instruction sets, of the bits above */
-    int mr, nr;         /* the tile */
+    unsigned needs;       /* instruction sets, of the bits above */
+    int mr, nr;           /* the tile */
     int tall_mr, tall_nr; /* the most rows and columns of a tile with more rows; 0: there is none */
-    int lanes;          /* floats of a vector */
-    int64_t mc, nc, kc; /* the largest macro block: rows of a block of A, columns of a block of B, terms of both */
+    int lanes;            /* floats of a vector */
+    int64_t mc, nc, kc;   /* the largest macro block: rows of a block of A, columns of a block of B, terms of both */
     void (*multiply)(const struct cpu_tile *tile);
     /* The same for a whole tile of mr x nr, which also packs its rows of A, its columns of B, or both, into the panels
      * given: memory is read while multiply-adds go on. NULL: operands are packed beforehand. */
@@ -145,7 +151,9 @@ static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
     const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
                                WRITE * m * n / k;
-    const int percent = a_row == 1 && (b_col != 1 || m > n) ? (needs_plan ? 115 : 88) : m * n <= LARGE_WORK / k ? 70 : 85;
+    const int percent = a_row == 1 && (b_col != 1 || m > n) ? (needs_plan ? 115 : 88)
+                        : m * n <= LARGE_WORK / k           ? 70
+                                                            : 85;
     return 100 * transposed < percent * as_is;
 }
 

@@ -6,9 +6,6 @@
 #include "cpu/cpu.h"
 #include "cpu/kernel.h"
 
-/* Floats of a cache line. */
-enum { CPU_LINE = 16 };
-
 /* Parts that each member's share of the items of a batch, or of a product's columns, is cut into, so that members
  * finish nearly together. */
 enum { CPU_PARTS_PER_THREAD = 8 };

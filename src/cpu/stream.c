@@ -12,12 +12,14 @@
 /* Elements of C from which on it is far, and the most terms: with more, multiplying takes longer than writing. */
 enum { LEAST_FLOATS = 1 << 15, MOST_TERMS = 64 };
 
-/* Columns that are written at a time, and floats of their panels of B. */
-enum { MOST_COLUMNS = 512, PANEL_FLOATS = 6144 };
+/* Columns that are written at a time. */
+enum { MOST_COLUMNS = 512 };
 
-/* Where B has to be transposed, that must be worth while: small.c hides it behind multiply-adds. */
+/* Very few terms are computed row after row (few_terms.h). Where B has to be transposed, that must be worth while: small.c
+ * hides it behind multiply-adds. */
 bool cpu_is_streamed(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
-    enum { LEAST_PANELS = 3, LEAST_USES = 4 };
+    enum { BY_ROWS = 10, LEAST_PANELS = 3, LEAST_USES = 4 };
+    if (t->k == 1 || (t->k <= BY_ROWS && t->n * t->k <= CPU_NEAR_FLOATS)) return false;
     return kernel->transpose && t->k <= MOST_TERMS && t->n >= LEAST_PANELS * kernel->nr &&
            t->m * (int64_t)t->n >= LEAST_FLOATS && (b_col == 1 || t->m >= LEAST_USES * t->k);
 }
@@ -35,9 +37,9 @@ static void pack_columns(const struct cpu_kernel *kernel, float *panels, const s
 }
 
 void cpu_multiply_streamed(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
-    _Alignas(64) float panels[PANEL_FLOATS];
+    _Alignas(64) float panels[CPU_NEAR_FLOATS];
     const int mr = kernel->mr, nr = kernel->nr;
-    const int most = (int)min64(PANEL_FLOATS / t->k, MOST_COLUMNS) / nr * nr;
+    const int most = (int)min64(CPU_NEAR_FLOATS / t->k, MOST_COLUMNS) / nr * nr;
     const int parts = (t->n + most - 1) / most, width = ((t->n + parts - 1) / parts + nr - 1) / nr * nr;
     for (int first = 0; first < t->n; first += width) {
         const int columns = t->n - first < width ? t->n - first : width;
