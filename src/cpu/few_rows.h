@@ -18,6 +18,10 @@ enum {
     PART_OF_MORE = FEW_SUMS / CPU_FEW_ROWS
 };
 
+/* Columns of more terms are long: LANES of them do not stay in the second-level cache. And how far ahead terms of a long
+ * one are prefetched. */
+enum { LONG_COLUMN = 2048, TERMS_AHEAD = 128 };
+
 static_assert(PART_OF_MORE % LANES == 0, "the sums of a row are whole vectors");
 
 /* Writes the sums of one k block to row i of C, from column j on. */
@@ -110,13 +114,23 @@ static inline __attribute__((always_inline)) void multiply_few_by_rows(const str
     }
 }
 
+/* What is prefetched while LANES columns are read. Of long columns: terms that follow, and at the end the first terms of
+ * the next columns. Otherwise the same terms of the next columns. */
+struct ahead {
+    int64_t until;   /* up to this term of the k block: TERMS_AHEAD after it */
+    int64_t to_next; /* from then on: so many floats after it */
+};
+
+static inline struct ahead ahead_of(const struct cpu_tile *t, int64_t b_col, int64_t first) {
+    if (t->k <= LONG_COLUMN) return (struct ahead){0, LANES * b_col};
+    return (struct ahead){t->k - first - TERMS_AHEAD, LANES * b_col + TERMS_AHEAD - t->k};
+}
+
 /* The sums of LANES columns of B, or fewer, over one k block. `contiguous` is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[CPU_FEW_ROWS * LANES], const float *a,
                                                                      int64_t a_row, int64_t a_step, const float *b,
-                                                                     int64_t b_col, int64_t terms, int columns,
-                                                                     const int m, const bool contiguous) {
-    enum { AHEAD = 128 };
-    const int64_t ahead = terms <= 4 * AHEAD ? LANES * b_col : AHEAD; /* short columns: the next ones */
+                                                                     int64_t b_col, int64_t terms, struct ahead ahead,
+                                                                     int columns, const int m, const bool contiguous) {
     const int64_t chain = cpu_chain(terms);
     int64_t chain_end = chain;
     vector sum[CPU_FEW_ROWS], total[CPU_FEW_ROWS];
@@ -126,11 +140,12 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
     for (int64_t p = 0; p < terms;) {
         /* Up to where a vector is aligned, if columns begin alike: two lines for each would be too many. */
         const int steps = (int)min64(LANES - (int64_t)((uintptr_t)(b + p) / sizeof *b % LANES), chain_end - p);
+        const int64_t further = p < ahead.until ? TERMS_AHEAD : ahead.to_next;
         vector x[LANES];
         CPU_UNROLL
         for (int q = 0; q < LANES; q++) {
             const float *at = b + q * b_col + p;
-            if (q < columns) ask_for(at + ahead);
+            if (q < columns) ask_for(at + further);
             x[q] = q >= columns ? zeros() : steps < LANES ? load_first(at, steps) : load(at);
         }
         transpose_square(x);
@@ -157,17 +172,19 @@ static inline __attribute__((always_inline)) void sum_columns_of_few(float sums[
 static inline __attribute__((always_inline)) void multiply_few_by_columns(const struct cpu_tile *t, int64_t b_col,
                                                                           int64_t kc, const int m) {
     _Alignas(64) float sums[CPU_FEW_ROWS * LANES];
+    touch_rows(t->b, t->n < LANES ? t->n : LANES, t->k <= LONG_COLUMN ? t->k : TERMS_AHEAD, b_col);
     for (int j = 0; j < t->n; j += LANES) {
         const int columns = t->n - j < LANES ? t->n - j : LANES;
         for (int64_t first = 0; first < t->k; first += kc) {
             const float *a = t->a + first * t->a_step, *b = t->b + j * b_col + first;
             const int64_t terms = min64(kc, t->k - first);
+            const struct ahead ahead = ahead_of(t, b_col, first);
             if (t->a_step != 1)
-                sum_columns_of_few(sums, a, t->a_row, t->a_step, b, b_col, terms, columns, m, false);
+                sum_columns_of_few(sums, a, t->a_row, t->a_step, b, b_col, terms, ahead, columns, m, false);
             else if (columns == LANES)
-                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, terms, LANES, m, true);
+                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, terms, ahead, LANES, m, true);
             else
-                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, terms, columns, m, true);
+                sum_columns_of_few(sums, a, t->a_row, 1, b, b_col, terms, ahead, columns, m, true);
             for (int i = 0; i < m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * LANES, columns);
         }
     }

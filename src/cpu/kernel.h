@@ -90,7 +90,7 @@ enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 enum { CPU_FEW_ROWS = 8 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
-    enum { LEAST_TERMS = 16, FAR = 1 << 12, FAR_FOR_MANY = 1 << 17 };
+    enum { LEAST_TERMS = 16, FAR = 1 << 16, FAR_FOR_MANY = 1 << 20 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
     if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
@@ -136,12 +136,12 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
     return m == 1 && kernel->multiply_row && (b_row == 1 || b_col == 1 || k == 1 || n == 1);
 }
 
-/* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels load
- * vectors along B's rows; where B's columns are contiguous instead, rows must be made. C^T loads along A's columns and
- * is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
- * element of an operand that is made contiguous, and of one of C that is written apart. If C^T reads A in place, in the
- * order of memory, it may even take a little longer, unless C = A B needs no plan (small.c); otherwise it has to be
- * clearly better. No floating point: the caller's mode may trap. */
+/* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels
+ * load vectors along B's rows; where B's columns are contiguous instead, rows must be made. C^T loads along A's columns
+ * and is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
+ * element of an operand that is made contiguous, and of one of C that is written apart. If A is read in place by C^T
+ * alone, in the order of memory, C^T may even take a little longer, unless C = A B needs no plan (small.c). Otherwise it
+ * has to be clearly better. No floating point: the caller's mode may trap. */
 static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                             int64_t a_row, int64_t b_col, bool needs_plan) {
     enum { FEW = 64, LEAST_TERMS = 32, LARGE_WORK = 1 << 24, LONGEST = 1 << 30 };

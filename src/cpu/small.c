@@ -1,11 +1,12 @@
 /* small.c: products that are not worth a plan or packing.
  *
  * Kernels read A and B in place, B along its rows: where those are not contiguous, B is first copied, transposed, to
- * the stack. There is one k block, no workspace and no barrier; members of a team take parts of C. Every element is
+ * the stack. There is no workspace and no barrier; members of a team take parts of C. Every element is
  * summed in the order of loops.c, so the bits are the same.
  */
 #include "cpu/small.h"
 
+#include <math.h>
 #include <stdatomic.h>
 
 #include "cpu/amx.h"
@@ -41,6 +42,7 @@ enum { PANEL_FLOATS = 6656 };
 
 /* Whether there is room for the transposed strips of B (kernel.h), or panels. */
 static inline bool fits_strips(const struct cpu_kernel *kernel, uint64_t n, uint64_t k, int64_t b_row) {
+    if (k > (uint64_t)kernel->kc) k = (uint64_t)kernel->kc;
     const uint64_t columns = n < CPU_STRIP_COLUMNS ? (n + 7) / 8 * 8 : CPU_STRIP_COLUMNS;
     if (columns * k > CPU_STRIP_FLOATS) return false;
     return (kernel->multiply_whole && b_row == 1) ||
@@ -57,13 +59,26 @@ static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n)
     return kernel->multiply_few && (m <= CPU_FEW_ROWS || n <= CPU_FEW_ROWS);
 }
 
+/* Whether several k blocks are not worth a plan: one is, if C^T is better, or if A is so large that a plan prefetches
+ * its next rows. */
+static inline bool is_small_in_blocks(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b) {
+    enum { NEAR_FLOATS = 1 << 16 };
+    const int64_t m = a->rows, n = b->cols, k = a->cols;
+    if (m == 1 || n == 1 || cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
+        cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride))
+        return true;
+    return (n <= CPU_FEW_ROWS || m * k <= NEAR_FLOATS) &&
+           !cpu_is_better_transposed(kernel, m, n, k, a->row_stride, b->col_stride, true);
+}
+
 /* Whether the product is small and C row-major, by shapes and strides. */
 static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b,
                                    const tsr_result *c) {
     const uint64_t m = (uint64_t)a->rows, k = (uint64_t)a->cols, n = (uint64_t)b->cols;
-    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= (uint64_t)kernel->kc ||
+    if ((m - 1) >= MOST_WORK || (n - 1) >= MOST_WORK || (k - 1) >= MOST_WORK || m * n > MOST_WORK_IF_SHALLOW ||
         m * n * k > most_work(m, n, k) || (n == 1 && c->row_stride != 1 && kernel->multiply_row))
         return false;
+    if (k > (uint64_t)kernel->kc && !is_small_in_blocks(kernel, a, b)) return false;
     if (m * n * k >= WORTH_TRANSPOSING && !is_few(kernel, a->rows, b->cols) &&
         cpu_is_better_transposed(kernel, a->rows, b->cols, a->cols, a->row_stride, b->col_stride, false))
         return false; /* a plan does that */
@@ -122,13 +137,39 @@ static __attribute__((noinline)) void multiply_transposed(const struct cpu_kerne
     }
 }
 
-static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
+static inline void multiply_block(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
     if (kernel->multiply_whole && (b_col == 1 || tile->b_step == 1))
         kernel->multiply_whole(tile, b_col);
     else if (b_col != 1)
         multiply_transposed(kernel, tile, b_col);
     else
         multiply_tiles(kernel, tile);
+}
+
+/* The terms of a k block, as a plan has them. */
+static inline int64_t block_terms(const struct cpu_kernel *kernel, int64_t k) {
+    return k <= kernel->kc ? k : even_block(k, kernel->kc, 1);
+}
+
+/* One k block after the other. */
+static __attribute__((noinline)) void multiply_blocks(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
+                                                      int64_t b_col) {
+    const int64_t terms = block_terms(kernel, tile->k);
+    for (int64_t first = 0; first < tile->k; first += terms) {
+        struct cpu_tile block = *tile;
+        block.k = min64(terms, tile->k - first);
+        block.a += first * tile->a_step;
+        block.b += first * tile->b_step;
+        if (first) block.beta = 1;
+        multiply_block(kernel, &block, b_col);
+    }
+}
+
+static inline void multiply_whole(const struct cpu_kernel *kernel, struct cpu_tile *tile, int64_t b_col) {
+    if (tile->k > kernel->kc)
+        multiply_blocks(kernel, tile, b_col);
+    else
+        multiply_block(kernel, tile, b_col);
 }
 
 /* A row or a column of C, whose sums have the order of the kernel's multiply_row. Its terms are made contiguous: they
@@ -152,7 +193,7 @@ static __attribute__((noinline)) void multiply_row(const struct cpu_kernel *kern
         row.a = terms;
         row.a_step = 1;
     }
-    kernel->multiply_row(&row, b_col, kernel->kc);
+    kernel->multiply_row(&row, b_col, block_terms(kernel, row.k));
 }
 
 /* Whether the product is that. A column is contiguous in C then. */
@@ -170,7 +211,7 @@ static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, cons
     if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
     if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
-    enum { TILES = 4, LEAST_TERMS = 16 };
+    enum { TILES = 8, LEAST_TERMS = 16 };
     return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES : NOT_FEW;
 }
 
@@ -199,9 +240,9 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
         for (int j = 0; !is_zero(tile->beta) && j < rows; j++)
             for (int i = 0; i < few; i++) buffer[i * most + j] = c[j * tile->c_row + i];
         if (by_tiles)
-            kernel->multiply_whole(&part, 1);
+            multiply_whole(kernel, &part, 1);
         else
-            kernel->multiply_few(&part, tile->a_row, kernel->kc);
+            kernel->multiply_few(&part, tile->a_row, block_terms(kernel, part.k));
         for (int j = 0; j < rows; j++)
             for (int i = 0; i < few; i++) c[j * tile->c_row + i] = buffer[i * most + j];
     }
@@ -212,11 +253,11 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 /* Floats of an operand that is read from end to end before it is multiplied: B, which stays for all of A; and A. */
 enum { TOUCHED_FLOATS_OF_B = 1 << 15, TOUCHED_FLOATS_OF_A = 1 << 17 };
 
-/* Whether multiply_few wants its long operand touched: not what it reads along rows, and columns of middle length it
- * prefetches well by itself. */
-static inline bool few_wants_touching(int64_t terms, bool along_rows) {
-    enum { SHORT_COLUMN = 32, LONG_COLUMN = 512 };
-    return !along_rows && (terms <= SHORT_COLUMN || terms > LONG_COLUMN);
+/* Whether multiply_few wants its long operand touched: not what it reads along rows; and many columns of middle length
+ * it prefetches well by itself. */
+static inline bool few_wants_touching(int64_t columns, int64_t terms, bool along_rows) {
+    enum { SHORT_COLUMN = 32, FEW_FLOATS = 1 << 13 };
+    return !along_rows && (terms <= SHORT_COLUMN || columns * terms <= FEW_FLOATS);
 }
 
 static inline void touch_a(const struct cpu_tile *t) {
@@ -225,6 +266,12 @@ static inline void touch_a(const struct cpu_tile *t) {
 
 static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
     if (t->k * t->n <= TOUCHED_FLOATS_OF_B) touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+}
+
+/* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
+static inline bool reads_b_in_order(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
+    enum { NARROW = 12 };
+    return b_col == 1 && t->b_step == t->n && t->m <= 2 * kernel->mr && t->n > NARROW && t->n <= kernel->nr;
 }
 
 /* Narrow rows of C are written in parts of cache lines, which have to be read first; that matters where there is little
@@ -265,21 +312,22 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
     touch_c(product);
     switch (few) {
     case FEW_ROWS:
-        if (few_wants_touching(product->k, b_col == 1)) touch_b(product, b_col);
+        if (few_wants_touching(product->n, product->k, b_col == 1)) touch_b(product, b_col);
         break;
     case FEW_COLUMNS:
-        if (few_wants_touching(product->k, product->a_row == 1)) {
+        if (few_wants_touching(product->m, product->k, product->a_row == 1)) {
             touch_a(product);
             touch_b(product, b_col);
         }
         break;
-    default: touch_b(product, b_col);
+    default:
+        if (!reads_b_in_order(kernel, product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
         if (product->a_row != 1 && product->k <= SHALLOW) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == FEW_ROWS)
-        kernel->multiply_few(product, b_col, kernel->kc);
+        kernel->multiply_few(product, b_col, block_terms(kernel, product->k));
     else if (few == FEW_COLUMNS)
         multiply_few_columns(kernel, product, b_col, false);
     else if (few == FEW_COLUMNS_BY_TILES && kernel->multiply_whole) {
@@ -426,12 +474,13 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
         ((kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS))
         return false; /* a plan shares these */
     const uint64_t mode = cpu_rounding_begin();
-    if (threads > 1)
+    const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1); /* a plan does that */
+    if (!scales_last && threads > 1)
         multiply_shared(kernel, &tile, b_col, cpu_useful_threads((double)work, threads));
-    else
+    else if (!scales_last)
         multiply(kernel, &tile, b_col);
     cpu_rounding_end(mode);
-    return true;
+    return !scales_last;
 }
 
 bool cpu_is_small(const tsr_context *context, const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {

@@ -15,8 +15,8 @@ enum { LEAST_FLOATS = 1 << 15, MOST_TERMS = 64 };
 /* Columns that are written at a time. */
 enum { MOST_COLUMNS = 512 };
 
-/* Very few terms are computed row after row (few_terms.h). Where B has to be transposed, that must be worth while: small.c
- * hides it behind multiply-adds. */
+/* Very few terms are computed row after row (few_terms.h). Where B has to be transposed, that must be worth while:
+ * small.c hides it behind multiply-adds. */
 bool cpu_is_streamed(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
     enum { BY_ROWS = 10, LEAST_PANELS = 3, LEAST_USES = 4 };
     if (t->k == 1 || (t->k <= BY_ROWS && t->n * t->k <= CPU_NEAR_FLOATS)) return false;
