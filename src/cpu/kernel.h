@@ -31,9 +31,9 @@ struct cpu_tile {
     int64_t a_row, a_step; /* in floats, as all strides */
     const float *b;
     int64_t b_step;
-    /* In this many of the first steps of k, vectors may be read whole beyond column n: B is in place, and what lies there
-     * belongs to B. Some processors (Zen 5) do not prefetch for masked loads. In the first-level cache masked loads are
-     * better: they leave the prefetchers to A. */
+    /* In this many of the first steps of k, vectors may be read whole beyond column n: B is in place, and what lies
+     * there belongs to B. Some processors (Zen 5) do not prefetch for masked loads. In the first-level cache masked
+     * loads are better: they leave the prefetchers to A. */
     int64_t whole;
     const float *s; /* addend; either equals c or does not overlap it */
     int64_t s_row;
@@ -140,8 +140,8 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
  * load vectors along B's rows; where B's columns are contiguous instead, rows must be made. C^T loads along A's columns
  * and is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
  * element of an operand that is made contiguous, and of one of C that is written apart. If A is read in place by C^T
- * alone, in the order of memory, C^T may even take a little longer, unless C = A B needs no plan (small.c). Otherwise it
- * has to be clearly better. No floating point: the caller's mode may trap. */
+ * alone, in the order of memory, C^T may even take a little longer, unless C = A B needs no plan (small.c). Otherwise
+ * it has to be clearly better. No floating point: the caller's mode may trap. */
 static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k,
                                             int64_t a_row, int64_t b_col, bool needs_plan) {
     enum { FEW = 64, LEAST_TERMS = 32, LARGE_WORK = 1 << 24, LONGEST = 1 << 30 };
