@@ -18,8 +18,8 @@ enum {
     PART_OF_MORE = FEW_SUMS / CPU_FEW_ROWS
 };
 
-/* Columns of more terms are long: LANES of them do not stay in the second-level cache. And how far ahead terms of a long
- * one are prefetched. */
+/* Columns of more terms are long: LANES of them do not stay in the second-level cache. And how far ahead terms of a
+ * long one are prefetched. */
 enum { LONG_COLUMN = 2048, TERMS_AHEAD = 128 };
 
 static_assert(PART_OF_MORE % LANES == 0, "the sums of a row are whole vectors");
@@ -114,11 +114,11 @@ static inline __attribute__((always_inline)) void multiply_few_by_rows(const str
     }
 }
 
-/* What is prefetched while LANES columns are read. Of long columns: terms that follow, and at the end the first terms of
- * the next columns. Otherwise the same terms of the next columns. */
+/* What is prefetched while LANES columns are read. Of long columns: terms that follow, and at the end the first terms
+ * of the next columns. Otherwise the same terms of the next columns. */
 struct ahead {
     int64_t until;   /* up to this term of the k block: TERMS_AHEAD after it */
-    int64_t to_next; /* from then on: so many floats after it */
+    int64_t to_next; /* from then on: this many floats after it */
 };
 
 static inline struct ahead ahead_of(const struct cpu_tile *t, int64_t b_col, int64_t first) {

@@ -1,10 +1,10 @@
-/* few_terms.h: whole products of few terms, row after row. Writing C takes longest here, which memory does fastest if it
- * gets one row after the other, from end to end. A vector of C is a sum of a few vectors of B, each times one element of
- * A: the elements are in registers, and B is there or in the first-level cache.
+/* few_terms.h: whole products of few terms, row after row. Writing C takes longest here, and memory is fastest where it
+ * gets one row after the other, from end to end. A vector of C is a sum of a few vectors of B, each times one element
+ * of A: the elements are in registers, and B is there or in the first-level cache.
  *
  * The kernel's file defines what row.h wants, transpose of kernel.h, and
  *
- *     FEW_TERMS, FEW_TERMS_OF_WIDE               the most terms for which this is faster than tiles, where C has at most
+ *     FEW_TERMS, FEW_TERMS_OF_WIDE               the most terms for which this is faster than tiles: where C has one or
  *                                                two vectors of columns, and where it has more
  *
  * before it includes this, which defines

@@ -250,13 +250,14 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
 
 /* ---- A whole product --------------------------------------------------------------------------------------------- */
 
-/* Floats of an operand that is read from end to end before it is multiplied: B, which stays for all of A; and A. */
-enum { TOUCHED_FLOATS_OF_B = 1 << 15, TOUCHED_FLOATS_OF_A = 1 << 17 };
+/* Floats of an operand that is read from end to end before it is multiplied: B, which stays for all of A; A; and
+ * either, however it is read. */
+enum { TOUCHED_FLOATS_OF_B = 1 << 15, TOUCHED_FLOATS_OF_A = 1 << 17, FEW_FLOATS = 1 << 13 };
 
 /* Whether multiply_few wants its long operand touched: not what it reads along rows; and many columns of middle length
  * it prefetches well by itself. */
 static inline bool few_wants_touching(int64_t columns, int64_t terms, bool along_rows) {
-    enum { SHORT_COLUMN = 32, FEW_FLOATS = 1 << 13 };
+    enum { SHORT_COLUMN = 32 };
     return !along_rows && (terms <= SHORT_COLUMN || columns * terms <= FEW_FLOATS);
 }
 
@@ -270,8 +271,9 @@ static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
 
 /* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
 static inline bool reads_b_in_order(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
-    enum { NARROW = 12 };
-    return b_col == 1 && t->b_step == t->n && t->m <= 2 * kernel->mr && t->n > NARROW && t->n <= kernel->nr;
+    enum { NARROW = 12, LEAST_TERMS = 64 };
+    return b_col == 1 && t->b_step == t->n && t->k >= LEAST_TERMS && t->m <= 2 * kernel->mr && t->n > NARROW &&
+           t->n <= kernel->nr;
 }
 
 /* Narrow rows of C are written in parts of cache lines, which have to be read first; that matters where there is little
@@ -324,7 +326,7 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
         if (!reads_b_in_order(kernel, product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
-        if (product->a_row != 1 && product->k <= SHALLOW) touch_a(product);
+        if ((product->a_row != 1 && product->k <= SHALLOW) || product->m * product->k <= FEW_FLOATS) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, block_terms(kernel, product->k));
@@ -343,17 +345,19 @@ struct shared_product {
     const struct cpu_kernel *kernel;
     struct cpu_tile product;
     int64_t b_col;
-    bool by_columns;
+    bool by_columns, by_tiles;
     int multiple; /* rows or columns, of which parts are multiples */
     _Atomic int next;
     struct cpu_team team;
 };
 
-/* Large parts first, then smaller ones, so that members finish together. Returns how many rows or columns; 0: none is
+/* Large parts first, then smaller ones, so that members finish together. The caller begins at once, with half of the
+ * rows if it has one helper: long parts are read and written best. Columns, of which each member copies its own, are
+ * cut finer. Returns how many rows or columns; 0: none is
  * left. */
 static int take_part(struct shared_product *s, int *first) {
     const int all = s->by_columns ? s->product.n : s->product.m;
-    const int parts = s->team.size == 1 ? 1 : 2 * s->team.size;
+    const int parts = s->team.size == 1 ? 1 : s->by_columns ? 2 * s->team.size : s->team.size;
     int at = atomic_load_explicit(&s->next, memory_order_relaxed), count;
     do {
         const int share = (all - at + parts - 1) / parts;
@@ -380,7 +384,11 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
             part.c += first * part.c_row;
         }
         part.s = part.c;
-        multiply_touched(s->kernel, &part, s->b_col);
+        if (s->by_tiles) {
+            touch_a(&part);
+            multiply_few_columns(s->kernel, &part, s->b_col, true);
+        } else
+            multiply_touched(s->kernel, &part, s->b_col);
     }
     cpu_rounding_end(mode);
 }
@@ -388,14 +396,17 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
 /* Where B is copied, each member copies columns of its own; of few terms each copies all and writes whole rows. */
 static void multiply_shared(const struct cpu_kernel *kernel, const struct cpu_tile *product, int64_t b_col,
                             int threads) {
-    enum { ROWS = 4, COLUMNS = 16, FEW_TERMS = 16 }; /* of the tiles of a kernel's multiply_whole */
+    enum { ROWS = 4, COLUMNS = 16, FEW_TERMS = 24 }; /* of the tiles of a kernel's multiply_whole */
+    const bool by_tiles = kernel->multiply_whole && few_rows_or_columns(kernel, product, b_col) == FEW_COLUMNS_BY_TILES;
     const bool by_columns = product->k <= FEW_TERMS ? product->m < 2 * ROWS * threads
                                                     : product->n > (b_col == 1 ? 4 * product->m : 2 * COLUMNS);
     struct shared_product shared = {.kernel = kernel,
                                     .product = *product,
                                     .b_col = b_col,
-                                    .by_columns = by_columns,
-                                    .multiple = by_columns               ? COLUMNS
+                                    .by_columns = by_columns && !by_tiles,
+                                    .by_tiles = by_tiles,
+                                    .multiple = by_tiles                 ? CPU_STRIP_COLUMNS
+                                                : by_columns             ? COLUMNS
                                                 : kernel->multiply_whole ? ROWS
                                                                          : kernel->mr};
     const double work = (double)product->m * product->n * (double)product->k;
