@@ -280,7 +280,12 @@ static inline bool reads_b_in_order(const struct cpu_kernel *kernel, const struc
  * else to do. */
 static inline void touch_c(const struct cpu_tile *t) {
     enum { FEW_TERMS = 8, LARGE = 1 << 11 };
+    enum { VERY_FEW_TERMS = 4, SHORT_ROW = 96, FEW_LINES = 1 << 8 };
     const int64_t floats = t->m * (int64_t)t->n;
+    if (t->k <= VERY_FEW_TERMS && t->n <= SHORT_ROW && t->c_row == t->n && floats <= FEW_LINES * CPU_LINE) {
+        for (int64_t i = 0; i < floats; i += CPU_LINE) __builtin_prefetch(t->c + i, 1, 3);
+        return;
+    }
     const int narrow = floats > LARGE ? 2 * CPU_LINE : CPU_LINE;
     if (t->k <= FEW_TERMS && t->n < narrow && t->n % (CPU_LINE / 2) && floats <= TOUCHED_FLOATS_OF_B)
         touch_rows(t->c, t->m, t->n, t->c_row);
