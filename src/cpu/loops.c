@@ -205,12 +205,20 @@ static void prefetch_rows(const struct stage *s, struct cpu_tile *tile, int64_t 
     }
 }
 
+/* Whether B is read in place by one or two tiles, which wait for memory unless B is prefetched. */
+static bool reads_b_once(const struct stage *s) {
+    const int nr = s->plan->kernel->nr;
+    return !s->plan->packs_b && s->p->b.col_stride == 1 && !operand_panels(&s->p->b, s->p->batch) &&
+           s->rows <= 2 * s->mr && s->p->n > nr;
+}
+
 /* The part of B that is read after a narrow block, to its right or below: some of it with each of the first tiles. */
 static void prefetch_columns(const struct stage *s, struct cpu_tile *tile, int64_t i, int64_t j) {
     const tsr_operand *b = &s->p->b;
-    const int mr = s->mr, rows = cpu_fetch_rows((s->rows - s->rows_done) / mr);
+    const bool once = reads_b_once(s);
+    const int mr = s->mr, rows = once ? CPU_FETCH_STEPS / 2 : cpu_fetch_rows((s->rows - s->rows_done) / mr);
     const int64_t part = (i - s->rows_done) / mr, parts = CPU_FETCH_STEPS / rows;
-    if (!s->rows_done || !cpu_has_narrow_blocks(s->plan->kernel, s->p) || part >= parts) return;
+    if ((!s->rows_done && !once) || !cpu_has_narrow_blocks(s->plan->kernel, s->p) || part >= parts) return;
     int64_t column = s->j + j + s->plan->blocks * s->plan->nc, term = s->first;
     if (column >= s->p->n) {
         column = j;
