@@ -10,7 +10,7 @@
 #include "cpu/kernel.h"
 
 enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 512, LANES = 8, VECTORS = NR / LANES, TALL_MR = 2 * MR };
-enum { FEW_TERMS = 14, FEW_TERMS_OF_WIDE = 12 };
+enum { FEW_TERMS = 14, FEW_TERMS_OF_TWO = 14, FEW_TERMS_OF_WIDE = 12 };
 
 static_assert(MR * VECTORS + VECTORS + 1 <= 16, "the sums, the row of B and the broadcast are in registers");
 static_assert(TALL_MR + 1 + 1 + 1 <= 16, "so are those of a tall tile, and its mask");

@@ -11,7 +11,7 @@
 #include "cpu/touch.h"
 
 enum { MC = 3072, NC = 256, KC = 640 };
-enum { FEW_TERMS = 24, FEW_TERMS_OF_WIDE = 20 };
+enum { FEW_TERMS = 24, FEW_TERMS_OF_TWO = 16, FEW_TERMS_OF_WIDE = 12 };
 
 /* Rows of a small product's tile. */
 enum { SMALL_MR = 4 };
@@ -412,7 +412,7 @@ static void multiply_strips(struct cpu_tile *t) {
 #include "cpu/few_terms.h"
 
 static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
-    if (has_few_terms(t)) {
+    if (has_few_terms(t, b_col)) {
         multiply_few_terms(t, b_col);
         return;
     }

@@ -4,12 +4,12 @@
  *
  * The kernel's file defines what row.h wants, transpose of kernel.h, and
  *
- *     FEW_TERMS, FEW_TERMS_OF_WIDE               the most terms for which this is faster than tiles: where C has one or
- *                                                two vectors of columns, and where it has more
+ *     FEW_TERMS, FEW_TERMS_OF_TWO, FEW_TERMS_OF_WIDE      the most terms for which this is faster than tiles, where
+ *                                                         C has one vector of columns, two, and more
  *
  * before it includes this, which defines
  *
- *     has_few_terms(product)                     whether it is a product of few terms
+ *     has_few_terms(product, b_col)              whether it is a product of few terms
  *     multiply_few_terms(product, b_col)         which may change it, as multiply_whole may
  */
 #ifndef TESSERA_CPU_FEW_TERMS_H
@@ -97,7 +97,7 @@ static inline __attribute__((always_inline)) void multiply_terms(const struct cp
     if (terms > FEW_TERMS) return; /* not compiled */
     if (t->n <= LANES)
         multiply_narrow_terms(t, 1, terms);
-    else if (t->n <= 2 * LANES)
+    else if (t->n <= 2 * LANES && terms <= FEW_TERMS_OF_TWO)
         multiply_narrow_terms(t, 2, terms);
     else if (terms <= FEW_TERMS_OF_WIDE)
         multiply_wide_terms(t, terms);
@@ -132,12 +132,16 @@ static void multiply_these_terms(const struct cpu_tile *t) {
     }
 }
 
-static_assert(FEW_TERMS <= 24 && FEW_TERMS_OF_WIDE <= FEW_TERMS, "multiply_these_terms has a body for each number");
+static_assert(FEW_TERMS <= 24 && FEW_TERMS_OF_TWO <= FEW_TERMS && FEW_TERMS_OF_WIDE <= FEW_TERMS_OF_TWO,
+              "multiply_these_terms has a body for each number");
 
-/* A small C is one tile. */
-static inline bool has_few_terms(const struct cpu_tile *t) {
-    enum { TILE_ROWS = 12, TILE_COLUMNS = 8 };
-    if (t->n <= 2 * LANES) return t->k <= FEW_TERMS && (t->m > TILE_ROWS || t->n > TILE_COLUMNS);
+/* If C is one or two tiles, those are faster from some terms on, unless B has to be transposed. */
+static inline bool has_few_terms(const struct cpu_tile *t, int64_t b_col) {
+    enum { TILE_ROWS = 12, TILE_COLUMNS = 8, LEAST_OF_TILES = 9 };
+    if (t->m <= TILE_ROWS && t->n <= TILE_COLUMNS) return false;
+    if (t->m <= 2 * TILE_ROWS && t->k >= LEAST_OF_TILES && b_col == 1) return false;
+    if (t->n <= LANES) return t->k <= FEW_TERMS;
+    if (t->n <= 2 * LANES) return t->k <= FEW_TERMS_OF_TWO;
     return t->k <= FEW_TERMS_OF_WIDE && (t->k == 1 || t->n * t->k <= CPU_NEAR_FLOATS);
 }
 

@@ -11,7 +11,7 @@
 #include "cpu/kernel.h"
 
 enum { MR = 6, NR = 16, MC = 3072, NC = 256, KC = 384, LANES = 4, VECTORS = NR / LANES, TALL_MR = 2 * MR };
-enum { FEW_TERMS = 14, FEW_TERMS_OF_WIDE = 12 }; /* as for AVX2: not measured */
+enum { FEW_TERMS = 14, FEW_TERMS_OF_TWO = 14, FEW_TERMS_OF_WIDE = 12 }; /* as for AVX2: not measured */
 
 static_assert(MR * VECTORS + VECTORS + 1 <= 32, "the sums, the row of B and the element of A are in registers");
 static_assert(CPU_BLOCKS_ARE_WHOLE_TILES(MR, NR, MC, NC), "only the last panel of a matrix is padded");

@@ -9,7 +9,7 @@
  * or loaded and stored in parts.
  *
  * The kernel's file defines, before it includes this: LANES, the type `vector` of as many floats, MR, NR, VECTORS,
- * TALL_MR, FEW_TERMS and FEW_TERMS_OF_WIDE (few_terms.h), and besides what row.h wants
+ * TALL_MR, FEW_TERMS and so on (few_terms.h), and besides what row.h wants
  *
  *     scale_add(x, y, sum)                       multiply_add with a float x
  *     load_half(p), store_half(p, x)             the first LANES / 2 lanes; the others may be loaded as anything
@@ -287,7 +287,7 @@ static __attribute__((noinline)) void multiply_transposed(struct cpu_tile *t, in
 #include "cpu/few_terms.h"
 
 static void multiply_whole(struct cpu_tile *t, int64_t b_col) {
-    if (has_few_terms(t))
+    if (has_few_terms(t, b_col))
         multiply_few_terms(t, b_col);
     else if (b_col != 1)
         multiply_transposed(t, b_col);
