@@ -129,6 +129,11 @@ struct cpu_kernel {
     void (*multiply_whole)(struct cpu_tile *product, int64_t b_col);
 };
 
+/* The rows of a tile of this many columns of C, where A is read in place. */
+static inline int cpu_tile_rows(const struct cpu_kernel *kernel, int64_t columns) {
+    return kernel->tall_nr && columns <= kernel->tall_nr ? kernel->tall_mr : kernel->mr;
+}
+
 /* Whether C is a row that the kernel's multiply_row computes, B's elements being so far apart. The planned path and
  * that of small products must agree, or bits would depend on the path. */
 static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t b_row,

@@ -398,7 +398,7 @@ static int64_t rows_while_packing(const struct stage *s) {
 static int rows_of_tile(const struct stage *s) {
     const struct cpu_kernel *kernel = s->plan->kernel;
     const bool in_place = !s->plan->packs_a && !operand_panels(&s->p->a, s->p->batch);
-    return in_place && s->columns <= kernel->tall_nr ? kernel->tall_mr : kernel->mr;
+    return in_place ? cpu_tile_rows(kernel, s->columns) : kernel->mr;
 }
 
 /* Sets where the kernel reads A, which is packed here if it has to be. */

@@ -87,7 +87,7 @@ static void cut_blocks(cpu_plan *plan, const tsr_problem *p) {
                                                           : kernel->nc * max64(1, kernel->kc / max64(1, plan->kc));
     const int64_t stages = max64(1, ceil_div(p->n, plan->blocks * most));
     plan->nc = round_up(max64(1, ceil_div(p->n, stages * plan->blocks)), kernel->nr);
-    const int mr = !plan->packs_a && p->n <= kernel->tall_nr ? kernel->tall_mr : kernel->mr;
+    const int mr = plan->packs_a ? kernel->mr : cpu_tile_rows(kernel, p->n);
     const int64_t tiles = plan->blocks * ceil_div(plan->mc, mr);
     plan->rows_at_once = shared == 1 ? plan->mc
                                      : mr * max64(1, min64(PANELS_AT_ONCE, tiles / (PARTS_OF_ROWS * shared)));
