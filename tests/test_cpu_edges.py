@@ -169,6 +169,20 @@ def test_workers_follow_their_caller():
     assert run_python(CORES_AFTER_A_BOUND_CALLER).strip() == "1"
 
 
+@pytest.mark.parametrize("m, n, k", [(243, 5, 225), (700, 8, 90), (130, 3, 1300), (90, 40, 700), (17, 7, 3000)])
+def test_two_threads_share_a_few_columns(cpu, rng, m, n, k):
+    """A is transposed. Each member computes rows of C, over one or several k blocks, with the bits of one thread."""
+    a, b = rng.standard_normal((k, m), np.float32).T, rng.standard_normal((k, n), np.float32)
+    results = []
+    for threads in (1, 2):
+        c = row_major(m, n)
+        cpu.multiply(a, b, c, 0.5, context=cpu.new_context(threads=threads))
+        assert_guards(c)
+        results.append(c)
+    assert np.array_equal(*results)
+    assert np.allclose(results[0], 0.5 * (a.astype(np.float64) @ b), rtol=1e-5, atol=1e-3)
+
+
 def test_estimate_is_printed(cpu):
     """The plan's text has the exported estimate, which grows with the work."""
     seconds = []
