@@ -306,11 +306,12 @@ def test_stream_of_another_context(cuda, driver, rng):
 def test_the_callers_context_is_left_current(cuda, driver, rng):
     """Called with another context current: the call works in its own, and the caller's is current afterwards."""
     a, b = integers(rng, 60, 70), integers(rng, 70, 50)
+    context = cuda.context  # made here: it takes the context that is current
     other = driver.new_context()
     try:
         with placed(driver, a) as da, placed(driver, b) as db, placed(driver, poisoned(60, 50)) as dc:
             driver.use(other)
-            binding.gemm(cuda.context, operand(da, a), operand(db, b), result(dc, poisoned(60, 50)))
+            binding.gemm(context, operand(da, a), operand(db, b), result(dc, poisoned(60, 50)))
             current = c_void_p()
             driver.call("cuCtxGetCurrent", byref(current))
             driver.use(driver.context)
