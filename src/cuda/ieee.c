@@ -57,11 +57,10 @@ tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem 
         args.cluster = (int32_t)plan->cluster;
         args.k_each = (int32_t)min64(plan->k_each, round_up(ceil_div(p->k, plan->cluster), IEEE_RUN));
         args.share = (int32_t)plan->share;
-        const int64_t tiles_of_c = kernel->family == FAMILY_SMALL
-                                       ? tiles
-                                       : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
-        return launch_clusters(q, kernel, (launch_grid){tiles_of_c * plan->cluster, 1, p->batch}, plan->cluster, &args,
-                               sizeof args);
+        const bool tiles_of_c = kernel->family == FAMILY_SMALL;
+        const int64_t rows = tiles_of_c ? args.tiles_m : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
+        return launch_clusters(q, kernel, (launch_grid){rows * plan->cluster, tiles_of_c ? args.tiles_n : 1, p->batch},
+                               plan->cluster, &args, sizeof args);
     }
     if (kernel->family == FAMILY_WARP) {
         const int64_t blocks = cuda_warp_blocks(kernel, plan->device, tiles * p->batch);

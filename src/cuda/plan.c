@@ -8,18 +8,20 @@
 /* Gradients often have panels that fp16 cannot represent. On average packed products take this many times as long. */
 #define TF32_RISK 1.07
 
-/* Kernels index with 32 bits, so larger extents are computed in chunks. A grid has at most MAX_BATCH blocks along z. */
-enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535 };
+/* Kernels index with 32 bits, so larger extents are computed in chunks. A grid has at most MAX_BATCH blocks along z, and
+ * MAX_COLUMNS along y, which are columns of tiles for kernels of one launch. */
+enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535, MAX_COLUMNS = 65535 };
 
 /* Chunks that max_workspace forces are whole tiles of every split kernel. */
 enum { CHUNK_STEP = 2 * PANEL_ROWS };
 
-/* A short call, by estimate, may begin before the kernel in front of it has finished, which gains 0.3 us. Longer calls
- * lose more than that: thread blocks that are placed early land in any order, and some SMs get more than their share.
+/* A short call, by estimate, may begin before the kernel in front of it has finished, which gains 0.5 us and more: what
+ * comes before the first read runs meanwhile. Longer calls lose as much: thread blocks that are placed early land in any
+ * order, and some SMs get more than their share.
  * Only on Hopper, where measurements show that a kernel which begins early still waits for everything in front of it in
  * the stream. */
 static bool begins_early(const cuda_device *device, double seconds) {
-    return seconds < 5e-6 && device->capability == 90;
+    return seconds < 12e-6 && device->capability == 90;
 }
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
@@ -131,6 +133,8 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->share = c->share;
     plan->turns_b = c->turns_b;
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
+    if (c->kernel->family == FAMILY_SMALL)
+        plan->chunk_n = min64(plan->chunk_n, (int64_t)MAX_COLUMNS * c->kernel->tile_n);
     plan->early = begins_early(plan->device, c->seconds);
     plan->reason = reason;
 }

@@ -178,10 +178,10 @@ static bool ieee_warp(const fake_launch *l, const ieee_args *g, int tile_m, int 
 
 /* Kernels in one launch: each element's sums of the ranges of k that the blocks of a cluster have, in their order. */
 static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, int cols, char *why, size_t size) {
-    const int64_t tiles = ceil_div(g->m, rows) * ceil_div(g->n, cols);
     if (g->cluster < 1 || g->cluster > 16 || l->cluster != (unsigned)g->cluster)
         return snprintf(why, size, "clusters of %u, not %d", l->cluster, g->cluster), false;
-    if (l->grid[0] != tiles * g->cluster || l->grid[2] != (unsigned)g->batch)
+    if (l->grid[0] != ceil_div(g->m, rows) * g->cluster || l->grid[1] != ceil_div(g->n, cols) ||
+        l->grid[2] != (unsigned)g->batch)
         return snprintf(why, size, "wrong grid"), false;
     if (g->k_each % IEEE_RUN || (int64_t)g->k_each * g->cluster < g->k)
         return snprintf(why, size, "wrong k_each"), false;

@@ -32,6 +32,14 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+/* The same, but not before both addresses, which are not 0, are known: the compiler would have it wait first. */
+__device__ inline void wait_for_previous_kernel(const void *a, const void *b) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; setp.ne.u64 p, %0, 0; @p griddepcontrol.wait;}" ::"l"((uintptr_t)a | (uintptr_t)b)
+                 : "memory");
+#endif
+}
+
 /* Once all blocks have called this or ended, blocks of the next kernel may start on free SMs. Never before
  * wait_for_previous_kernel. */
 __device__ inline void allow_next_kernel() {
@@ -110,6 +118,10 @@ __device__ inline void cp_async_if(uint32_t to, const void *from, int wanted) {
 /* Hides from the compiler how these were computed, so that it keeps them and does not compute them again. */
 __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t &z) {
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
+}
+__device__ inline void forget_origin(int64_t &x, int64_t &y) { asm volatile("" : "+l"(x), "+l"(y)); }
+__device__ inline void forget_origin(int &v, int &w, int &x, uint32_t &y, uint32_t &z) {
+    asm volatile("" : "+r"(v), "+r"(w), "+r"(x), "+r"(y), "+r"(z));
 }
 
 /* A cache policy: L2 evicts what is read under it before anything else. */
@@ -481,12 +493,22 @@ __device__ inline float load_from_block(uint32_t address, int rank) {
     return value;
 }
 
-/* Stores a float at the same address in block `rank` of the cluster, which has begun. */
-__device__ inline void store_to_block(uint32_t address, int rank, float value) {
-    asm volatile(
-        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(address),
-        "r"(rank), "f"(value)
-        : "memory");
+/* Stores at the same address in block `rank` of the cluster, which has begun. The bytes count as some that the barrier
+ * there expects, which needs no fence of all memory, as a release at cluster scope would. */
+__device__ inline void send_to_block(uint32_t address, int rank, float value, const uint64_t *barrier) {
+    asm volatile("{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %1;"
+                 " mapa.shared::cluster.u32 counts, %3, %1;"
+                 " st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %2, [counts];}" ::"r"(address),
+                 "r"(rank), "f"(value), "r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ inline void send_to_block(uint32_t address, int rank, float4 v, const uint64_t *barrier) {
+    asm volatile("{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %1;"
+                 " mapa.shared::cluster.u32 counts, %6, %1;"
+                 " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%2, %3, %4, %5}, [counts];}" ::"r"(
+                     address),
+                 "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(shared_address(barrier))
+                 : "memory");
 }
 
 /* The four floats at the same address in block `rank`. */

@@ -331,6 +331,10 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 
     static __device__ __forceinline__ void run(const ieee_args &args) {
         extern __shared__ __align__(16) float shared[];
+        if (args.marks_a) { /* which the kernel before writes; else only its results are waited for, in slab_queue */
+            wait_for_previous_kernel();
+            allow_next_kernel();
+        }
         compute_segments<ieee_mma, TILE_M, TILE_N>(args, shared);
     }
 };
@@ -392,6 +396,8 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct i
         const uint32_t memory = shared_address(shared);
         uint32_t a = memory, next_a = a + A_BYTES, b = next_a + A_BYTES, next_b = b + B_BYTES;
         extent rows(row * TILE_M, TILE_M, args.m), cols(col * TILE_N, TILE_N, args.n);
+        wait_for_previous_kernel(args.a.data + rows.first, args.b.data + cols.first);
+        allow_next_kernel();
         copy_a(args, rows, a);
         copy_b(args, cols, b);
 #pragma unroll 1
@@ -438,8 +444,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __gri
         if (blockIdx.x == 0 && blockIdx.z == 0) wait_for_previous_kernel(); /* the grid is not to end before it does */
         return;
     }
-    wait_for_previous_kernel();
-    allow_next_kernel();
     mma_64x128::run(args);
 }
 
@@ -448,8 +452,6 @@ using mma_64x64 = ieee_mma<64, 64, 2, 2, 1, 3>;
 ASSERT_LISTED_AS(IEEE_MMA_64X64, mma_64x64::M, mma_64x64::N, mma_64x64::THREADS, mma_64x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_64x64(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
     mma_64x64::run(args);
 }
 
@@ -458,8 +460,6 @@ using mma_32x64 = ieee_mma<32, 64, 1, 2, 2, 4>;
 ASSERT_LISTED_AS(IEEE_MMA_32X64, mma_32x64::M, mma_32x64::N, mma_32x64::THREADS, mma_32x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x64(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
     mma_32x64::run(args);
 }
 
@@ -468,8 +468,6 @@ using mma_32x32 = ieee_mma<32, 32, 1, 1, 4, 4>;
 ASSERT_LISTED_AS(IEEE_MMA_32X32, mma_32x32::M, mma_32x32::N, mma_32x32::THREADS, mma_32x32::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_32x32(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
     mma_32x32::run(args);
 }
 
@@ -479,8 +477,6 @@ ASSERT_LISTED_AS(IEEE_MMA_SHORT_K, mma_short_k::tile::M, mma_short_k::tile::N, m
                  mma_short_k::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_short_k(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
     mma_short_k::run(args);
 }
 
@@ -489,7 +485,5 @@ ASSERT_LISTED_AS(IEEE_MMA_SHORT_96, mma_short_96::tile::M, mma_short_96::tile::N
                  mma_short_96::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_short_96(const __grid_constant__ ieee_args args) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
     mma_short_96::run(args);
 }

@@ -85,6 +85,28 @@ static __device__ __forceinline__ void store_element(const ieee_args &args, int 
     c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
 }
 
+/* Four neighbouring elements of a row of C, those that there are, from their whole sums. */
+static __device__ __forceinline__ void store_four(const ieee_args &args, int row, int col, float4 sums) {
+    const matrix_in &s = args.addend;
+    const matrix_out &c = args.c;
+    float *out = c.data + blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride;
+    float four[4] = {args.alpha * sums.x, args.alpha * sums.y, args.alpha * sums.z, args.alpha * sums.w};
+    const int cols = args.n - col;
+    if (args.beta != 0.0f) {
+        const float sum[4] = {sums.x, sums.y, sums.z, sums.w};
+        const float *addend = s.data + blockIdx.z * s.batch_stride + row * s.row_stride + col * s.col_stride;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < cols) four[i] = fmaf(args.alpha, sum[i], args.beta * addend[i * s.col_stride]);
+    }
+    if (c.col_stride == 1 && cols >= 4 && (uintptr_t)out % 16 == 0)
+        *(float4 *)out = make_float4(four[0], four[1], four[2], four[3]);
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++, out += c.col_stride)
+            if (i < cols) *out = four[i];
+}
+
 /* The rows, or the columns, of C that a tile reads. If the matrix is large enough, the last tile begins so early that
  * it ends with the matrix and is as large as the others; it stores only what no other tile has, from `own` on. */
 struct extent {

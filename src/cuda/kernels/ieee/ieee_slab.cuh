@@ -226,6 +226,8 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         a.begin(a_first + ragged * a_k, a_line, a_k, a_lines);
         b.begin(b_first + ragged * b_k, b_line, b_k, b_lines);
         part = coming = 0;
+        wait_for_previous_kernel(a.next, b.next); /* only now: where to copy from was computed while it ended */
+        allow_next_kernel();
         if (ragged) {
             part = (SLAB - ragged) / STEP;
             const int used = SLAB - part * STEP;
@@ -245,7 +247,7 @@ template <int TILE_M, int TILE_N, int SLAB, int PARTS, int STAGES, int THREADS> 
         for (; coming < STAGES - 1; ++coming) {
             if (coming < slabs) {
                 begin_slab(coming);
-#pragma unroll(A == READ_ANY ? 1 : PARTS)
+#pragma unroll 1
                 for (int i = 0; i < PARTS; ++i) {
                     a.template copy_part<A>(1);
                     b.template copy_part<B>(1);

@@ -27,131 +27,172 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
                          STAGE = 2 * OPERAND; /* floats */
     static constexpr int SHARED_BYTES = STAGES * STAGE * 4;
     static constexpr int SUM_PITCH = TILE + 4;
-    static_assert(BLOCK_K / 4 % GROUPS == 0, "every group has as many quads");
-    static_assert(GROUPS * TILE * SUM_PITCH <= STAGES * STAGE, "sums take the place of the stages");
+    static_assert(BLOCK_K / 4 % (2 * GROUPS) == 0, "every group has as many quads, in pairs");
+    static_assert(GROUPS * TILE * SUM_PITCH + (TILE + 15) * TILE <= STAGES * STAGE,
+                  "sums of groups, and of up to sixteen blocks, take the place of the stages");
 
-    static __device__ __forceinline__ void copy(uint32_t to, stage_operand &x, int k_left) {
-        copy_next_stage<true, TILE, BLOCK_K, K_PITCH, THREADS>((int)threadIdx.x, to, x, x.along_k, k_left);
-    }
+    using operand = stage_operand<true, TILE, BLOCK_K, K_PITCH, THREADS>;
 
     /* Four terms of a thread's four lines: values[line][term]. */
     template <bool ALONG_K>
-    static __device__ __forceinline__ void load(float (&values)[4][4], const float *stage, int lane, int quad) {
+    static __device__ __forceinline__ void load(float (&values)[4][4], const float *from) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if constexpr (ALONG_K) {
-                *(float4 *)values[i] = *(const float4 *)(stage + (lane + i * LANES) * K_PITCH + quad * 4);
+                *(float4 *)values[i] = *(const float4 *)(from + i * LANES * K_PITCH);
             } else {
-                const float4 lines = *(const float4 *)(stage + (quad * 4 + i) * LINE_PITCH + lane * 4);
+                const float4 lines = *(const float4 *)(from + i * LINE_PITCH);
                 values[0][i] = lines.x, values[1][i] = lines.y, values[2][i] = lines.z, values[3][i] = lines.w;
             }
         }
     }
+    static __device__ __forceinline__ void multiply_quad(float (&sum)[4][4], const float (&a)[4][4],
+                                                         const float (&b)[4][4]) {
+#pragma unroll
+        for (int term = 0; term < 4; term++)
+#pragma unroll
+            for (int row = 0; row < 4; row++)
+#pragma unroll
+                for (int col = 0; col < 4; col++) sum[row][col] = fmaf(a[row][term], b[col][term], sum[row][col]);
+    }
 
+    /* A stage. The next quad is loaded while one is multiplied. */
     template <bool A_ALONG_K, bool B_ALONG_K>
     static __device__ __forceinline__ void multiply(float (&sum)[4][4], const float *stage, int lane_m, int lane_n,
                                                     int group) {
-#pragma unroll
-        for (int i = 0; i < BLOCK_K / 4 / GROUPS; i++) {
-            float a[4][4], b[4][4];
-            load<A_ALONG_K>(a, stage, lane_m, group + i * GROUPS);
-            load<B_ALONG_K>(b, stage + OPERAND, lane_n, group + i * GROUPS);
-#pragma unroll
-            for (int term = 0; term < 4; term++)
-#pragma unroll
-                for (int row = 0; row < 4; row++)
-#pragma unroll
-                    for (int col = 0; col < 4; col++) sum[row][col] = fmaf(a[row][term], b[col][term], sum[row][col]);
+        constexpr int QUADS = BLOCK_K / 4 / GROUPS;
+        constexpr int A_QUAD = GROUPS * 4 * (A_ALONG_K ? 1 : LINE_PITCH);
+        constexpr int B_QUAD = GROUPS * 4 * (B_ALONG_K ? 1 : LINE_PITCH);
+        const float *from_a = stage + (A_ALONG_K ? lane_m * K_PITCH + group * 4 : group * 4 * LINE_PITCH + lane_m * 4);
+        const float *from_b = stage + OPERAND +
+                              (B_ALONG_K ? lane_n * K_PITCH + group * 4 : group * 4 * LINE_PITCH + lane_n * 4);
+        float a[2][4][4], b[2][4][4];
+        load<A_ALONG_K>(a[0], from_a);
+        load<B_ALONG_K>(b[0], from_b);
+#pragma unroll 1
+        for (int left = QUADS;;) {
+            load<A_ALONG_K>(a[1], from_a + A_QUAD);
+            load<B_ALONG_K>(b[1], from_b + B_QUAD);
+            multiply_quad(sum, a[0], b[0]);
+            if (QUADS > 2) {
+                left -= 2; /* behind the last pair it is loaded again, for nothing */
+                load<A_ALONG_K>(a[0], from_a += left ? 2 * A_QUAD : 0);
+                load<B_ALONG_K>(b[0], from_b += left ? 2 * B_QUAD : 0);
+            }
+            multiply_quad(sum, a[1], b[1]);
+            if (QUADS == 2 || left == 0) break;
         }
     }
 
     /* The sums of the block's terms, as [GROUPS][TILE][SUM_PITCH] where the stages were. */
-    template <bool A_ALONG_K, bool B_ALONG_K>
-    static __device__ __forceinline__ void sum_terms(stage_operand &a, stage_operand &b, int terms, float *shared) {
+    static __device__ __forceinline__ void sum_terms(operand &a, operand &b, int terms, float *shared) {
         const int lane = (int)threadIdx.x % (LANES * LANES), group = (int)threadIdx.x / (LANES * LANES);
         const int lane_m = lane / LANES, lane_n = lane % LANES;
         const int stages = (terms + BLOCK_K - 1) / BLOCK_K;
         const uint32_t memory = shared_address(shared);
-        int coming = 0;
-        auto fetch = [&] {
+        float sum[4][4] = {};
+        wait_for_previous_kernel(a.from, b.from); /* only now: where to copy from was computed while it ended */
+        allow_next_kernel();
+#pragma unroll 1
+        for (int i = 1 - STAGES; i < stages; i++) {
+            if (i >= 0) {
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+            }
+            const int coming = i + STAGES - 1; /* where the stage before was */
             if (coming < stages) {
                 const uint32_t to = memory + coming % STAGES * (STAGE * 4);
-                copy(to, a, terms - coming * BLOCK_K);
-                copy(to + OPERAND * 4, b, terms - coming * BLOCK_K);
+                a.copy(to, terms - coming * BLOCK_K);
+                b.copy(to + OPERAND * 4, terms - coming * BLOCK_K);
             }
-            coming++;
             cp_async_commit();
-        };
-        float sum[4][4] = {};
-#pragma unroll 1
-        while (coming < STAGES - 1) fetch();
-#pragma unroll 1
-        for (int i = 0; i < stages; i++) {
-            cp_async_wait<STAGES - 2>();
-            __syncthreads();
-            fetch(); /* where the stage before was */
-            multiply<A_ALONG_K, B_ALONG_K>(sum, shared + i % STAGES * STAGE, lane_m, lane_n, group);
+            if (i < 0) continue;
+            const float *stage = shared + i % STAGES * STAGE;
+            if (a.along_k)
+                b.along_k ? multiply<true, true>(sum, stage, lane_m, lane_n, group)
+                          : multiply<true, false>(sum, stage, lane_m, lane_n, group);
+            else
+                b.along_k ? multiply<false, true>(sum, stage, lane_m, lane_n, group)
+                          : multiply<false, false>(sum, stage, lane_m, lane_n, group);
         }
         cp_async_wait<0>();
         __syncthreads();
-        float *mine = shared + group * TILE * SUM_PITCH;
+        float *to = shared + (group * TILE + (a.along_k ? lane_m : lane_m * 4)) * SUM_PITCH;
+        const int row_step = a.along_k ? LANES * SUM_PITCH : SUM_PITCH;
 #pragma unroll
-        for (int row = 0; row < 4; row++) {
-            float *to = mine + (A_ALONG_K ? lane_m + row * LANES : lane_m * 4 + row) * SUM_PITCH;
-            if (B_ALONG_K) {
+        for (int row = 0; row < 4; row++, to += row_step)
+            if (b.along_k) {
 #pragma unroll
                 for (int col = 0; col < 4; col++) to[lane_n + col * LANES] = sum[row][col];
             } else
                 *(float4 *)(to + lane_n * 4) = make_float4(sum[row][0], sum[row][1], sum[row][2], sum[row][3]);
-        }
         __syncthreads();
     }
 
-    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some of its rows. */
-    static __device__ __forceinline__ void store(const ieee_args &args, float *shared, int row0, int col0) {
-        const int blocks = args.cluster, rows = (TILE + blocks - 1) / blocks, first = cluster_rank() * rows;
+    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some of its rows, whose sums all blocks
+     * bring to its inbox, where the stages were. */
+    static __device__ __forceinline__ void store(const ieee_args &args, float *shared, const uint64_t *sums_are_here,
+                                                 int row0, int col0) {
+        const int blocks = args.cluster, rows = rows_of_block(blocks), rank = cluster_rank();
         auto of_groups = [&](int row, int col) {
-            float total = shared[row * SUM_PITCH + col];
+            float4 total = *(const float4 *)(shared + row * SUM_PITCH + col);
 #pragma unroll
-            for (int group = 1; group < GROUPS; group++) total += shared[(group * TILE + row) * SUM_PITCH + col];
+            for (int group = 1; group < GROUPS; group++) {
+                const float4 more = *(const float4 *)(shared + (group * TILE + row) * SUM_PITCH + col);
+                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            }
             return total;
         };
+        float *inbox = shared + GROUPS * TILE * SUM_PITCH; /* [blocks][rows][TILE] */
         if (blocks > 1) {
-            for (int i = (int)threadIdx.x; i < TILE * TILE; i += THREADS)
-                shared[i / TILE * SUM_PITCH + i % TILE] = of_groups(i / TILE, i % TILE);
-            cluster_sync();
+            cluster_wait(); /* all are done with their stages */
+#pragma unroll 1
+            for (int i = (int)threadIdx.x; i < TILE * LANES; i += THREADS) {
+                const int row = i / LANES, col = i % LANES * 4, owner = row / rows;
+                send_to_block(shared_address(inbox + (rank * rows + row - owner * rows) * TILE + col), owner,
+                              of_groups(row, col), sums_are_here);
+            }
+            if (rank * rows < TILE) barrier_wait(sums_are_here, 0);
         }
-        for (int i = (int)threadIdx.x; i < rows * TILE; i += THREADS) {
-            const int row = first + i / TILE, col = i % TILE;
-            if (row >= TILE || row0 + row >= args.m || col0 + col >= args.n) continue;
-            float total;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < rows * LANES; i += THREADS) {
+            const int row = rank * rows + i / LANES, col = i % LANES * 4;
+            if (row >= TILE || row0 + row >= args.m) break;
+            float4 total;
             if (blocks == 1)
                 total = of_groups(row, col);
             else {
-                const uint32_t at = shared_address(shared + row * SUM_PITCH + col);
-                total = load_from_block(at, 0);
-#pragma unroll 4
-                for (int other = 1; other < blocks; other++) total += load_from_block(at, other);
+                const float *from = inbox + i * 4;
+                total = *(const float4 *)from;
+#pragma unroll 1
+                for (int other = 1; other < blocks; other++) {
+                    const float4 more = *(const float4 *)(from + other * rows * TILE);
+                    total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+                }
             }
-            store_element(args, row0 + row, col0 + col, total);
+            store_four(args, row0 + row, col0 + col, total);
         }
-        if (blocks > 1) cluster_sync(); /* until the others have read our sums */
     }
 
+    /* The rows of the tile that a block of a cluster stores. */
+    static __device__ __forceinline__ int rows_of_block(int blocks) { return (TILE + blocks - 1) / blocks; }
+
     static __device__ __forceinline__ void run(const ieee_args &args) {
+        __shared__ uint64_t sums_are_here;
         float *shared = (float *)dynamic_shared<16>();
-        const int rank = cluster_rank();
-        int tile_row, tile_col;
-        find_tile(args, cluster_number(), &tile_row, &tile_col);
-        const int row0 = tile_row * TILE, col0 = tile_col * TILE;
-        const int k0 = min(rank * args.k_each, args.k), terms = min(args.k_each, args.k - k0);
-        stage_operand a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m);
-        stage_operand b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n);
-        if (a.along_k)
-            b.along_k ? sum_terms<true, true>(a, b, terms, shared) : sum_terms<true, false>(a, b, terms, shared);
-        else
-            b.along_k ? sum_terms<false, true>(a, b, terms, shared) : sum_terms<false, false>(a, b, terms, shared);
-        store(args, shared, row0, col0);
+        if (args.cluster > 1 && threadIdx.x == 0) {
+            const int rows = rows_of_block(args.cluster), mine = min(rows, TILE - cluster_rank() * rows);
+            barrier_init(&sums_are_here, 1);
+            barrier_init_fence();
+            barrier_arrive_and_expect(&sums_are_here, args.cluster * max(mine, 0) * TILE * 4);
+        }
+        const int row0 = cluster_number() * TILE, col0 = (int)blockIdx.y * TILE;
+        const int k0 = min(cluster_rank() * args.k_each, args.k), terms = min(args.k_each, args.k - k0);
+        operand a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m, (int)threadIdx.x);
+        operand b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n, (int)threadIdx.x);
+        sum_terms(a, b, terms, shared);
+        if (args.cluster > 1) cluster_arrive();
+        store(args, shared, &sums_are_here, row0, col0);
     }
 };
 
@@ -160,8 +201,6 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     ASSERT_LISTED_AS(id, name##_tile::M, name##_tile::M, name##_tile::THREADS, name##_tile::SHARED_BYTES); \
     extern "C" __global__ void __launch_bounds__(name##_tile::THREADS, BLOCKS)                             \
         name(const __grid_constant__ ieee_args args) {                                                     \
-        wait_for_previous_kernel();                                                                        \
-        allow_next_kernel();                                                                               \
         name##_tile::run(args);                                                                            \
     }
 

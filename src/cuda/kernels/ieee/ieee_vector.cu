@@ -63,28 +63,35 @@ static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], co
 
     /* `all`: every one of these terms is there. Else those beyond the end repeat the last, and multiply leaves them
      * out. */
+    const int64_t a_step = ALONG_M ? args.a.col_stride : 1;
     auto load = [&](values &x, int at, bool all) {
+        const float *a = row[0] + at * a_step, *b = part.b + at * b_stride; /* where all are there */
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            const int term = all ? at + u * stride : min(at + u * stride, end - FLOATS);
-            const int64_t offset = ALONG_M ? term * args.a.col_stride : term;
+        for (int u = 0; u < UNROLL; u++, a += stride * a_step, b += stride * b_stride) {
+            if (!all) {
+                const int term = min(at + u * stride, end - FLOATS);
+                a = row[0] + term * a_step;
+                b = part.b + term * b_stride;
+            }
             if constexpr (R::VECTORS && FLOATS == 1) {
-                const float4 rows = __ldg((const float4 *)(row[0] + offset));
+                const float4 rows = __ldg((const float4 *)a);
                 x.a[u][0][0] = rows.x, x.a[u][1][0] = rows.y, x.a[u][2][0] = rows.z, x.a[u][3][0] = rows.w;
             } else {
 #pragma unroll
-                for (int r = 0; r < ROWS; r++)
+                for (int r = 0; r < ROWS; r++) {
+                    const float *from = ALONG_M ? a + (int)(row[r] - row[0]) : row[r] + (a - row[0]);
                     if constexpr (FLOATS == 4)
-                        *(float4 *)x.a[u][r] = __ldg((const float4 *)(row[r] + offset));
+                        *(float4 *)x.a[u][r] = __ldg((const float4 *)from);
                     else
-                        x.a[u][r][0] = __ldg(row[r] + offset);
+                        x.a[u][r][0] = __ldg(from);
+                }
             }
             if constexpr (COLS == 1) {
                 if (b_vectors)
-                    *(float4 *)x.b[u] = __ldg((const float4 *)(part.b + term));
+                    *(float4 *)x.b[u] = __ldg((const float4 *)b);
                 else
 #pragma unroll
-                    for (int f = 0; f < FLOATS; f++) x.b[u][f] = __ldg(part.b + (term + f) * b_stride);
+                    for (int f = 0; f < FLOATS; f++) x.b[u][f] = __ldg(b + f * b_stride);
             }
         }
     };
@@ -144,6 +151,8 @@ static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], co
     /* Fewer than four terms, which a lane each takes; one column's are loaded before the others are multiplied. */
     float last_a[ROWS], last_b = 0;
     const bool last = FLOATS == 4 && first < 3 * FLOATS && end + first / FLOATS < part.terms;
+    wait_for_previous_kernel(row[0], part.b); /* only now: where to read was computed while it ended */
+    allow_next_kernel();
     auto load_last = [&] {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) last_a[r] = last ? __ldg(row[r] + end + first / FLOATS) : 0;
@@ -219,14 +228,31 @@ template <int COUNT> static __device__ __forceinline__ float add_lanes(float (&v
     return values[0];
 }
 
+/* How many elements a block of the cluster stores of a tile of `count`: the first blocks, a power of two, as many each. */
+static __device__ __forceinline__ int elements_of_block(int count) {
+    return max(count >> log2_of(cluster_blocks()), 1);
+}
+
+/* Before the blocks of a cluster bring one another their sums. */
+static __device__ __forceinline__ void expect_sums(uint64_t *sums_are_here, int count) {
+    if (cluster_blocks() == 1) return;
+    if (threadIdx.x == 0) {
+        const int each = elements_of_block(count);
+        barrier_init(sums_are_here, 1);
+        barrier_init_fence();
+        barrier_arrive_and_expect(sums_are_here, cluster_rank() * each < count ? cluster_blocks() * each * 4 : 0);
+    }
+    cluster_arrive();
+}
+
 /* Stores the block's tile of rows x COLS. sums[parts][rows*COLS] are its own, to be added up in order. With a cluster,
- * its first blocks, a power of two, store `each` elements each, whose sums all blocks bring to their `inbox`: fewer
- * than 2*rows*COLS, or one of each block. */
+ * its first blocks store `each` elements each, whose sums all blocks bring to their `inbox`: fewer than 2*rows*COLS, or
+ * one of each block. */
 template <int COLS, int THREADS>
-static __device__ __forceinline__ void store_tile(const ieee_args &args, const float *sums, float *inbox, int parts,
-                                                  int rows, int row0) {
+static __device__ __forceinline__ void store_tile(const ieee_args &args, const float *sums, float *inbox,
+                                                  const uint64_t *sums_are_here, int parts, int rows, int row0) {
     const int count = rows * COLS, blocks = cluster_blocks(), rank = cluster_rank();
-    const int each = max(count >> log2_of(blocks), 1), log = log2_of(each);
+    const int each = elements_of_block(count), log = log2_of(each);
     auto store = [&](int i, float total) {
         if (row0 + i / COLS < args.m && i % COLS < args.n) store_element(args, row0 + i / COLS, i % COLS, total);
     };
@@ -236,13 +262,13 @@ static __device__ __forceinline__ void store_tile(const ieee_args &args, const f
         float total = sums[i];
         for (int part = 1; part < parts; part++) total += sums[part * count + i];
         if (blocks > 1)
-            store_to_block(shared_address(inbox + rank * each + (i & (each - 1))), i >> log, total);
+            send_to_block(shared_address(inbox + rank * each + (i & (each - 1))), i >> log, total, sums_are_here);
         else
             store(i, total);
     }
-    if (blocks == 1) return;
-    cluster_sync();
-    for (int i = (int)threadIdx.x; i < each && rank * each < count; i += THREADS) {
+    if (blocks == 1 || rank * each >= count) return;
+    barrier_wait(sums_are_here, 0);
+    for (int i = (int)threadIdx.x; i < each; i += THREADS) {
         float total = inbox[i];
         for (int block = 1; block < blocks; block++) total += inbox[block * each + i];
         store(rank * each + i, total);
@@ -255,8 +281,9 @@ template <int COLS, int THREADS, int ROWS>
 static __device__ __forceinline__ void run_along_k(const ieee_args &args, float *shared, float *inbox) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, along_k = args.share, log = log2_of(along_k);
     const int rows = THREADS / 32 * ROWS >> log, first_row = (warp >> log) * ROWS, place = warp & (along_k - 1);
+    __shared__ uint64_t sums_are_here;
     const vector_part part(args, rows);
-    if (cluster_blocks() > 1) cluster_arrive();
+    expect_sums(&sums_are_here, rows * COLS);
     const float *row[ROWS]; /* those beyond the matrix repeat its last one; their sums are not stored */
     bool vectors = part.terms >= along_k * 128;
 #pragma unroll
@@ -281,14 +308,14 @@ static __device__ __forceinline__ void run_along_k(const ieee_args &args, float 
     }
     if (COLS > 1) __syncthreads(); /* nobody reads B any more */
     if (first) shared[(place * rows + first_row) * COLS + index] = total;
-    store_tile<COLS, THREADS>(args, shared, inbox, along_k, rows, part.row0);
+    store_tile<COLS, THREADS>(args, shared, inbox, &sums_are_here, along_k, rows, part.row0);
 }
 
 /* ---- Along m ----------------------------------------------------------------------------------------------------- */
 
 template <int COLS, int THREADS, class R>
 static __device__ __forceinline__ void add_along_m(const ieee_args &args, const vector_part &part, float *shared,
-                                                   float *inbox) {
+                                                   float *inbox, const uint64_t *sums_are_here) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, rows = args.share * 4, lanes = rows / R::ROWS;
     const int place = lane & (lanes - 1), log = log2_of(lanes);
     const float *row[R::ROWS]; /* those beyond the matrix repeat its last ones; their sums are not stored */
@@ -308,22 +335,23 @@ static __device__ __forceinline__ void add_along_m(const ieee_args &args, const 
             const int my_row = R::VECTORS ? place * R::ROWS + r : place + lanes * r;
             if (lane < lanes) shared[(warp * rows + my_row) * COLS + c] = sum[r][c];
         }
-    store_tile<COLS, THREADS>(args, shared, inbox, THREADS / 32, rows, part.row0);
+    store_tile<COLS, THREADS>(args, shared, inbox, sums_are_here, THREADS / 32, rows, part.row0);
 }
 
 template <int COLS, int THREADS>
 static __device__ __forceinline__ void run_along_m(const ieee_args &args, float *shared, float *inbox) {
     constexpr int LOADS = COLS == 1 ? 16 : 8;
+    __shared__ uint64_t sums_are_here;
     const vector_part part(args, args.share * 4);
-    if (cluster_blocks() > 1) cluster_arrive();
+    expect_sums(&sums_are_here, args.share * 4 * COLS);
     if ((uintptr_t)part.a % 16 == 0 && args.a.col_stride % 4 == 0 && args.m % 4 == 0)
-        add_along_m<COLS, THREADS, reading<4, 1, COLS == 1 ? 4 : 2, true>>(args, part, shared, inbox);
+        add_along_m<COLS, THREADS, reading<4, 1, COLS == 1 ? 4 : 2, true>>(args, part, shared, inbox, &sums_are_here);
     else if (args.share == 32) /* a warp's loads are of neighbouring rows */
-        add_along_m<COLS, THREADS, reading<4, 1, LOADS / 4, false>>(args, part, shared, inbox);
+        add_along_m<COLS, THREADS, reading<4, 1, LOADS / 4, false>>(args, part, shared, inbox, &sums_are_here);
     else if (args.share == 16)
-        add_along_m<COLS, THREADS, reading<2, 1, LOADS / 2, false>>(args, part, shared, inbox);
+        add_along_m<COLS, THREADS, reading<2, 1, LOADS / 2, false>>(args, part, shared, inbox, &sums_are_here);
     else
-        add_along_m<COLS, THREADS, reading<1, 1, LOADS, false>>(args, part, shared, inbox);
+        add_along_m<COLS, THREADS, reading<1, 1, LOADS, false>>(args, part, shared, inbox, &sums_are_here);
 }
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
@@ -339,22 +367,16 @@ ASSERT_LISTED_AS(IEEE_COLUMNS_M, MOST_ROWS, MOST_COLS, COLUMN_THREADS, COLUMNS_S
 
 extern "C" __global__ void __launch_bounds__(K_THREADS, 6) ieee_vector_k(const __grid_constant__ ieee_args args) {
     __shared__ float sums[K_THREADS / 32 * K_ROWS], inbox[MOST_BLOCKS];
-    wait_for_previous_kernel();
-    allow_next_kernel();
     run_along_k<1, K_THREADS, K_ROWS>(args, sums, inbox);
 }
 
 extern "C" __global__ void __launch_bounds__(M_THREADS, 2) ieee_vector_m(const __grid_constant__ ieee_args args) {
     __shared__ float sums[M_THREADS / 32 * MOST_ROWS], inbox[2 * MOST_ROWS];
-    wait_for_previous_kernel();
-    allow_next_kernel();
     run_along_m<1, M_THREADS>(args, sums, inbox);
 }
 
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2) ieee_columns_k(const __grid_constant__ ieee_args args) {
     float *shared = (float *)dynamic_shared<16>(), *inbox = shared + 2 * MOST_COLS * B_PITCH;
-    wait_for_previous_kernel();
-    allow_next_kernel();
     if (args.n <= 2)
         run_along_k<2, COLUMN_THREADS, COLUMN_ROWS>(args, shared, inbox);
     else if (args.n <= 4)
@@ -365,8 +387,6 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2) ieee_columns_k(c
 
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 2) ieee_columns_m(const __grid_constant__ ieee_args args) {
     float *shared = (float *)dynamic_shared<16>(), *inbox = shared + 2 * MOST_COLS * B_PITCH;
-    wait_for_previous_kernel();
-    allow_next_kernel();
     if (args.n <= 2)
         run_along_m<2, COLUMN_THREADS>(args, shared, inbox);
     else if (args.n <= 4)

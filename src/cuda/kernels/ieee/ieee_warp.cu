@@ -304,12 +304,16 @@ template <int TILE_M, int TILE_N, int STAGES> struct warp_tile {
         warp_source<TILE_N> from_b(b);
         warp_cursor coming = at;
         int coming_terms = 0, free = 0;
-        const auto fetch = [&] {
+        const auto fetch = [&](bool first) {
             if (coming_terms <= 0 && coming.index < tiles) {
                 from_a.begin(coming.item, coming.row * TILE_M, args.m, lane);
                 from_b.begin(coming.item, coming.col * TILE_N, args.n, lane);
                 coming_terms = args.k;
                 coming.next(args, step);
+                if (first) { /* only now: where to copy from was computed while the kernel before ended */
+                    wait_for_previous_kernel(from_a.from, from_b.from);
+                    allow_next_kernel();
+                }
             }
             if (coming_terms > 0) {
                 const uint32_t to = memory + free * (STAGE * 4);
@@ -328,7 +332,7 @@ template <int TILE_M, int TILE_N, int STAGES> struct warp_tile {
                 cp_async_wait<STAGES - 2>();
                 __syncwarp();
             }
-            fetch();
+            fetch(ahead == STAGES - 1);
             if (ahead) {
                 --ahead;
                 continue;
@@ -364,8 +368,6 @@ template <int TILE_M, int TILE_N, int STAGES> struct warp_tile {
     ASSERT_LISTED_AS(id, name##_tile::M, name##_tile::N, name##_tile::THREADS, name##_tile::SHARED_BYTES); \
     extern "C" __global__ void __launch_bounds__(name##_tile::THREADS, BLOCKS)                             \
         name(const __grid_constant__ ieee_args args) {                                                     \
-        wait_for_previous_kernel();                                                                        \
-        allow_next_kernel();                                                                               \
         name##_tile::run(args);                                                                            \
     }
 

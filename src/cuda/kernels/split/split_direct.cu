@@ -130,77 +130,69 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         }
     }
 
-    /* A stage by fma. */
-    template <bool A_ALONG_K, bool B_ALONG_K>
-    static __device__ __forceinline__ void multiply_exact(float (&sum)[SUMS], const float *stage) {
-        constexpr int A_LINE = A_ALONG_K ? stage_a::K_PITCH : 1, A_TERM = A_ALONG_K ? 1 : stage_a::LINE_PITCH;
-        constexpr int B_LINE = B_ALONG_K ? stage_b::K_PITCH : 1, B_TERM = B_ALONG_K ? 1 : stage_b::LINE_PITCH;
+    /* A stage by fma: it happens too rarely to have code for each layout. */
+    static __device__ __forceinline__ void multiply_exact(float (&sum)[SUMS], const float *stage, bool a_along_k,
+                                                          bool b_along_k) {
+        const int a_line = a_along_k ? stage_a::K_PITCH : 1, a_term = a_along_k ? 1 : stage_a::LINE_PITCH;
+        const int b_line = b_along_k ? stage_b::K_PITCH : 1, b_term = b_along_k ? 1 : stage_b::LINE_PITCH;
         const place at;
-        const float *a = stage + at.row * A_LINE, *b = stage + stage_a::FLOATS + at.col * B_LINE;
+        const float *a = stage + at.row * a_line, *b = stage + stage_a::FLOATS + at.col * b_line;
 #pragma unroll 1
-        for (int term = 0; term < STAGE_K; term += 2, a += 2 * A_TERM, b += 2 * B_TERM) {
-            float x[2][2]; /* of two terms, of two rows */
-#pragma unroll
-            for (int row = 0; row < 2; row++)
-#pragma unroll
-                for (int t = 0; t < 2; t++) x[t][row] = a[8 * row * A_LINE + t * A_TERM];
+        for (int term = 0; term < STAGE_K; term++, a += a_term, b += b_term) {
+            const float x[2] = {a[0], a[8 * a_line]}; /* of two rows */
 #pragma unroll
             for (int i = 0; i < SUMS; i += 4) {
-                float y[2][2]; /* of two columns */
+                const float y[2] = {b[2 * i * b_line], b[(2 * i + 1) * b_line]}; /* of two columns */
 #pragma unroll
-                for (int t = 0; t < 2; t++)
-#pragma unroll
-                    for (int col = 0; col < 2; col++) y[t][col] = b[(2 * i + col) * B_LINE + t * B_TERM];
-#pragma unroll
-                for (int t = 0; t < 2; t++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++) sum[i + j] = fmaf(x[t][j / 2], y[t][j % 2], sum[i + j]);
+                for (int j = 0; j < 4; j++) sum[i + j] = fmaf(x[j / 2], y[j % 2], sum[i + j]);
             }
         }
     }
 
+    using operand_a = stage_operand<false, M, STAGE_K, stage_a::K_PITCH, WARPGROUP>;
+    using operand_b = stage_operand<false, N, STAGE_K, stage_b::K_PITCH, WARPGROUP>;
+
     /* The sums of the warpgroup's terms. */
-    template <bool A_ALONG_K, bool B_ALONG_K>
     static __device__ __forceinline__ void sum_terms(const ieee_args &args, float (&sum)[SUMS], int row0, int col0,
                                                      int k0, int terms, float *pieces, float *shared) {
         const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / 4;
+        const int thread = (int)threadIdx.x % WARPGROUP;
         const uint32_t memory = shared_address(shared), b_hi = tile_address(pieces), b_lo = b_hi + PIECE * 4 / 16;
+#pragma unroll 1
         for (bool exact = args.k < LEAST_K;; exact = true) {
-            stage_operand a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m);
-            stage_operand b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n);
-            int coming = 0;
-            auto fetch = [&] {
-                if (coming < stages) {
-                    const uint32_t to = memory + coming % STAGES * (STAGE * 4);
-                    const int thread = (int)threadIdx.x % WARPGROUP, left = terms - coming * STAGE_K;
-                    copy_next_stage<false, M, STAGE_K, stage_a::K_PITCH, WARPGROUP>(thread, to, a, A_ALONG_K, left);
-                    copy_next_stage<false, N, STAGE_K, stage_b::K_PITCH, WARPGROUP>(thread, to + stage_a::FLOATS * 4, b,
-                                                                                    B_ALONG_K, left);
-                }
-                coming++;
-                cp_async_commit();
-            };
+            operand_a a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m, thread);
+            operand_b b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n, thread);
+            wait_for_previous_kernel(a.from, b.from); /* only now: where to copy from was computed while it ended */
+            allow_next_kernel();
 #pragma unroll
             for (int i = 0; i < SUMS; i++) sum[i] = 0;
 #pragma unroll 1
-            while (coming < STAGES - 1) fetch();
-#pragma unroll 1
-            for (int i = 0; i < stages; i++) {
-                cp_async_wait<STAGES - 2>();
-                named_barrier(barrier, WARPGROUP);
-                fetch(); /* where the stage before was */
+            for (int i = 1 - STAGES; i < stages; i++) {
+                if (i >= 0) {
+                    cp_async_wait<STAGES - 2>();
+                    named_barrier(barrier, WARPGROUP);
+                }
+                const int coming = i + STAGES - 1; /* where the stage before was */
+                if (coming < stages) {
+                    const uint32_t to = memory + coming % STAGES * (STAGE * 4);
+                    a.copy(to, terms - coming * STAGE_K);
+                    b.copy(to + stage_a::FLOATS * 4, terms - coming * STAGE_K);
+                }
+                cp_async_commit();
+                if (i < 0) continue;
                 const float *stage = shared + i % STAGES * STAGE;
                 least_magnitude least_a, least_b;
                 uint32_t hi[STEPS][4], lo[STEPS][4];
-                split_b<B_ALONG_K>(pieces, least_b, stage + stage_a::FLOATS);
-                split_a<A_ALONG_K>(hi, lo, least_a, stage);
+                b.along_k ? split_b<true>(pieces, least_b, stage + stage_a::FLOATS)
+                          : split_b<false>(pieces, least_b, stage + stage_a::FLOATS);
+                a.along_k ? split_a<true>(hi, lo, least_a, stage) : split_a<false>(hi, lo, least_a, stage);
                 fence_for_wgmma();
                 auto any_below = [&](int of_a, int of_b) {
                     return named_barrier_any(barrier, WARPGROUP,
                                              exact || least_a.is_below(of_a) || least_b.is_below(of_b));
                 };
                 if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80)) {
-                    multiply_exact<A_ALONG_K, B_ALONG_K>(sum, stage);
+                    multiply_exact(sum, stage, a.along_k, b.along_k);
                     continue;
                 }
                 float part[SUMS];
@@ -226,83 +218,84 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         }
     }
 
-    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some quads of its columns. */
-    static __device__ __forceinline__ void store(const ieee_args &args, float (&sum)[SUMS], float *shared, int row0,
-                                                 int col0) {
+    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some quads of its columns, whose sums
+     * all blocks bring to its inbox, where the stages were. */
+    static __device__ __forceinline__ void store(const ieee_args &args, float (&sum)[SUMS], float *shared,
+                                                 const uint64_t *sums_are_here, int row0, int col0) {
         const place at;
-        const int group = (int)threadIdx.x / WARPGROUP;
+        const int group = (int)threadIdx.x / WARPGROUP, blocks = args.cluster, rank = cluster_rank();
+        const int each = quads_of_block(blocks), first = rank * each;
         float *mine = shared + group * GROUP + at.row * SUM_PITCH + at.col;
-        auto put = [&] {
 #pragma unroll
-            for (int i = 0; i < SUMS; i += 2)
-                *(float2 *)(mine + i / 2 % 2 * 8 * SUM_PITCH + i / 4 * 8) = make_float2(sum[i], sum[i + 1]);
+        for (int i = 0; i < SUMS; i += 2)
+            *(float2 *)(mine + i / 2 % 2 * 8 * SUM_PITCH + i / 4 * 8) = make_float2(sum[i], sum[i + 1]);
+        __syncthreads();
+        if (blocks > 1) cluster_arrive(); /* all are done with their stages */
+        auto of_groups = [&](int quad) {
+            const float *from = shared + quad / (N / 4) * SUM_PITCH + quad % (N / 4) * 4;
+            float4 total = *(const float4 *)from;
+#pragma unroll
+            for (int other = 1; other < GROUPS; other++) {
+                const float4 more = *(const float4 *)(from + other * GROUP);
+                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            }
+            return total;
         };
-        if (GROUPS > 1) {
-            if (group) put();
-            __syncthreads();
-            if (group == 0)
-                for (int other = 1; other < GROUPS; other++)
-#pragma unroll
-                    for (int i = 0; i < SUMS; i += 2) {
-                        const float2 more = *(const float2 *)(mine + other * GROUP + i / 2 % 2 * 8 * SUM_PITCH +
-                                                              i / 4 * 8);
-                        sum[i] += more.x, sum[i + 1] += more.y;
-                    }
-        }
-        if (group == 0) put();
-        const int blocks = cluster_blocks(), quads = M * N / 4, each = (quads + blocks - 1) / blocks;
-        if (blocks > 1)
-            cluster_sync();
-        else
-            __syncthreads();
-        const int first = cluster_rank() * each, end = min(first + each, quads);
-        for (int quad = first + (int)threadIdx.x; quad < end; quad += THREADS) {
-            const int row = quad / (N / 4), col = quad % (N / 4) * 4;
-            if (row0 + row >= args.m || col0 + col >= args.n) continue;
-            const uint32_t from = shared_address(shared + row * SUM_PITCH + col);
-            float4 total = load_shared_16(from);
-            if (blocks > 1) {
-                total = load_16_from_block(from, 0);
+        float *inbox = shared + M * SUM_PITCH; /* [blocks][each] quads */
+        if (blocks > 1) {
+            cluster_wait();
 #pragma unroll 1
-                for (int other = 1; other < blocks; other += 4) {
-                    float4 more[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) more[i] = load_16_from_block(from, min(other + i, blocks - 1));
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (other + i < blocks)
-                            total.x += more[i].x, total.y += more[i].y, total.z += more[i].z, total.w += more[i].w;
+            for (int quad = (int)threadIdx.x; quad < QUADS; quad += THREADS) {
+                const int owner = quad / each;
+                send_to_block(shared_address(inbox + (rank * each + quad - owner * each) * 4), owner, of_groups(quad),
+                              sums_are_here);
+            }
+            if (first < QUADS) barrier_wait(sums_are_here, 0);
+        }
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < each && first + i < QUADS; i += THREADS) {
+            const int row = row0 + (first + i) / (N / 4), col = col0 + (first + i) % (N / 4) * 4;
+            if (row >= args.m || col >= args.n) continue;
+            float4 total;
+            if (blocks == 1)
+                total = of_groups(i);
+            else {
+                total = *(const float4 *)(inbox + i * 4);
+#pragma unroll 1
+                for (int other = 1; other < blocks; other++) {
+                    const float4 more = *(const float4 *)(inbox + (other * each + i) * 4);
+                    total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
                 }
             }
-            const float values[4] = {total.x, total.y, total.z, total.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (col0 + col + i < args.n) store_element(args, row0 + row, col0 + col + i, values[i]);
+            store_four(args, row, col, total);
         }
-        if (blocks > 1) cluster_sync(); /* until the others have read our sums */
     }
 
+    static constexpr int QUADS = M * N / 4;
+    static_assert(M * SUM_PITCH + (QUADS + 15) * 4 <= GROUP, "sums, and those of up to sixteen blocks, fit there");
+
+    /* The quads of the tile that a block of a cluster stores. */
+    static __device__ __forceinline__ int quads_of_block(int blocks) { return (QUADS + blocks - 1) / blocks; }
+
     static __device__ __forceinline__ void run(const ieee_args &args) {
+        __shared__ uint64_t sums_are_here;
         float *shared = (float *)dynamic_shared<1024>();
         const int rank = cluster_rank(), group = (int)threadIdx.x / WARPGROUP;
-        int tile_row, tile_col;
-        find_tile(args, cluster_number(), &tile_row, &tile_col);
-        const int row0 = tile_row * M, col0 = tile_col * N;
+        if (args.cluster > 1 && threadIdx.x == 0) {
+            const int each = quads_of_block(args.cluster), quads = min(each, QUADS - rank * each);
+            barrier_init(&sums_are_here, 1);
+            barrier_init_fence();
+            barrier_arrive_and_expect(&sums_are_here, args.cluster * max(quads, 0) * 16);
+        }
+        const int row0 = cluster_number() * M, col0 = (int)blockIdx.y * N;
         const int block_k0 = min(rank * args.k_each, args.k), block_terms = min(args.k_each, args.k - block_k0);
         const int each = ((block_terms + GROUPS - 1) / GROUPS + STAGE_K - 1) / STAGE_K * STAGE_K;
         const int skipped = min(group * each, block_terms), k0 = block_k0 + skipped,
                   terms = min(each, block_terms - skipped);
-        float *pieces = shared + group * 2 * PIECE, *stages = shared + GROUPS * 2 * PIECE,
-              *mine = stages + group * GROUP;
-        const bool a_along_k = args.a.row_stride != 1, b_along_k = args.b.col_stride != 1; /* as in stage_operand */
+        float *pieces = shared + group * 2 * PIECE, *stages = shared + GROUPS * 2 * PIECE;
         float sum[SUMS];
-        if (a_along_k)
-            b_along_k ? sum_terms<true, true>(args, sum, row0, col0, k0, terms, pieces, mine)
-                      : sum_terms<true, false>(args, sum, row0, col0, k0, terms, pieces, mine);
-        else
-            b_along_k ? sum_terms<false, true>(args, sum, row0, col0, k0, terms, pieces, mine)
-                      : sum_terms<false, false>(args, sum, row0, col0, k0, terms, pieces, mine);
-        store(args, sum, stages, row0, col0);
+        sum_terms(args, sum, row0, col0, k0, terms, pieces, stages + group * GROUP);
+        store(args, sum, stages, &sums_are_here, row0, col0);
     }
 };
 
@@ -311,8 +304,6 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     ASSERT_LISTED_AS(id, name##_tile::M, name##_tile::N, name##_tile::THREADS, name##_tile::SHARED_BYTES); \
     extern "C" __global__ void __launch_bounds__(name##_tile::THREADS, 1)                                  \
         name(const __grid_constant__ ieee_args args) {                                                     \
-        wait_for_previous_kernel();                                                                        \
-        allow_next_kernel();                                                                               \
         name##_tile::run(args);                                                                            \
     }
 
