@@ -29,6 +29,7 @@ typedef struct tile_costs {
 typedef struct short_costs {
     double start, tile, step;
     double unaligned; /* of a tile, more where rows of C are not of sixteen bytes */
+    double slow;      /* of a step, more for each operand that is copied by single floats */
     double memory;    /* reading and writing everything once, in times of product_seconds */
 } short_costs;
 
@@ -153,8 +154,8 @@ static const device_costs measured[] = {{
          [SPLIT_TF32_SM90] = {1700, 540, 2.28e-6, 2.28e-6, 1.25},
          [SPLIT_FP32_MMA_SM80] = {330, 420, 2.4e-6, 3e-6, 1.6},
          [SPLIT_TF32_MMA_SM80] = {1000, 700, 1.8e-6, 3e-6, 1.6}},
-    .short_64 = {.start = 1.8e-6, .tile = 0.372e-6, .step = 0.165e-6, .unaligned = 0.38, .memory = 1.3},
-    .short_96 = {.start = 1.8e-6, .tile = 0.43e-6, .step = 0.2e-6, .unaligned = 0, .memory = 1.4},
+    .short_64 = {.start = 1.8e-6, .tile = 0.372e-6, .step = 0.13e-6, .unaligned = 0.38, .slow = 0.2, .memory = 1.3},
+    .short_96 = {.start = 1.8e-6, .tile = 0.43e-6, .step = 0.16e-6, .unaligned = 0, .slow = 0.2, .memory = 1.4},
     .small_16 = {2.22e-6, .cluster = 0.82e-6, 0.054e-6, 0.305e-6, .together = 2.65, .slow = 0.053, .block = 0.197e-6},
     .small_32 = {3.5e-6, .cluster = 0.57e-6, 0, 0.662e-6, .together = 2.28, .slow = 0.039, .block = 0.278e-6},
     .long_16 = {2.13e-6, .cluster = 1.02e-6, 0.067e-6, 0.531e-6, .together = 1.3, .slow = 0.061, .block = 1.26e-6},
@@ -231,7 +232,7 @@ static const device_costs measured[] = {{
 #define TILE(X, of) \
     X(of.rate) X(of.pipeline_k) X(of.start) X(of.reduce) X(of.stall) X(of.slow) X(of.edge) X(of.ragged) \
     X(of.cluster)
-#define SHORT(X, of) X(of.start) X(of.tile) X(of.step) X(of.unaligned) X(of.memory)
+#define SHORT(X, of) X(of.start) X(of.tile) X(of.step) X(of.unaligned) X(of.slow) X(of.memory)
 #define THIN(X, of)                                                                                      \
     X(of.start) X(of.reduce) X(of.block) X(of.block_bytes[0]) X(of.block_bytes[1]) X(of.block_bytes[2])   \
     X(of.memory) X(of.across) X(of.unaligned)
@@ -322,13 +323,15 @@ static double product_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
 }
 
+static bool copies_singles(int64_t line_stride, int64_t k_stride) { return line_stride != 1 || k_stride % 4; }
+
 /* How much longer an ieee kernel takes where operands are copied by single floats, as they are unless lines are
  * neighbours and aligned; more so if there are fewer lines than a tile has. */
 static double reading_factor(const tile_costs *of, const cuda_kernel *kernel, const tsr_problem *p) {
     double factor = 1;
     if (kernel->family != FAMILY_TILE) return factor;
-    if (p->a.row_stride != 1 || p->a.col_stride % 4) factor += of->slow + (p->m < kernel->tile_m ? of->edge : 0);
-    if (p->b.col_stride != 1 || p->b.row_stride % 4) factor += of->slow + (p->n < kernel->tile_n ? of->edge : 0);
+    if (copies_singles(p->a.row_stride, p->a.col_stride)) factor += of->slow + (p->m < kernel->tile_m ? of->edge : 0);
+    if (copies_singles(p->b.col_stride, p->b.row_stride)) factor += of->slow + (p->n < kernel->tile_n ? of->edge : 0);
     return factor;
 }
 
@@ -369,7 +372,9 @@ static double cost_short(const device_costs *costs, const cuda_device *device, c
                          const tsr_problem *p) {
     const short_costs *of = c->kernel == &cuda_kernels[IEEE_MMA_SHORT_K] ? &costs->short_64 : &costs->short_96;
     const int64_t busiest = ceil_div(c->tiles * p->batch, device->multiprocessors);
-    const double tile = of->tile * (p->n % 4 ? 1 + of->unaligned : 1) + (double)ceil_div(p->k, 8) * of->step;
+    const int slow = copies_singles(p->a.row_stride, p->a.col_stride) + copies_singles(p->b.col_stride, p->b.row_stride);
+    const double tile = of->tile * (p->n % 4 ? 1 + of->unaligned : 1) +
+                        (double)ceil_div(p->k, 8) * of->step * (1 + slow * of->slow);
     return of->start + hypot(blocks_in_turn(costs->short_stall, c->kernel, busiest) * tile,
                              of->memory * product_seconds(costs, device, p));
 }

@@ -15,13 +15,13 @@ enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535, MAX_COLUMNS = 65535 };
 /* Chunks that max_workspace forces are whole tiles of every split kernel. */
 enum { CHUNK_STEP = 2 * PANEL_ROWS };
 
-/* A short call, by estimate, may begin before the kernel in front of it has finished, which gains 0.5 us and more: what
- * comes before the first read runs meanwhile. Longer calls lose as much: thread blocks that are placed early land in any
- * order, and some SMs get more than their share.
- * Only on Hopper, where measurements show that a kernel which begins early still waits for everything in front of it in
- * the stream. */
-static bool begins_early(const cuda_device *device, double seconds) {
-    return seconds < 12e-6 && device->capability == 90;
+/* Whether a call's first kernel may begin before the kernel in front of it has finished, which gains 0.5 us and more:
+ * what comes before the first read runs meanwhile. But thread blocks that are placed early land in any order, and some
+ * SMs get more than their share. Where a call is long, by estimate, that costs as much as it gains, unless an SM has no
+ * more than one block or two, as with TF32 kernels. Only on Hopper, where measurements show that a kernel which begins
+ * early still waits for everything in front of it in the stream. */
+static bool begins_early(const cuda_device *device, const cuda_candidate *c) {
+    return device->capability == 90 && (c->kernel->family == FAMILY_TF32 || c->seconds < 12e-6);
 }
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
@@ -135,7 +135,7 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
     if (c->kernel->family == FAMILY_SMALL)
         plan->chunk_n = min64(plan->chunk_n, (int64_t)MAX_COLUMNS * c->kernel->tile_n);
-    plan->early = begins_early(plan->device, c->seconds);
+    plan->early = begins_early(plan->device, c);
     plan->reason = reason;
 }
 

@@ -120,9 +120,7 @@ __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t
     asm volatile("" : "+l"(w), "+l"(x), "+l"(y), "+l"(z));
 }
 __device__ inline void forget_origin(int64_t &x, int64_t &y) { asm volatile("" : "+l"(x), "+l"(y)); }
-__device__ inline void forget_origin(int &v, int &w, int &x, uint32_t &y, uint32_t &z) {
-    asm volatile("" : "+r"(v), "+r"(w), "+r"(x), "+r"(y), "+r"(z));
-}
+__device__ inline void forget_origin(int &x, int &y, uint32_t &z) { asm volatile("" : "+r"(x), "+r"(y), "+r"(z)); }
 
 /* A cache policy: L2 evicts what is read under it before anything else. */
 __device__ inline uint64_t evict_first_policy() {

@@ -31,7 +31,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     static_assert(GROUPS * TILE * SUM_PITCH + (TILE + 15) * TILE <= STAGES * STAGE,
                   "sums of groups, and of up to sixteen blocks, take the place of the stages");
 
-    using operand = stage_operand<true, TILE, BLOCK_K, K_PITCH, THREADS>;
+    template <bool ALONG_K> using operand = stage_operand<ALONG_K, true, TILE, BLOCK_K, K_PITCH, THREADS>;
 
     /* Four terms of a thread's four lines: values[line][term]. */
     template <bool ALONG_K>
@@ -85,7 +85,11 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     }
 
     /* The sums of the block's terms, as [GROUPS][TILE][SUM_PITCH] where the stages were. */
-    static __device__ __forceinline__ void sum_terms(operand &a, operand &b, int terms, float *shared) {
+    template <bool A_ALONG_K, bool B_ALONG_K>
+    static __device__ __forceinline__ void sum_terms(const ieee_args &args, int row0, int col0, int k0, int terms,
+                                                     float *shared) {
+        operand<A_ALONG_K> a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m, (int)threadIdx.x);
+        operand<B_ALONG_K> b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n, (int)threadIdx.x);
         const int lane = (int)threadIdx.x % (LANES * LANES), group = (int)threadIdx.x / (LANES * LANES);
         const int lane_m = lane / LANES, lane_n = lane % LANES;
         const int stages = (terms + BLOCK_K - 1) / BLOCK_K;
@@ -106,26 +110,21 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
                 b.copy(to + OPERAND * 4, terms - coming * BLOCK_K);
             }
             cp_async_commit();
-            if (i < 0) continue;
-            const float *stage = shared + i % STAGES * STAGE;
-            if (a.along_k)
-                b.along_k ? multiply<true, true>(sum, stage, lane_m, lane_n, group)
-                          : multiply<true, false>(sum, stage, lane_m, lane_n, group);
-            else
-                b.along_k ? multiply<false, true>(sum, stage, lane_m, lane_n, group)
-                          : multiply<false, false>(sum, stage, lane_m, lane_n, group);
+            if (i >= 0)
+                multiply<A_ALONG_K, B_ALONG_K>(sum, shared + i % STAGES * STAGE, lane_m, lane_n, group);
         }
         cp_async_wait<0>();
         __syncthreads();
-        float *to = shared + (group * TILE + (a.along_k ? lane_m : lane_m * 4)) * SUM_PITCH;
-        const int row_step = a.along_k ? LANES * SUM_PITCH : SUM_PITCH;
+        float *mine = shared + group * TILE * SUM_PITCH;
 #pragma unroll
-        for (int row = 0; row < 4; row++, to += row_step)
-            if (b.along_k) {
+        for (int row = 0; row < 4; row++) {
+            float *to = mine + (A_ALONG_K ? lane_m + row * LANES : lane_m * 4 + row) * SUM_PITCH;
+            if (B_ALONG_K) {
 #pragma unroll
                 for (int col = 0; col < 4; col++) to[lane_n + col * LANES] = sum[row][col];
             } else
                 *(float4 *)(to + lane_n * 4) = make_float4(sum[row][0], sum[row][1], sum[row][2], sum[row][3]);
+        }
         __syncthreads();
     }
 
@@ -188,9 +187,13 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
         }
         const int row0 = cluster_number() * TILE, col0 = (int)blockIdx.y * TILE;
         const int k0 = min(cluster_rank() * args.k_each, args.k), terms = min(args.k_each, args.k - k0);
-        operand a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m, (int)threadIdx.x);
-        operand b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n, (int)threadIdx.x);
-        sum_terms(a, b, terms, shared);
+        const bool a_along_k = args.a.row_stride != 1, b_along_k = args.b.col_stride != 1;
+        if (a_along_k)
+            b_along_k ? sum_terms<true, true>(args, row0, col0, k0, terms, shared)
+                      : sum_terms<true, false>(args, row0, col0, k0, terms, shared);
+        else
+            b_along_k ? sum_terms<false, true>(args, row0, col0, k0, terms, shared)
+                      : sum_terms<false, false>(args, row0, col0, k0, terms, shared);
         if (args.cluster > 1) cluster_arrive();
         store(args, shared, &sums_are_here, row0, col0);
     }

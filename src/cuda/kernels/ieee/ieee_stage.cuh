@@ -1,81 +1,73 @@
 /* ieee_stage.cuh: how the lines of an operand come to shared memory, some terms at a time, by the kernels that compute
- * a product in one launch (ieee_small.cu, split_direct.cu). A "line" is an index of m for A and of n for B. */
+ * a product in one launch (ieee_small.cu, split_direct.cu). A "line" is an index of m for A and of n for B.
+ *
+ * These kernels take a few microseconds, and run most of their instructions once. Each that was not run before takes
+ * several cycles, so what counts is how many there are on the way, not how many are saved in the end. */
 #pragma once
 
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/ptx.cuh"
 
 /* One operand, from its first line and its first term on, as a thread copies it: TERMS terms of LINES lines at a time,
+ * zeros where the matrix has none. In shared memory a stage has
  *
- *     terms of k are neighbours:    [LINES][K_PITCH]
- *     lines are neighbours:         [TERMS][LINES + 4]
+ *     ALONG_K, terms of k are neighbours:    [LINES][K_PITCH]
+ *     else, lines are neighbours:            [TERMS][LINES + 4]
  *
- * zeros where the matrix has none. CACHED: by way of the L1 cache. What depends on the layout is a number, not a branch:
- * a kernel of a few microseconds runs most of its instructions once, and each that it has not run before takes several
- * cycles. */
-template <bool CACHED, int LINES, int TERMS, int K_PITCH, int THREADS> struct stage_operand {
-    static constexpr int VECTOR_PASSES = LINES * TERMS / 4 / THREADS, PASSES = LINES * TERMS / THREADS;
-    static_assert(VECTOR_PASSES * 4 * THREADS == LINES * TERMS, "whole passes");
-    static_assert(THREADS % LINES == 0 && THREADS % TERMS == 0, "a pass is whole rows");
+ * CACHED: by way of the L1 cache. */
+template <bool ALONG_K, bool CACHED, int LINES, int TERMS, int K_PITCH, int THREADS> struct stage_operand {
+    static constexpr int OUTER = ALONG_K ? LINES : TERMS, INNER = ALONG_K ? TERMS : LINES;
+    static constexpr int PITCH = ALONG_K ? K_PITCH : LINES + 4;
+    static constexpr int VECTOR_ROWS = THREADS * 4 / INNER, SINGLE_ROWS = THREADS / INNER; /* in a pass */
+    static constexpr int VECTOR_PASSES = OUTER / VECTOR_ROWS, SINGLE_PASSES = OUTER / SINGLE_ROWS;
+    static_assert(VECTOR_PASSES * VECTOR_ROWS == OUTER && SINGLE_PASSES * SINGLE_ROWS == OUTER, "whole passes");
 
-    bool along_k, by_vectors;
-    int row, col;         /* of a stage in shared memory: where this thread begins */
-    int rows;             /* from a pass to the next */
-    int lines;            /* from the first to the end of the matrix */
-    uint32_t to, to_step; /* bytes: from the stage's beginning, and from a pass to the next */
+    bool by_vectors;
+    int lines;    /* from the first to the end of the matrix */
+    int row, col; /* of a stage in shared memory: where this thread begins */
+    uint32_t to;  /* the same in bytes from the stage's beginning */
     const float *from;
-    int64_t step, stage_step; /* floats */
+    int64_t step, stage_step; /* floats: from a pass to the next, and from a stage */
 
     __device__ __forceinline__ stage_operand(const matrix_in &x, int64_t line_stride, int64_t k_stride, int line,
                                              int k0, int line_count, int thread)
-        : along_k(line_stride != 1), lines(line_count - line) {
+        : lines(line_count - line) {
         from = x.data + blockIdx.z * x.batch_stride + line * line_stride + k0 * k_stride;
-        const int64_t row_stride = along_k ? line_stride : k_stride, col_stride = along_k ? k_stride : 1;
+        const int64_t row_stride = ALONG_K ? line_stride : k_stride, col_stride = ALONG_K ? k_stride : 1;
         by_vectors = col_stride == 1 && row_stride % 4 == 0 && (uintptr_t)from % 16 == 0;
-        const int width = (along_k ? TERMS : LINES) / (by_vectors ? 4 : 1); /* a power of two */
-        const int pitch = along_k ? K_PITCH : LINES + 4;
-        row = thread >> (31 - __clz(width));
-        col = (thread & (width - 1)) * (by_vectors ? 4 : 1);
-        rows = THREADS >> (31 - __clz(width));
-        to = (row * pitch + col) * 4;
-        to_step = rows * pitch * 4;
+        row = by_vectors ? thread / (INNER / 4) : thread / INNER;
+        col = by_vectors ? thread % (INNER / 4) * 4 : thread % INNER;
+        to = (row * PITCH + col) * 4;
         from += row * row_stride + col * col_stride;
-        step = rows * row_stride;
+        step = row_stride * (by_vectors ? VECTOR_ROWS : SINGLE_ROWS);
         stage_step = TERMS * k_stride;
         forget_origin(step, stage_step);
-        forget_origin(row, col, rows, to, to_step);
+        forget_origin(row, col, to);
     }
 
     /* The next stage, of which `terms` terms are left. */
     __device__ __forceinline__ void copy(uint32_t stage, int terms) {
         const float *next = from;
         stage += to;
-        if (lines >= LINES && terms >= TERMS) {
-            if (by_vectors)
+        const int rows_left = (ALONG_K ? lines : terms) - row, cols_left = (ALONG_K ? terms : lines) - col;
+        if (!by_vectors) {
+            const int left = cols_left > 0 ? rows_left : 0;
 #pragma unroll
-                for (int pass = 0; pass < VECTOR_PASSES; pass++, next += step, stage += to_step)
-                    cp_async_if<16, CACHED>(stage, next, true);
-            else
+            for (int pass = 0; pass < SINGLE_PASSES; pass++, next += step)
+                cp_async_or_zero<4>(stage + pass * (SINGLE_ROWS * PITCH * 4), next, pass * SINGLE_ROWS < left);
+        } else if (lines >= LINES && terms >= TERMS) {
 #pragma unroll
-                for (int pass = 0; pass < PASSES; pass++, next += step, stage += to_step)
-                    cp_async_if<4>(stage, next, true);
+            for (int pass = 0; pass < VECTOR_PASSES; pass++, next += step)
+                cp_async_if<16, CACHED>(stage + pass * (VECTOR_ROWS * PITCH * 4), next, true);
         } else {
-            const int rows_left = (along_k ? lines : terms) - row, cols_left = (along_k ? terms : lines) - col;
-            if (by_vectors) {
-                const int bytes = 4 * min(max(cols_left, 0), 4);
+            const int bytes = 4 * min(max(cols_left, 0), 4);
 #pragma unroll
-                for (int pass = 0; pass < VECTOR_PASSES; pass++, next += step, stage += to_step) {
-                    const int wanted = pass * rows < rows_left ? bytes : 0;
-                    if (CACHED)
-                        cp_async_cached(stage, next, wanted);
-                    else
-                        cp_async_bytes(stage, next, wanted);
-                }
-            } else {
-                const int left = cols_left > 0 ? rows_left : 0;
-#pragma unroll(PASSES > 4 ? 4 : PASSES)
-                for (int pass = 0; pass < PASSES; pass++, next += step, stage += to_step)
-                    cp_async_or_zero<4>(stage, next, pass * rows < left);
+            for (int pass = 0; pass < VECTOR_PASSES; pass++, next += step) {
+                const int wanted = pass * VECTOR_ROWS < rows_left ? bytes : 0;
+                if (CACHED)
+                    cp_async_cached(stage + pass * (VECTOR_ROWS * PITCH * 4), next, wanted);
+                else
+                    cp_async_bytes(stage + pass * (VECTOR_ROWS * PITCH * 4), next, wanted);
             }
         }
         from += stage_step;

@@ -149,10 +149,11 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         }
     }
 
-    using operand_a = stage_operand<false, M, STAGE_K, stage_a::K_PITCH, WARPGROUP>;
-    using operand_b = stage_operand<false, N, STAGE_K, stage_b::K_PITCH, WARPGROUP>;
+    template <bool ALONG_K> using operand_a = stage_operand<ALONG_K, false, M, STAGE_K, stage_a::K_PITCH, WARPGROUP>;
+    template <bool ALONG_K> using operand_b = stage_operand<ALONG_K, false, N, STAGE_K, stage_b::K_PITCH, WARPGROUP>;
 
     /* The sums of the warpgroup's terms. */
+    template <bool A_ALONG_K, bool B_ALONG_K>
     static __device__ __forceinline__ void sum_terms(const ieee_args &args, float (&sum)[SUMS], int row0, int col0,
                                                      int k0, int terms, float *pieces, float *shared) {
         const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / 4;
@@ -160,8 +161,8 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         const uint32_t memory = shared_address(shared), b_hi = tile_address(pieces), b_lo = b_hi + PIECE * 4 / 16;
 #pragma unroll 1
         for (bool exact = args.k < LEAST_K;; exact = true) {
-            operand_a a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m, thread);
-            operand_b b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n, thread);
+            operand_a<A_ALONG_K> a(args.a, args.a.row_stride, args.a.col_stride, row0, k0, args.m, thread);
+            operand_b<B_ALONG_K> b(args.b, args.b.col_stride, args.b.row_stride, col0, k0, args.n, thread);
             wait_for_previous_kernel(a.from, b.from); /* only now: where to copy from was computed while it ended */
             allow_next_kernel();
 #pragma unroll
@@ -183,16 +184,15 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 const float *stage = shared + i % STAGES * STAGE;
                 least_magnitude least_a, least_b;
                 uint32_t hi[STEPS][4], lo[STEPS][4];
-                b.along_k ? split_b<true>(pieces, least_b, stage + stage_a::FLOATS)
-                          : split_b<false>(pieces, least_b, stage + stage_a::FLOATS);
-                a.along_k ? split_a<true>(hi, lo, least_a, stage) : split_a<false>(hi, lo, least_a, stage);
+                split_b<B_ALONG_K>(pieces, least_b, stage + stage_a::FLOATS);
+                split_a<A_ALONG_K>(hi, lo, least_a, stage);
                 fence_for_wgmma();
                 auto any_below = [&](int of_a, int of_b) {
                     return named_barrier_any(barrier, WARPGROUP,
                                              exact || least_a.is_below(of_a) || least_b.is_below(of_b));
                 };
                 if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80)) {
-                    multiply_exact(sum, stage, a.along_k, b.along_k);
+                    multiply_exact(sum, stage, A_ALONG_K, B_ALONG_K);
                     continue;
                 }
                 float part[SUMS];
@@ -294,7 +294,14 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                   terms = min(each, block_terms - skipped);
         float *pieces = shared + group * 2 * PIECE, *stages = shared + GROUPS * 2 * PIECE;
         float sum[SUMS];
-        sum_terms(args, sum, row0, col0, k0, terms, pieces, stages + group * GROUP);
+        float *mine = stages + group * GROUP;
+        const bool a_along_k = args.a.row_stride != 1, b_along_k = args.b.col_stride != 1;
+        if (a_along_k)
+            b_along_k ? sum_terms<true, true>(args, sum, row0, col0, k0, terms, pieces, mine)
+                      : sum_terms<true, false>(args, sum, row0, col0, k0, terms, pieces, mine);
+        else
+            b_along_k ? sum_terms<false, true>(args, sum, row0, col0, k0, terms, pieces, mine)
+                      : sum_terms<false, false>(args, sum, row0, col0, k0, terms, pieces, mine);
         store(args, sum, stages, &sums_are_here, row0, col0);
     }
 };
