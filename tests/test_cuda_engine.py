@@ -560,6 +560,19 @@ def test_a_batch_of_more_than_65535(cuda, rng):
     assert np.array_equal(cuda.product(a, b), a.astype(np.float64) @ b)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel, m, n", [("ieee_small_16", 9, 65535 * 16 + 1), ("ieee_vector_k", 2**26 + 5, 1)])
+def test_more_blocks_than_a_grid_may_have(driver, rng, kernel, m, n):
+    """Tile columns beyond the grid's y, and blocks beyond what is exact along x, are launched again."""
+    if kernel not in kernel_names(CUDA):
+        pytest.skip(f"{kernel} does not run on this GPU")
+    a, b, c = integers(rng, m, 1), integers(rng, 1, n), poisoned(m, n)
+    with placed(driver, a) as da, placed(driver, b) as db, placed(driver, c) as dc:
+        binding.gemm(binding.Context(device=CUDA, precision=IEEE, kernel=kernel), operand(da, a), operand(db, b),
+                     result(dc, c))
+        assert np.array_equal(dc.get().reshape(m, n), a * b)
+
+
 @pytest.mark.parametrize("m, n, k", [(2048, 1024, 1024), (1031, 743, 517), (4096, 128, 4096), (256, 256, 16384)])
 def test_bound_at_sizes_that_fill_the_gpu(accurate_cuda, rng, m, n, k):
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)

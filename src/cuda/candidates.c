@@ -161,8 +161,6 @@ static cuda_candidate candidate_with_parts(cuda_candidate c, const tsr_problem *
     return c;
 }
 
-enum { MAX_SPLIT_PARTS = 8 };
-
 /* A split kernel's best: k whole; k shared by the blocks of clusters, all of which run at once; k cut so that the tiles
  * fill the GPU once, twice or three times; or k cut in the tiles of the last, incomplete wave alone, so that these fill
  * the GPU once. The estimate includes packing even for an operand that was packed beforehand: packing must not change

@@ -372,7 +372,8 @@ static double cost_short(const device_costs *costs, const cuda_device *device, c
                          const tsr_problem *p) {
     const short_costs *of = c->kernel == &cuda_kernels[IEEE_MMA_SHORT_K] ? &costs->short_64 : &costs->short_96;
     const int64_t busiest = ceil_div(c->tiles * p->batch, device->multiprocessors);
-    const int slow = copies_singles(p->a.row_stride, p->a.col_stride) + copies_singles(p->b.col_stride, p->b.row_stride);
+    const int slow = copies_singles(p->a.row_stride, p->a.col_stride) +
+                     copies_singles(p->b.col_stride, p->b.row_stride);
     const double tile = of->tile * (p->n % 4 ? 1 + of->unaligned : 1) +
                         (double)ceil_div(p->k, 8) * of->step * (1 + slow * of->slow);
     return of->start + hypot(blocks_in_turn(costs->short_stall, c->kernel, busiest) * tile,

@@ -48,20 +48,40 @@ static tsr_status launch_reduce(launch_queue *q, ieee_args *args) {
     return launch_kernel(q, reduce, (launch_grid){tail * parts, 1, args->batch}, args, sizeof *args);
 }
 
+/* Kernels of one launch: tile rows lie along the grid's x, by clusters, tile columns along y. A grid has at most
+ * MOST_COLUMNS along y; and which cluster a thread block belongs to, the compiler computes in float, which is exact up
+ * to MOST_BLOCKS. Larger products are several launches after all. */
+static tsr_status queue_one_launch(launch_queue *q, const cuda_plan *plan, const tsr_problem *p) {
+    enum { MOST_BLOCKS = 1 << 23, MOST_COLUMNS = 65535 };
+    const cuda_kernel *kernel = plan->multiply;
+    const bool by_tiles = kernel->family == FAMILY_SMALL;
+    const int64_t rows = by_tiles ? kernel->tile_m : cuda_vector_rows(kernel, plan->share);
+    const int64_t most_m = MOST_BLOCKS / plan->cluster * rows;
+    const int64_t most_n = by_tiles ? (int64_t)MOST_COLUMNS * kernel->tile_n : p->n;
+    problem_range at = {.k = p->k, .batch = p->batch};
+    tsr_status status = TSR_OK;
+    for (at.n0 = 0; at.n0 < p->n && !status; at.n0 += most_n) {
+        at.n = min64(most_n, p->n - at.n0);
+        for (at.m0 = 0; at.m0 < p->m && !status; at.m0 += most_m) {
+            at.m = min64(most_m, p->m - at.m0);
+            const tsr_problem part = problem_part(p, &at);
+            ieee_args args = ieee_args_of(&part, kernel);
+            args.cluster = (int32_t)plan->cluster;
+            args.k_each = (int32_t)min64(plan->k_each, round_up(ceil_div(p->k, plan->cluster), IEEE_RUN));
+            args.share = (int32_t)plan->share;
+            const launch_grid grid = {ceil_div(at.m, rows) * plan->cluster, by_tiles ? args.tiles_n : 1, p->batch};
+            status = launch_clusters(q, kernel, grid, plan->cluster, &args, sizeof args);
+        }
+    }
+    return status;
+}
+
 tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
     const cuda_kernel *kernel = plan->multiply;
+    if (cuda_shares_k(kernel)) return queue_one_launch(q, plan, p);
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;
     const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
-    if (cuda_shares_k(kernel)) {
-        args.cluster = (int32_t)plan->cluster;
-        args.k_each = (int32_t)min64(plan->k_each, round_up(ceil_div(p->k, plan->cluster), IEEE_RUN));
-        args.share = (int32_t)plan->share;
-        const bool tiles_of_c = kernel->family == FAMILY_SMALL;
-        const int64_t rows = tiles_of_c ? args.tiles_m : ceil_div(p->m, cuda_vector_rows(kernel, plan->share));
-        return launch_clusters(q, kernel, (launch_grid){rows * plan->cluster, tiles_of_c ? args.tiles_n : 1, p->batch},
-                               plan->cluster, &args, sizeof args);
-    }
     if (kernel->family == FAMILY_WARP) {
         const int64_t blocks = cuda_warp_blocks(kernel, plan->device, tiles * p->batch);
         return launch_kernel(q, kernel, (launch_grid){blocks, 1, 1}, &args, sizeof args);

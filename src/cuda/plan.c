@@ -8,9 +8,8 @@
 /* Gradients often have panels that fp16 cannot represent. On average packed products take this many times as long. */
 #define TF32_RISK 1.07
 
-/* Kernels index with 32 bits, so larger extents are computed in chunks. A grid has at most MAX_BATCH blocks along z, and
- * MAX_COLUMNS along y, which are columns of tiles for kernels of one launch. */
-enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535, MAX_COLUMNS = 65535 };
+/* Kernels index with 32 bits, so larger extents are computed in chunks. A grid has at most MAX_BATCH blocks along z. */
+enum { MAX_EXTENT = 1 << 30, MAX_BATCH = 65535 };
 
 /* Chunks that max_workspace forces are whole tiles of every split kernel. */
 enum { CHUNK_STEP = 2 * PANEL_ROWS };
@@ -133,8 +132,6 @@ static void adopt(cuda_plan *plan, const cuda_candidate *c, const char *reason) 
     plan->share = c->share;
     plan->turns_b = c->turns_b;
     plan->workspace = (cuda_workspace_layout){.bytes = c->partial_bytes};
-    if (c->kernel->family == FAMILY_SMALL)
-        plan->chunk_n = min64(plan->chunk_n, (int64_t)MAX_COLUMNS * c->kernel->tile_n);
     plan->early = begins_early(plan->device, c);
     plan->reason = reason;
 }

@@ -273,6 +273,13 @@ def test_sums_are_added_up_by_a_kernel_launched_early():
         assert set(names()) <= kernels_that_wait()
 
 
+def test_more_columns_of_tiles_than_a_grid_has_are_launched_again():
+    problem = Problem(9, 65535 * 16 + 1, 1)
+    assert problem.run(Context(CUDA, IEEE, "ieee_small_16")) == 0
+    assert [tuple(one.grid) for one in launches()] == [(1, 65535, 1), (1, 1, 1)]
+    problem.check()
+
+
 def test_all_blocks_have_128_threads_where_the_kernel_promises_it(problem):
     assert problem.run(Context(CUDA, FP32, "split_fp32_sm90_t128")) == 0
     assert {one.threads for one in launches()} == {128}

@@ -33,7 +33,8 @@ typedef struct matrix_out {
  * order and applies alpha and beta.
  *
  * Kernels in one launch (ieee_small.cu, ieee_vector.cu, split_direct.cu) have no tail: `cluster` thread blocks share a
- * tile, with k_each terms each, and the threads of a block share these as `share` says.
+ * tile, with k_each terms each, and the threads of a block share these as `share` says. Their grid has tile rows along
+ * x, a cluster for each, tile columns along y, and the batch along z.
  *
  * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
  * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only the rows of
@@ -122,8 +123,11 @@ typedef struct split_operand {
  * covers k_blocks_per_slice blocks of k and writes its sums, scaled back but without alpha and beta, to
  * partial[batch*slices + s][tile - full_tiles][tile_m][tile_n]; split_reduce adds the slices and does the rest.
  *
- * parts: if it is not 1, no tile is in slices. A cluster of `parts` thread blocks computes each tile. Each block has up
- * to k_blocks_per_slice blocks of k, and at least one; they add up their sums in shared memory. */
+ * parts: if it is not 1, no tile is in slices. A cluster of `parts` thread blocks, MAX_SPLIT_PARTS at most, computes
+ * each tile. Each block has up to k_blocks_per_slice blocks of k, and at least one; they add up their sums in shared
+ * memory. */
+enum { MAX_SPLIT_PARTS = 8 };
+
 typedef struct split_args {
     split_operand a, b;
     matrix_in addend; /* S; it equals C or does not overlap it, and is not read with beta = 0 */

@@ -153,7 +153,7 @@ __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/* Makes freshly initialised barriers visible to the copy engine. */
+/* Makes freshly initialised barriers visible to the copy engine and to the other blocks of the cluster. */
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ inline void barrier_arrive(uint64_t *barrier) {
@@ -475,6 +475,31 @@ __device__ inline int cluster_blocks() {
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
+/* The same, and that this thread is done with its block's shared memory: others may write there. Older compilers can
+ * only say it of all memory, which takes longer. */
+__device__ inline void cluster_arrive_when_done() {
+#if __CUDACC_VER_MAJOR__ >= 13
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::
+                     : "memory");
+#else
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+/* Waits until what other blocks of the cluster send (send_to_block) has come. */
+__device__ inline void wait_for_cluster(const uint64_t *barrier) {
+#if __CUDACC_VER_MAJOR__ >= 13
+    asm volatile(
+        "{.reg .pred done; wait: mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], 0;"
+        " @!done bra wait; fence.acquire.sync_restrict::shared::cluster.cluster;}" ::"r"(shared_address(barrier))
+        : "memory");
+#else
+    asm volatile("{.reg .pred done; wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;"
+                 " @!done bra wait;}" ::"r"(shared_address(barrier))
+                 : "memory");
+#endif
+}
+
 /* Waits for all threads of the cluster. No block may touch another's shared memory before the first call, when the
  * other may not have started, nor after the last, when it may have ended. */
 __device__ inline void cluster_sync() {
@@ -503,8 +528,8 @@ __device__ inline void send_to_block(uint32_t address, int rank, float value, co
 __device__ inline void send_to_block(uint32_t address, int rank, float4 v, const uint64_t *barrier) {
     asm volatile("{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %1;"
                  " mapa.shared::cluster.u32 counts, %6, %1;"
-                 " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%2, %3, %4, %5}, [counts];}" ::"r"(
-                     address),
+                 " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+                 " [there], {%2, %3, %4, %5}, [counts];}" ::"r"(address),
                  "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(shared_address(barrier))
                  : "memory");
 }

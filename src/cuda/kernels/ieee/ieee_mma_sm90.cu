@@ -331,7 +331,7 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
 
     static __device__ __forceinline__ void run(const ieee_args &args) {
         extern __shared__ __align__(16) float shared[];
-        if (args.marks_a) { /* which the kernel before writes; else only its results are waited for, in slab_queue */
+        if (args.marks_a) { /* `recompute`, which the split kernel writes, is read before slab_queue waits */
             wait_for_previous_kernel();
             allow_next_kernel();
         }

@@ -34,8 +34,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
     template <bool ALONG_K> using operand = stage_operand<ALONG_K, true, TILE, BLOCK_K, K_PITCH, THREADS>;
 
     /* Four terms of a thread's four lines: values[line][term]. */
-    template <bool ALONG_K>
-    static __device__ __forceinline__ void load(float (&values)[4][4], const float *from) {
+    template <bool ALONG_K> static __device__ __forceinline__ void load(float (&values)[4][4], const float *from) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if constexpr (ALONG_K) {
@@ -110,8 +109,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
                 b.copy(to + OPERAND * 4, terms - coming * BLOCK_K);
             }
             cp_async_commit();
-            if (i >= 0)
-                multiply<A_ALONG_K, B_ALONG_K>(sum, shared + i % STAGES * STAGE, lane_m, lane_n, group);
+            if (i >= 0) multiply<A_ALONG_K, B_ALONG_K>(sum, shared + i % STAGES * STAGE, lane_m, lane_n, group);
         }
         cp_async_wait<0>();
         __syncthreads();
@@ -128,8 +126,8 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
         __syncthreads();
     }
 
-    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some of its rows, whose sums all blocks
-     * bring to its inbox, where the stages were. */
+    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some of its rows. All blocks bring the
+     * sums of these to its inbox, where the stages were. */
     static __device__ __forceinline__ void store(const ieee_args &args, float *shared, const uint64_t *sums_are_here,
                                                  int row0, int col0) {
         const int blocks = args.cluster, rows = rows_of_block(blocks), rank = cluster_rank();
@@ -151,7 +149,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
                 send_to_block(shared_address(inbox + (rank * rows + row - owner * rows) * TILE + col), owner,
                               of_groups(row, col), sums_are_here);
             }
-            if (rank * rows < TILE) barrier_wait(sums_are_here, 0);
+            if (rank * rows < TILE) wait_for_cluster(sums_are_here);
         }
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < rows * LANES; i += THREADS) {
@@ -194,7 +192,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
         else
             b_along_k ? sum_terms<false, true>(args, row0, col0, k0, terms, shared)
                       : sum_terms<false, false>(args, row0, col0, k0, terms, shared);
-        if (args.cluster > 1) cluster_arrive();
+        if (args.cluster > 1) cluster_arrive_when_done();
         store(args, shared, &sums_are_here, row0, col0);
     }
 };

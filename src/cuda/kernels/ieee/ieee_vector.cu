@@ -228,7 +228,7 @@ template <int COUNT> static __device__ __forceinline__ float add_lanes(float (&v
     return values[0];
 }
 
-/* How many elements a block of the cluster stores of a tile of `count`: the first blocks, a power of two, as many each. */
+/* Of a tile's elements only the first blocks of the cluster store any, a power of two of them, each the same number. */
 static __device__ __forceinline__ int elements_of_block(int count) {
     return max(count >> log2_of(cluster_blocks()), 1);
 }
@@ -245,9 +245,9 @@ static __device__ __forceinline__ void expect_sums(uint64_t *sums_are_here, int 
     cluster_arrive();
 }
 
-/* Stores the block's tile of rows x COLS. sums[parts][rows*COLS] are its own, to be added up in order. With a cluster,
- * its first blocks store `each` elements each, whose sums all blocks bring to their `inbox`: fewer than 2*rows*COLS, or
- * one of each block. */
+/* Stores the block's tile of rows x COLS. sums[parts][rows*COLS] are its own, to be added up in order. Of a cluster
+ * only the first blocks store, `each` elements. All blocks bring the sums of these to their `inbox`: fewer than
+ * 2*rows*COLS, or one of each block. */
 template <int COLS, int THREADS>
 static __device__ __forceinline__ void store_tile(const ieee_args &args, const float *sums, float *inbox,
                                                   const uint64_t *sums_are_here, int parts, int rows, int row0) {
@@ -267,7 +267,7 @@ static __device__ __forceinline__ void store_tile(const ieee_args &args, const f
             store(i, total);
     }
     if (blocks == 1 || rank * each >= count) return;
-    barrier_wait(sums_are_here, 0);
+    wait_for_cluster(sums_are_here);
     for (int i = (int)threadIdx.x; i < each; i += THREADS) {
         float total = inbox[i];
         for (int block = 1; block < blocks; block++) total += inbox[block * each + i];

@@ -130,7 +130,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         }
     }
 
-    /* A stage by fma: it happens too rarely to have code for each layout. */
+    /* A stage by fma, in little code: it happens rarely. */
     static __device__ __forceinline__ void multiply_exact(float (&sum)[SUMS], const float *stage, bool a_along_k,
                                                           bool b_along_k) {
         const int a_line = a_along_k ? stage_a::K_PITCH : 1, a_term = a_along_k ? 1 : stage_a::LINE_PITCH;
@@ -218,8 +218,8 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         }
     }
 
-    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some quads of its columns, whose sums
-     * all blocks bring to its inbox, where the stages were. */
+    /* Adds up the groups' sums, and the blocks', and stores the tile: each block some quads of its columns. All blocks
+     * bring the sums of these to its inbox, where the stages were. */
     static __device__ __forceinline__ void store(const ieee_args &args, float (&sum)[SUMS], float *shared,
                                                  const uint64_t *sums_are_here, int row0, int col0) {
         const place at;
@@ -230,7 +230,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         for (int i = 0; i < SUMS; i += 2)
             *(float2 *)(mine + i / 2 % 2 * 8 * SUM_PITCH + i / 4 * 8) = make_float2(sum[i], sum[i + 1]);
         __syncthreads();
-        if (blocks > 1) cluster_arrive(); /* all are done with their stages */
+        if (blocks > 1) cluster_arrive_when_done(); /* all are done with their stages */
         auto of_groups = [&](int quad) {
             const float *from = shared + quad / (N / 4) * SUM_PITCH + quad % (N / 4) * 4;
             float4 total = *(const float4 *)from;
@@ -250,7 +250,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 send_to_block(shared_address(inbox + (rank * each + quad - owner * each) * 4), owner, of_groups(quad),
                               sums_are_here);
             }
-            if (first < QUADS) barrier_wait(sums_are_here, 0);
+            if (first < QUADS) wait_for_cluster(sums_are_here);
         }
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < each && first + i < QUADS; i += THREADS) {

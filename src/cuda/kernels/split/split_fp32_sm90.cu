@@ -26,40 +26,59 @@ constexpr int TURN = 2;
 typedef shared_layout<stage<TILE_M, TILE_N, 2>, STAGES, WARPS> SHARED;
 static_assert(TILE_M == 2 * WG_ROWS, "two warpgroups share a tile's rows");
 static_assert(TURN < STAGES, "warpgroup 1 can finish a tile while warpgroup 2 waits");
-static_assert(sizeof(SHARED) <= 227 * 1024, "what a block may use on Hopper");
+static_assert(sizeof(SHARED) + 1024 <= 227 * 1024, "what a block may use on Hopper, with a barrier of its own");
 
 /* ---- Parts of k -------------------------------------------------------------------------------------------------- */
 
-/* Where a block of a cluster leaves its sums for the others: as each thread has them, in check blocks. */
-typedef float4 shared_sums[WARPS][TILE_N / CHECK_COLS][CHECK_COLS / 8][32];
-static_assert(sizeof(shared_sums) <= sizeof(SHARED::stages), "they lie where the stages were");
+/* Each block of a cluster stores some check blocks of the tile: number i of 32 is for block i % parts. All blocks send
+ * it their sums, as each thread has them, to where its stages were. */
+typedef float4 received_sums[CHECK_COLS / 8][32]; /* of a check block, from one block of the cluster */
+constexpr int CHECK_BLOCKS = WARPS * TILE_N / CHECK_COLS;
+static_assert((CHECK_BLOCKS + MAX_SPLIT_PARTS) * sizeof(received_sums) <= sizeof(SHARED::stages), "there is room");
 
-/* Adds up the sums of all blocks of the cluster, in order, for every parts-th check block of the tile. Returns which of
- * this warp's four these are, as bits. Called by all threads that multiply; the others call cluster_sync twice. */
-__device__ unsigned add_parts(const split_args &g, SHARED &s, float (&v)[64]) {
-    shared_sums &sums = *(shared_sums *)s.stages;
-    const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, rank = cluster_rank();
-    named_barrier(3, 2 * WARPGROUP); /* both warpgroups have read the stages */
+/* Before a block's first arrival at the cluster's barrier, by one thread. */
+__device__ void expect_parts(const split_args &g, uint64_t *sums_are_here) {
+    const int check_blocks = (CHECK_BLOCKS - 1 - cluster_rank()) / g.parts + 1;
+    barrier_init(sums_are_here, 1);
+    barrier_init_fence();
+    barrier_arrive_and_expect(sums_are_here, check_blocks * g.parts * (int)sizeof(received_sums));
+}
+
+/* Adds up the sums of all blocks of the cluster, in order, for the check blocks that are this block's. Returns which of
+ * this warp's four these are, as bits. Called by all threads that multiply; the others wait at the cluster's barrier
+ * once. */
+__device__ unsigned add_parts(const split_args &g, SHARED &s, const uint64_t *sums_are_here, float (&v)[64]) {
+    received_sums *const received = (received_sums *)s.stages; /* [check block of ours][block of the cluster] */
+    const int first = (threadIdx.x / 32 - 4) * 4, lane = threadIdx.x % 32, rank = cluster_rank();
+    cluster_arrive_when_done(); /* this thread's warpgroup has read the stages */
+    cluster_wait();
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        sums[warp][i / 4][i % 4][lane] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-    cluster_sync();
+    for (int block = 0; block < 4; block++) {
+        const int owner = (first + block) % g.parts, at = (first + block) / g.parts * g.parts + rank;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *const four = v + block * 16 + i * 4;
+            send_to_block(shared_address(&received[at][i][lane]), owner,
+                          make_float4(four[0], four[1], four[2], four[3]), sums_are_here);
+        }
+    }
     unsigned mine = 0;
 #pragma unroll
     for (int block = 0; block < 4; block++)
-        if ((warp * 4 + block) % g.parts == rank) {
+        if ((first + block) % g.parts == rank) {
+            if (!mine) wait_for_cluster(sums_are_here);
             mine |= 1u << block;
 #pragma unroll
             for (int i = 0; i < 16; i++) v[block * 16 + i] = 0;
+#pragma unroll 1
             for (int part = 0; part < g.parts; part++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float4 x = load_16_from_block(shared_address(&sums[warp][block][i][lane]), part);
+                    const float4 x = received[(first + block) / g.parts * g.parts + part][i][lane];
                     float *const sum = v + block * 16 + i * 4;
                     sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
                 }
         }
-    cluster_sync(); /* the others have read this block's sums */
     return mine;
 }
 
@@ -70,6 +89,8 @@ enum variant { WHOLE, IN_TURNS, IN_PARTS };
 template <variant VARIANT> __device__ void multiply(const split_args &g) {
     constexpr bool TURNS = VARIANT == IN_TURNS, PARTS = VARIANT == IN_PARTS;
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
+    __shared__ uint64_t sums_are_here;
+    if (PARTS && threadIdx.x == 0) expect_parts(g, &sums_are_here);
     make_barriers(s);
 
     const int wg = warp_number() / (WARPGROUP / 32);
@@ -77,9 +98,9 @@ template <variant VARIANT> __device__ void multiply(const split_args &g) {
         registers_release_to<40>();
         if (threadIdx.x == 0) produce<PARTS>(g, s);
         __syncwarp();
-        if (PARTS) {
-            cluster_sync(); /* as in add_parts */
-            cluster_sync();
+        if (PARTS) { /* as in add_parts */
+            cluster_arrive();
+            cluster_wait();
         }
         return;
     }
@@ -129,7 +150,7 @@ template <variant VARIANT> __device__ void multiply(const split_args &g) {
             at.advance();
         }
         add_corrections(sums);
-        const unsigned mine = PARTS ? add_parts(g, s, sums.main) : 0;
+        const unsigned mine = PARTS ? add_parts(g, s, &sums_are_here, sums.main) : 0;
         out.template store<PARTS>(g, w, sums.main, s.out[threadIdx.x / 32 - 4], mine);
     }
 }
