@@ -28,7 +28,7 @@ typedef struct tile_costs {
 /* Of the kernel for short k. Seconds, of a thread block that has an SM to itself; a step is eight terms. */
 typedef struct short_costs {
     double start, tile, step;
-    double unaligned; /* of a tile, more where rows of C are not of sixteen bytes */
+    double unaligned; /* added share of a tile and of memory where rows of C are not of sixteen bytes */
     double slow;      /* of a step, more for each operand that is copied by single floats */
     double memory;    /* reading and writing everything once, in times of product_seconds */
 } short_costs;
@@ -56,6 +56,8 @@ typedef struct direct_costs {
 typedef struct warp_costs {
     double start, latency; /* of a tile that has an SM to itself: before its first step, and each step */
     double tile, step;     /* of each tile, and each of its steps, of an SM full of warps */
+    double unaligned;      /* added share of a tile's time for each operand whose lines begin anywhere */
+    double ragged;         /* the same where rows of C do */
 } warp_costs;
 
 /* Of kernels for few columns that run on every GPU. */
@@ -95,6 +97,7 @@ struct device_costs {
     double clock;              /* Hz, under load */
     double bytes_per_cycle;    /* of device memory, for each SM */
     double launch;             /* seconds from the end of one kernel to the work of the next */
+    double late;               /* seconds more for a call too long to begin early, by ieee_mma, long, direct kernels */
     double split_launches;     /* what packing and recomputing, three kernels, cost a small product, in launches */
     double split_item;         /* the same for each product of a batch, in seconds */
     double segment;            /* seconds for each segment of a tile, or slice, that is added up */
@@ -115,16 +118,20 @@ struct device_costs {
 
 /* One row for each device that was measured.
  *
- * H200: fitted to 18,000 times of 478 random products (bench/gpu/sweep.py), each kernel with each cluster, share and
- * slice. The standard deviation of estimates, where a kernel is within 1.25 x of the fastest:
+ * H200: fitted to 3,091 times of 450 random products (bench/gpu/sweep.py), each kernel with the cluster, share and
+ * slices that an earlier fit took for its best. That fit was to 18,000 times of 478 products, with all of these; `rate`
+ * and `slow` of ieee_mma, vector but its start, and split_fp32_sm90 are from there. The standard deviation of
+ * estimates, where a kernel is within 1.25 x of the fastest:
  *
- *   split_fp32_sm90   6 %
- *   ieee_mma          7 % to 9 %, 64 x 128 15 %; for short k 6 %, of up to 96 terms 10 %
- *   small, long       7 % to 8 %
- *   direct            5 %
- *   warp              7 % to 13 %
- *   vector, columns   8 % to 11 %
+ *   split_fp32_sm90   4 %
+ *   ieee_mma          6 % to 9 %, 64 x 64 12 %; for short k 9 %, of up to 96 terms 8 %
+ *   small, long       4 % to 6 %
+ *   direct            6 %
+ *   warp              7 %
+ *   vector, columns   13 % to 16 %, 11 %
  *   tf32              7 %, mean deviation for 251 products and kernels of the models of bench/pytorch/models.py
+ *
+ * The chosen kernel takes 1.2 % longer than the fastest on average, 1.5 % for products that were not fitted to.
  *
  * ieee_tile, thin and the mma_sm80 kernels by `tessera tune`, as Ampere has them: 6 % to 15 %. tf32 split: estimated
  * over measured time 0.9 to 1.1, of the products of models. */
@@ -135,31 +142,34 @@ static const device_costs measured[] = {{
     .clock = 1.755e9,
     .bytes_per_cycle = 16,
     .launch = 2.28e-6,
+    .late = 1.37e-6,
     .split_launches = 2.5,
     .split_item = 0.05e-6,
-    .segment = 0.01e-6,
-    .short_stall = 1.25,
-    .cached = 0.7,
+    .segment = 0.0123e-6,
+    .short_stall = 0.784,
+    .cached = 0.637,
     .tile =
         {/* rate, pipeline_k, start, reduce, stall, slow, edge, ragged, cluster */
-         [IEEE_MMA_64X128] = {140, 84, 3.35e-6, 3.7e-6, 1.25, 0.005, 0.38, 0.01},
-         [IEEE_MMA_64X64] = {140, 86, 2.85e-6, 3.7e-6, 1.25, 0.005, 0.4, 0.01},
-         [IEEE_MMA_32X64] = {124, 149, 2.42e-6, 3.7e-6, 1.25, 0.05, 0.31, 0.01},
-         [IEEE_MMA_32X32] = {104, 228, 2e-6, 3.2e-6, 1.25, 0.05, 0.32, 0.01},
+         [IEEE_MMA_64X128] = {140, 71.9, 2.79e-6, 3.74e-6, 1.08, 0.005, 0.418, 0.0108},
+         [IEEE_MMA_64X64] = {140, 82.4, 1.72e-6, 4.02e-6, 0.971, 0.00502, 0.374, 0.0131},
+         [IEEE_MMA_32X64] = {124, 150, 1.58e-6, 3.94e-6, 0.871, 0.05, 0.295, 0.0107},
+         [IEEE_MMA_32X32] = {104, 203, 1.33e-6, 3.33e-6, 1.2, 0.0509, 0.164, 0.0107},
          [IEEE_TILE_128X128] = {114, 64, 2.1e-6, 2e-6, 1.7, 0.03, 0.05, 1.2},
          [IEEE_TILE_128X64] = {108, 49, 2.2e-6, 2e-6, 2.3, 0.03, 0.05, 1.1},
          [IEEE_TILE_64X64] = {97, 39, 2.6e-6, 2e-6, 2.2, 0.05, 0.05, 1.1},
-         [SPLIT_FP32_SM90] = {640, 240, 2.28e-6, 4.1e-6, 1.25, .cluster = 3e-6},
+         [SPLIT_FP32_SM90] = {642, 255, 2.28e-6, 4.1e-6, 1.25, .cluster = 3e-6},
          [SPLIT_FP32_SM90_T128] = {500, 48, 2.28e-6, 2.28e-6, 1.25},
          [SPLIT_TF32_SM90] = {1700, 540, 2.28e-6, 2.28e-6, 1.25},
          [SPLIT_FP32_MMA_SM80] = {330, 420, 2.4e-6, 3e-6, 1.6},
          [SPLIT_TF32_MMA_SM80] = {1000, 700, 1.8e-6, 3e-6, 1.6}},
-    .short_64 = {.start = 1.8e-6, .tile = 0.372e-6, .step = 0.13e-6, .unaligned = 0.38, .slow = 0.2, .memory = 1.3},
-    .short_96 = {.start = 1.8e-6, .tile = 0.43e-6, .step = 0.16e-6, .unaligned = 0, .slow = 0.2, .memory = 1.4},
-    .small_16 = {2.22e-6, .cluster = 0.82e-6, 0.054e-6, 0.305e-6, .together = 2.65, .slow = 0.053, .block = 0.197e-6},
-    .small_32 = {3.5e-6, .cluster = 0.57e-6, 0, 0.662e-6, .together = 2.28, .slow = 0.039, .block = 0.278e-6},
-    .long_16 = {2.13e-6, .cluster = 1.02e-6, 0.067e-6, 0.531e-6, .together = 1.3, .slow = 0.061, .block = 1.26e-6},
-    .long_32 = {2.42e-6, .cluster = 0.96e-6, 0.043e-6, 0.733e-6, .together = 1.24, .slow = 0.041, .block = 1.27e-6},
+    .short_64 =
+        {.start = 1.58e-6, .tile = 0.175e-6, .step = 0.135e-6, .unaligned = 0.514, .slow = 0.0246, .memory = 1.08},
+    .short_96 =
+        {.start = 1.28e-6, .tile = 0.337e-6, .step = 0.184e-6, .unaligned = 0.341, .slow = 0.0614, .memory = 1.1},
+    .small_16 = {1.13e-6, .cluster = 0.391e-6, 0.065e-6, 0.294e-6, .together = 2.42, .slow = 0.0567, .block = 0.121e-6},
+    .small_32 = {1.5e-6, .cluster = 0.427e-6, 0, 0.756e-6, .together = 2.15, .slow = 0.032, .block = 0.2e-6},
+    .long_16 = {1.4e-6, .cluster = 0.469e-6, 0.0431e-6, 0.502e-6, .together = 1.17, .slow = 0.0566, .block = 0.653e-6},
+    .long_32 = {1.31e-6, .cluster = 0.53e-6, 0.0389e-6, 0.77e-6, .together = 1.17, .slow = 0.0386, .block = 0.641e-6},
     .tf32_128x256 = {1.9e-6, 3.3e-6, {942, 936, 618}, {213, 246, 105}, 300},
     .tf32_128x128 = {4.4e-6, 2.0e-6, {924, 765, 540}, {180, 172, 47}, 300},
     .tf32_64x64 = {2.8e-6, 2.5e-6, {446, 476, 349}, {21, 23, 14}, 280},
@@ -167,14 +177,14 @@ static const device_costs measured[] = {{
     .tf32_copy = 0.7e-6,
     .tf32_writing = 0.75,
     .direct_64x32 =
-        {.start = 3.95e-6, .cluster = 0.41e-6, .many = 0.066e-6, .stage = 1.51e-6, .slow = 0.152e-6, .wave = 3.5e-6},
+        {.start = 2.45e-6, .cluster = 0.489e-6, .many = 0.071e-6, .stage = 1.48e-6, .slow = 0.072e-6, .wave = 2.74e-6},
     .direct_64x64 =
-        {.start = 4.24e-6, .cluster = 0.485e-6, .many = 0.125e-6, .stage = 1.7e-6, .slow = 0.17e-6, .wave = 3.75e-6},
-    .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {2.01e-6, 0.166e-6, 0.0644e-6, 0.0195e-6},
-             [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {2.22e-6, 0.21e-6, 0.0792e-6, 0.0306e-6},
-             [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {2.52e-6, 0.275e-6, 0.135e-6, 0.049e-6},
-             [IEEE_WARP_32X64 - IEEE_WARP_16X16] = {3.08e-6, 0.427e-6, 0.239e-6, 0.0951e-6}},
-    .vector_k = {.start = {1.87e-6},
+        {.start = 2.78e-6, .cluster = 0.55e-6, .many = 0.101e-6, .stage = 1.65e-6, .slow = 0.0688e-6, .wave = 3.29e-6},
+    .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {1.11e-6, 0.144e-6, 0.0548e-6, 0.0156e-6, 0.0352, 0.0749},
+             [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {1.44e-6, 0.156e-6, 0.0616e-6, 0.0258e-6, 0.0168, 0.0667},
+             [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {1.82e-6, 0.2e-6, 0.103e-6, 0.0402e-6, 0.0534, 0.0291},
+             [IEEE_WARP_32X64 - IEEE_WARP_16X16] = {2.17e-6, 0.283e-6, 0.203e-6, 0.0828e-6, 0.0301, 0.0925}},
+    .vector_k = {.start = {1.03e-6},
                  .rate = {1},
                  .share = 0.27e-6,
                  .cluster = 0.55e-6,
@@ -184,7 +194,7 @@ static const device_costs measured[] = {{
                  .bytes = 4.49e12,
                  .unaligned = 0.7,
                  .narrow = 1},
-    .vector_m = {.start = {1.85e-6},
+    .vector_m = {.start = {1.31e-6},
                  .rate = {1},
                  .cluster = 0.54e-6,
                  .many = 0.061e-6,
@@ -193,25 +203,25 @@ static const device_costs measured[] = {{
                  .bytes = 4.39e12,
                  .unaligned = 0.39,
                  .narrow = 0.895},
-    .columns_k = {.start = {2.12e-6, 2.35e-6, 3.05e-6},
-                  .rate = {1, 0.685, 0.554},
-                  .share = 0.58e-6,
-                  .cluster = 0.47e-6,
-                  .many = 0.05e-6,
-                  .block = 1.85e-6,
-                  .block_bytes = 56e9,
-                  .bytes = 6.2e12,
-                  .unaligned = 0.89,
+    .columns_k = {.start = {1.31e-6, 1.55e-6, 2.3e-6},
+                  .rate = {1.03, 0.678, 0.558},
+                  .share = 0.598e-6,
+                  .cluster = 0.476e-6,
+                  .many = 0.0504e-6,
+                  .block = 1.8e-6,
+                  .block_bytes = 59.1e9,
+                  .bytes = 6.04e12,
+                  .unaligned = 0.905,
                   .narrow = 1},
-    .columns_m = {.start = {2.1e-6, 2.85e-6, 2.45e-6},
-                  .rate = {1, 0.856, 0.649},
-                  .cluster = 0.5e-6,
-                  .many = 0.048e-6,
+    .columns_m = {.start = {1.25e-6, 1.35e-6, 2.12e-6},
+                  .rate = {1.04, 0.834, 0.688},
+                  .cluster = 0.484e-6,
+                  .many = 0.0474e-6,
                   .block = 1.83e-6,
-                  .block_bytes = 40.6e9,
-                  .bytes = 4.2e12,
-                  .unaligned = 0.88,
-                  .narrow = 0.904},
+                  .block_bytes = 40.9e9,
+                  .bytes = 4.48e12,
+                  .unaligned = 0.945,
+                  .narrow = 0.944},
     .thin_k = {.start = 2.5e-6,
                .reduce = 1.9e-6,
                .block = 0.5e-6,
@@ -239,7 +249,7 @@ static const device_costs measured[] = {{
 #define SMALL(X, of) \
     X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.together) X(of.slow) X(of.block)
 #define DIRECT(X, of) X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.slow) X(of.wave)
-#define WARP(X, of) X(of.start) X(of.latency) X(of.tile) X(of.step)
+#define WARP(X, of) X(of.start) X(of.latency) X(of.tile) X(of.step) X(of.unaligned) X(of.ragged)
 #define VECTOR(X, of)                                                                                          \
     X(of.start[0]) X(of.start[1]) X(of.start[2]) X(of.rate[0]) X(of.rate[1]) X(of.rate[2]) X(of.share)        \
     X(of.cluster) X(of.many) X(of.block) X(of.block_bytes) X(of.bytes) X(of.unaligned) X(of.narrow)
@@ -252,8 +262,8 @@ static const struct {
     const char *name;
     size_t offset;
 } constants[] = {
-    CONSTANT(bytes_per_cycle) CONSTANT(launch) CONSTANT(split_launches) CONSTANT(split_item) CONSTANT(segment)
-    CONSTANT(short_stall) CONSTANT(cached)
+    CONSTANT(bytes_per_cycle) CONSTANT(launch) CONSTANT(late) CONSTANT(split_launches) CONSTANT(split_item)
+    CONSTANT(segment) CONSTANT(short_stall) CONSTANT(cached)
     CUDA_KERNEL_LIST(TILES)
     SHORT(CONSTANT, short_64) SHORT(CONSTANT, short_96)
     TF32(CONSTANT, tf32_128x256) TF32(CONSTANT, tf32_128x128) TF32(CONSTANT, tf32_64x64)
@@ -323,6 +333,15 @@ static double product_seconds(const device_costs *costs, const cuda_device *devi
     return memory_seconds(costs, device, (double)p->batch * elements * sizeof(float));
 }
 
+/* Whether the kernels in one launch copy an operand sixteen bytes at a time. */
+static bool copied_by_vectors(int64_t line_stride, int64_t k_stride) {
+    return line_stride == 1 ? k_stride % 4 == 0 : k_stride == 1 && line_stride % 4 == 0;
+}
+
+static int operands_by_floats(const tsr_problem *p) {
+    return !copied_by_vectors(p->a.row_stride, p->a.col_stride) + !copied_by_vectors(p->b.col_stride, p->b.row_stride);
+}
+
 static bool copies_singles(int64_t line_stride, int64_t k_stride) { return line_stride != 1 || k_stride % 4; }
 
 /* How much longer an ieee kernel takes where operands are copied by single floats, as they are unless lines are
@@ -345,6 +364,11 @@ static double pipeline_terms(const tile_costs *of, const tsr_problem *p) {
 static double beside_memory(const device_costs *costs, const cuda_device *device, const cuda_kernel *kernel,
                             const tsr_problem *p, double seconds) {
     return kernel->family == FAMILY_TILE ? hypot(seconds, costs->cached * product_seconds(costs, device, p)) : seconds;
+}
+
+/* A call that is short by estimate begins early (plan.c). */
+static double begun(const device_costs *costs, double seconds) {
+    return seconds < COST_EARLY ? seconds : seconds + costs->late;
 }
 
 /* Tiles [0, full_tiles) whole, the others in `slices` slices of k. */
@@ -374,10 +398,10 @@ static double cost_short(const device_costs *costs, const cuda_device *device, c
     const int64_t busiest = ceil_div(c->tiles * p->batch, device->multiprocessors);
     const int slow = copies_singles(p->a.row_stride, p->a.col_stride) +
                      copies_singles(p->b.col_stride, p->b.row_stride);
-    const double tile = of->tile * (p->n % 4 ? 1 + of->unaligned : 1) +
-                        (double)ceil_div(p->k, 8) * of->step * (1 + slow * of->slow);
+    const double writing = p->n % 4 ? 1 + of->unaligned : 1;
+    const double tile = of->tile * writing + (double)ceil_div(p->k, 8) * of->step * (1 + slow * of->slow);
     return of->start + hypot(blocks_in_turn(costs->short_stall, c->kernel, busiest) * tile,
-                             of->memory * product_seconds(costs, device, p));
+                             of->memory * writing * product_seconds(costs, device, p));
 }
 
 /* Tiles [0, full_tiles) whole, then the segments of the stream-K tail. */
@@ -402,17 +426,30 @@ static double cost_tail(const device_costs *costs, const cuda_device *device, co
     return seconds;
 }
 
-/* Where a tile reaches past C, the kernel leaves out multiplications, but no copies. */
+/* Tiles of the busiest SM: there are blocks enough for a warp for each tile, while they have a place at once. Of more
+ * than two on an SM, some SMs get one more than their share. */
+static int64_t busiest_of_warps(const cuda_device *device, const cuda_kernel *kernel, int64_t tiles) {
+    const int64_t sms = device->multiprocessors, warps = kernel->threads / 32, resident = kernel->blocks;
+    const int64_t blocks = ceil_div(ceil_div(tiles, warps), sms); /* on an SM */
+    if (blocks == 1) return ceil_div(tiles, sms);
+    if (blocks > resident) return ceil_div(tiles, sms * resident * warps) * resident * warps;
+    return warps * min64(resident, blocks > 2 ? blocks + 1 : blocks);
+}
+
+/* Where a tile reaches past C, the kernel leaves out multiplications, but no copies. SMs share L2 and memory, so that
+ * their mean counts for more than the busiest. */
 static double cost_warp(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                         const tsr_problem *p) {
     const warp_costs *of = &costs->warp[cuda_kernel_index(c->kernel) - IEEE_WARP_16X16];
     const double steps = (double)ceil_div(p->k, 8), items = (double)p->batch;
-    const double tiles = items * (double)c->tiles, busiest = tiles / device->multiprocessors;
+    const double tiles = items * (double)c->tiles, even = tiles / device->multiprocessors;
+    const double busiest = 0.4 * (double)busiest_of_warps(device, c->kernel, c->tiles * p->batch) +
+                           0.6 * (even > 1 ? even : 1);
     const double filled = items * (double)(round_up(p->m, 16) * round_up(p->n, 8)) /
                           (tiles * c->kernel->tile_m * c->kernel->tile_n);
-    const double busy = (busiest > 1 ? busiest : 1) * (of->tile + steps * of->step * (0.3 + 0.7 * filled));
-    const double memory = product_seconds(costs, device, p);
-    return of->start + steps * of->latency + (busy > memory ? busy : memory);
+    const double odd = operands_by_floats(p) * of->unaligned + (p->n % 4 ? of->ragged : 0);
+    const double busy = busiest * (of->tile + steps * of->step) * (0.5 + 0.5 * filled);
+    return of->start + steps * of->latency + (1 + odd) * hypot(busy, costs->cached * product_seconds(costs, device, p));
 }
 
 /* Every tile by a cluster of thread blocks, all of which run at once, one on an SM. */
@@ -432,7 +469,8 @@ double cost_multiply(const cuda_device *device, const cuda_candidate *c, const t
     if (c->kernel->family == FAMILY_SPLIT && c->cluster > 1) return cost_parts(costs, c);
     if (c->kernel->family == FAMILY_WARP) return cost_warp(costs, device, c, p);
     if (c->kernel->family == FAMILY_SHORT) return cost_short(costs, device, c, p);
-    return c->tail_blocks ? cost_tail(costs, device, c, p) : cost_slices(costs, device, c, p);
+    const double seconds = c->tail_blocks ? cost_tail(costs, device, c, p) : cost_slices(costs, device, c, p);
+    return c->kernel->module == MODULE_IEEE_MMA_SM90 ? begun(costs, seconds) : seconds;
 }
 
 static int column_class(int64_t columns) { return columns <= 2 ? 0 : columns <= 4 ? 1 : 2; }
@@ -457,11 +495,6 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *c, co
     return of->start + hypot(blocks, memory) + (c->tail_blocks ? of->reduce + (double)c->segments * costs->segment : 0);
 }
 
-/* Whether the kernels in one launch copy an operand sixteen bytes at a time. */
-static bool copied_by_vectors(int64_t line_stride, int64_t k_stride) {
-    return line_stride == 1 ? k_stride % 4 == 0 : k_stride == 1 && line_stride % 4 == 0;
-}
-
 /* How many clusters find a place at once, with `blocks` thread blocks on an SM. The SMs of a cluster lie in one group
  * of at most sixteen; on an H200 seven such groups are whole, and nine SMs of the rest lie together. */
 static int64_t clusters_at_once(const device_costs *costs, const cuda_device *device, int64_t cluster, int64_t blocks) {
@@ -483,10 +516,6 @@ static double cluster_seconds(double cluster, double many, int64_t blocks) {
     return (blocks > 1 ? cluster : 0) + (blocks > 8 ? (double)(blocks - 8) * many : 0);
 }
 
-static int operands_by_floats(const tsr_problem *p) {
-    return !copied_by_vectors(p->a.row_stride, p->a.col_stride) + !copied_by_vectors(p->b.col_stride, p->b.row_stride);
-}
-
 static double cost_small(const small_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
     const double stages = (double)ceil_div(c->k_each, c->kernel->tile_k), turns = (double)busiest / costs->together;
     const double stage = costs->stage * (1 + costs->slow * operands_by_floats(p));
@@ -495,7 +524,8 @@ static double cost_small(const small_costs *costs, const cuda_candidate *c, cons
 }
 
 static double cost_direct(const direct_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t waves) {
-    const double stages = (double)ceil_div(c->k_each, c->kernel->threads / 128 * c->kernel->tile_k);
+    const int64_t groups = c->kernel->threads / 128, steps = ceil_div(c->k_each, c->kernel->tile_k);
+    const double stages = 0.5 * (double)ceil_div(steps, groups) + 0.5 * (double)steps / (double)groups;
     return costs->start + cluster_seconds(costs->cluster, costs->many, c->cluster) +
            (double)waves * stages * (costs->stage + operands_by_floats(p) * costs->slow) +
            (double)(waves - 1) * costs->wave;
@@ -525,10 +555,10 @@ double cost_one_launch(const cuda_device *device, const cuda_candidate *c, const
     switch (cuda_kernel_index(c->kernel)) {
     case IEEE_SMALL_16: return cost_small(&costs->small_16, c, p, busiest);
     case IEEE_SMALL_32: return cost_small(&costs->small_32, c, p, busiest);
-    case IEEE_LONG_16: return cost_small(&costs->long_16, c, p, busiest);
-    case IEEE_LONG_32: return cost_small(&costs->long_32, c, p, busiest);
-    case DIRECT_64X32: return cost_direct(&costs->direct_64x32, c, p, waves);
-    case DIRECT_64X64: return cost_direct(&costs->direct_64x64, c, p, waves);
+    case IEEE_LONG_16: return begun(costs, cost_small(&costs->long_16, c, p, busiest));
+    case IEEE_LONG_32: return begun(costs, cost_small(&costs->long_32, c, p, busiest));
+    case DIRECT_64X32: return begun(costs, cost_direct(&costs->direct_64x32, c, p, waves));
+    case DIRECT_64X64: return begun(costs, cost_direct(&costs->direct_64x64, c, p, waves));
     case IEEE_VECTOR_K: return cost_vector(&costs->vector_k, c, p, busiest);
     case IEEE_VECTOR_M: return cost_vector(&costs->vector_m, c, p, busiest);
     case IEEE_COLUMNS_K: return cost_vector(&costs->columns_k, c, p, busiest);

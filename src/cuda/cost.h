@@ -4,6 +4,9 @@
 
 #include "cuda/kernels.h"
 
+/* Seconds by estimate, below which a call's first kernel may begin before the kernel in front of it has finished. */
+#define COST_EARLY 12e-6
+
 /* The measured constants of a GPU. */
 typedef struct device_costs device_costs;
 
