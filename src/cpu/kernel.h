@@ -134,6 +134,12 @@ static inline int cpu_tile_rows(const struct cpu_kernel *kernel, int64_t columns
     return kernel->tall_nr && columns <= kernel->tall_nr ? kernel->tall_mr : kernel->mr;
 }
 
+/* Whether multiply_row prefetches a B whose columns are contiguous by itself, so that nobody need touch it before. */
+static inline bool cpu_prefetches_columns(int64_t columns, int64_t terms) {
+    enum { FEW_TERMS = 64, LEAST_FLOATS = 1 << 13 };
+    return terms <= FEW_TERMS && columns * terms > LEAST_FLOATS;
+}
+
 /* Whether C is a row that the kernel's multiply_row computes, B's elements being so far apart. The planned path and
  * that of small products must agree, or bits would depend on the path. */
 static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t b_row,

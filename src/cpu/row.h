@@ -126,6 +126,27 @@ static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
     }
 }
 
+/* Few terms: some columns at a time, while those are prefetched that follow when DISTANCE floats more have been read. */
+static void multiply_row_by_shallow_columns(const struct cpu_tile *t, int64_t b_col) {
+    enum { COLUMNS = 32, DISTANCE = 1024 };
+    const int64_t skipped = COLUMNS + DISTANCE / t->k;
+    struct cpu_tile part = *t;
+    for (int j = 0; j < t->n; j += COLUMNS) {
+        part.n = t->n - j < COLUMNS ? t->n - j : COLUMNS;
+        part.b = t->b + j * b_col;
+        part.c = t->c + j;
+        part.s = t->s + j;
+        const int64_t count = min64(COLUMNS, t->n - j - skipped);
+        const float *const next = part.b + skipped * b_col;
+        if (b_col == t->k)
+            for (int64_t p = 0; p < count * b_col; p += LINE_FLOATS) ask_for(next + p);
+        else
+            for (int64_t i = 0; i < count; i++)
+                for (int64_t p = 0; p < t->k; p += LINE_FLOATS) ask_for(next + i * b_col + p);
+        multiply_row_by_columns(&part, b_col);
+    }
+}
+
 /* Writes the sums of one k block to C's columns from j on, as a tile does; adds_to_c: C holds those of the blocks
  * before. */
 static void store_sums(const struct cpu_tile *t, int j, bool adds_to_c, const float *sums, int columns) {
@@ -281,6 +302,8 @@ static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
         multiply_row_of_one_term(t, b_col);
     else if (t->b_step == 1 && t->k <= LANES)
         multiply_row_by_short_columns(t, b_col);
+    else if (t->b_step == 1 && cpu_prefetches_columns(t->n, t->k))
+        multiply_row_by_shallow_columns(t, b_col);
     else if (t->b_step == 1)
         multiply_row_by_columns(t, b_col);
     else

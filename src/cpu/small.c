@@ -266,7 +266,10 @@ static inline void touch_a(const struct cpu_tile *t) {
 }
 
 static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
-    if (t->k * t->n <= TOUCHED_FLOATS_OF_B) touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+    const bool for_row = t->m == 1 && b_col != 1 && t->k <= SHALLOW; /* columns are read side by side */
+    if (for_row && cpu_prefetches_columns(t->n, t->k)) return;
+    if (t->k * t->n <= (for_row ? TOUCHED_FLOATS_OF_A : TOUCHED_FLOATS_OF_B))
+        touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
 }
 
 /* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
@@ -331,7 +334,9 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
         if (!reads_b_in_order(kernel, product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
-        if ((product->a_row != 1 && product->k <= SHALLOW) || product->m * product->k <= FEW_FLOATS) touch_a(product);
+        const bool along_k = product->a_row != 1 && product->k <= SHALLOW &&
+                             !cpu_prefetches_columns(product->m, product->k);
+        if (along_k || product->m * product->k <= FEW_FLOATS) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, block_terms(kernel, product->k));
