@@ -29,9 +29,11 @@ def load(name):
 
 
 def measured(about, *also):
-    """Where, when and of which commit."""
-    where = about.get("gpu") or about["machine"]
-    return ", ".join([where, *also, about["date"][:10], f"commit {about['commit']}"]) + "."
+    """Where, when and of which commit, or commits where there are several records."""
+    records = about if isinstance(about, list) else [about]
+    where = records[0].get("gpu") or records[0]["machine"]
+    when = dict.fromkeys(f"{r['date'][:10]}, commit {r['commit'][:8]}" for r in records)
+    return ", ".join([where, *also, *when]) + "."
 
 
 def with_note(heads, rows, *sentences):
@@ -91,7 +93,7 @@ def models(records):
             for r in of_models.eager(records)]
     headings = ["a training step of", "its products: speedup", "step: torch float32, ms", "torch TF32", "Tessera"]
     return with_note(headings, rows,
-                     measured(records[0], f"torch {records[0]['torch']}"), "Eager, `tessera.enable()`.")
+                     measured(records, f"torch {records[0]['torch']}"), "Eager, `tessera.enable()`.")
 
 
 # ---- docs/guide/modules.md ------------------------------------------------------------------------------------------
@@ -178,9 +180,7 @@ def amx(records):
         of_best = f"**{ratio(r['ratio_to_best_peer'])}**"
         rows.append([f"{r['m']}, {r['n']}, {r['k']}", str(r["threads"]), *rates, str(r["samples"]), quiet, of_best])
     heads = ["M, N, K", "threads", "Tessera", *map(shown, libraries), "samples", "on quiet cores", "beside the best"]
-    commits = dict.fromkeys((r["commit"], r["date"]) for r in records)
-    when = ", ".join(f"{date}, commit {commit}" for commit, date in commits)
-    return with_note(heads, rows, f"{records[0]['machine']}, {when}.")
+    return with_note(heads, rows, measured(records))
 
 
 # ---- docs/results/blas.md -------------------------------------------------------------------------------------------

@@ -134,7 +134,8 @@ static inline int cpu_tile_rows(const struct cpu_kernel *kernel, int64_t columns
     return kernel->tall_nr && columns <= kernel->tall_nr ? kernel->tall_mr : kernel->mr;
 }
 
-/* Whether multiply_row prefetches a B whose columns are contiguous by itself, so that nobody need touch it before. */
+/* Whether multiply_row by itself prefetches a B whose columns are contiguous, so that nobody need touch it before: they
+ * are short, and eight side by side are no pattern for a processor. */
 static inline bool cpu_prefetches_columns(int64_t columns, int64_t terms) {
     enum { FEW_TERMS = 64, LEAST_FLOATS = 1 << 13 };
     return terms <= FEW_TERMS && columns * terms > LEAST_FLOATS;

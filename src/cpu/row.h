@@ -126,8 +126,9 @@ static void multiply_row_by_columns(const struct cpu_tile *t, int64_t b_col) {
     }
 }
 
-/* Few terms: some columns at a time, while those are prefetched that follow when DISTANCE floats more have been read. */
-static void multiply_row_by_shallow_columns(const struct cpu_tile *t, int64_t b_col) {
+/* The same for columns that cpu_prefetches_columns names: some at a time, while those are prefetched that come DISTANCE
+ * floats later. */
+static void multiply_row_by_prefetched_columns(const struct cpu_tile *t, int64_t b_col) {
     enum { COLUMNS = 32, DISTANCE = 1024 };
     const int64_t skipped = COLUMNS + DISTANCE / t->k;
     struct cpu_tile part = *t;
@@ -303,7 +304,7 @@ static void multiply_row(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
     else if (t->b_step == 1 && t->k <= LANES)
         multiply_row_by_short_columns(t, b_col);
     else if (t->b_step == 1 && cpu_prefetches_columns(t->n, t->k))
-        multiply_row_by_shallow_columns(t, b_col);
+        multiply_row_by_prefetched_columns(t, b_col);
     else if (t->b_step == 1)
         multiply_row_by_columns(t, b_col);
     else

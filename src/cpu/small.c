@@ -266,9 +266,9 @@ static inline void touch_a(const struct cpu_tile *t) {
 }
 
 static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
-    const bool for_row = t->m == 1 && b_col != 1 && t->k <= SHALLOW; /* columns are read side by side */
-    if (for_row && cpu_prefetches_columns(t->n, t->k)) return;
-    if (t->k * t->n <= (for_row ? TOUCHED_FLOATS_OF_A : TOUCHED_FLOATS_OF_B))
+    const bool short_columns = t->m == 1 && b_col != 1 && t->k <= SHALLOW; /* read side by side */
+    if (short_columns && cpu_prefetches_columns(t->n, t->k)) return;
+    if (t->k * t->n <= (short_columns ? TOUCHED_FLOATS_OF_A : TOUCHED_FLOATS_OF_B))
         touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
 }
 
@@ -334,9 +334,9 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
         if (!reads_b_in_order(kernel, product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
-        const bool along_k = product->a_row != 1 && product->k <= SHALLOW &&
-                             !cpu_prefetches_columns(product->m, product->k);
-        if (along_k || product->m * product->k <= FEW_FLOATS) touch_a(product);
+        const bool short_rows = product->a_row != 1 && product->k <= SHALLOW &&
+                                !cpu_prefetches_columns(product->m, product->k);
+        if (short_rows || product->m * product->k <= FEW_FLOATS) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, block_terms(kernel, product->k));

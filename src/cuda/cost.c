@@ -119,19 +119,20 @@ struct device_costs {
 /* One row for each device that was measured.
  *
  * H200: fitted to 3,091 times of 450 random products (bench/gpu/sweep.py), each kernel with the cluster, share and
- * slices that an earlier fit took for its best. That fit was to 18,000 times of 478 products, with all of these; `rate`
- * and `slow` of ieee_mma, vector but its start, and split_fp32_sm90 are from there. The standard deviation of
- * estimates, where a kernel is within 1.25 x of the fastest:
+ * slices that an earlier fit took for its best. That fit was to 18,000 times of 478 products, with all of these. From
+ * there are the rates of ieee_mma; `slow` of these, split_fp32_sm90 and what vector kernels have besides `start` are
+ * within a few percent of it. The standard deviation of estimates, where a kernel is within 1.25 x of the fastest:
  *
  *   split_fp32_sm90   4 %
  *   ieee_mma          6 % to 9 %, 64 x 64 12 %; for short k 9 %, of up to 96 terms 8 %
  *   small, long       4 % to 6 %
  *   direct            6 %
  *   warp              7 %
- *   vector, columns   13 % to 16 %, 11 %
+ *   vector            13 % to 16 %
+ *   columns           11 %
  *   tf32              7 %, mean deviation for 251 products and kernels of the models of bench/pytorch/models.py
  *
- * The chosen kernel takes 1.2 % longer than the fastest on average, 1.5 % for products that were not fitted to.
+ * The chosen kernel takes 1.2 % longer than the fastest on average, 1.4 % for products that were not fitted to.
  *
  * ieee_tile, thin and the mma_sm80 kernels by `tessera tune`, as Ampere has them: 6 % to 15 %. tf32 split: estimated
  * over measured time 0.9 to 1.1, of the products of models. */
@@ -342,6 +343,7 @@ static int operands_by_floats(const tsr_problem *p) {
     return !copied_by_vectors(p->a.row_stride, p->a.col_stride) + !copied_by_vectors(p->b.col_stride, p->b.row_stride);
 }
 
+/* Whether the ieee kernels that compute tiles copy an operand by single floats. */
 static bool copies_singles(int64_t line_stride, int64_t k_stride) { return line_stride != 1 || k_stride % 4; }
 
 /* How much longer an ieee kernel takes where operands are copied by single floats, as they are unless lines are

@@ -486,7 +486,14 @@ __device__ inline void cluster_arrive_when_done() {
 #endif
 }
 
-/* Waits until what other blocks of the cluster send (send_to_block) has come. */
+/* Before a block's first arrival at the cluster's barrier, by one of its threads: `barrier` is to count bytes that blocks
+ * of the cluster send. How many, barrier_arrive_and_expect says. */
+__device__ inline void begin_receiving(uint64_t *barrier) {
+    barrier_init(barrier, 1);
+    barrier_init_fence();
+}
+
+/* Waits until they have come. */
 __device__ inline void wait_for_cluster(const uint64_t *barrier) {
 #if __CUDACC_VER_MAJOR__ >= 13
     asm volatile(
@@ -532,17 +539,6 @@ __device__ inline void send_to_block(uint32_t address, int rank, float4 v, const
                  " [there], {%2, %3, %4, %5}, [counts];}" ::"r"(address),
                  "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(shared_address(barrier))
                  : "memory");
-}
-
-/* The four floats at the same address in block `rank`. */
-__device__ inline float4 load_16_from_block(uint32_t address, int rank) {
-    float4 v;
-    asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;"
-                 " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];}"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address), "r"(rank)
-                 : "memory");
-    return v;
 }
 
 /* Arrives at the same barrier in block `rank`. It orders reads by products, which have been waited for; an explicit

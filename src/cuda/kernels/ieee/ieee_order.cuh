@@ -85,6 +85,10 @@ static __device__ __forceinline__ void store_element(const ieee_args &args, int 
     c.data[blockIdx.z * c.batch_stride + row * c.row_stride + col * c.col_stride] = value;
 }
 
+static __device__ __forceinline__ void add_to(float4 &sum, float4 more) {
+    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
 /* Four neighbouring elements of a row of C, those that there are, from their whole sums. */
 static __device__ __forceinline__ void store_four(const ieee_args &args, int row, int col, float4 sums) {
     const matrix_in &s = args.addend;

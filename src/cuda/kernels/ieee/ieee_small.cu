@@ -134,10 +134,8 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
         auto of_groups = [&](int row, int col) {
             float4 total = *(const float4 *)(shared + row * SUM_PITCH + col);
 #pragma unroll
-            for (int group = 1; group < GROUPS; group++) {
-                const float4 more = *(const float4 *)(shared + (group * TILE + row) * SUM_PITCH + col);
-                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
-            }
+            for (int group = 1; group < GROUPS; group++)
+                add_to(total, *(const float4 *)(shared + (group * TILE + row) * SUM_PITCH + col));
             return total;
         };
         float *inbox = shared + GROUPS * TILE * SUM_PITCH; /* [blocks][rows][TILE] */
@@ -162,10 +160,8 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
                 const float *from = inbox + i * 4;
                 total = *(const float4 *)from;
 #pragma unroll 1
-                for (int other = 1; other < blocks; other++) {
-                    const float4 more = *(const float4 *)(from + other * rows * TILE);
-                    total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
-                }
+                for (int other = 1; other < blocks; other++)
+                    add_to(total, *(const float4 *)(from + other * rows * TILE));
             }
             store_four(args, row0 + row, col0 + col, total);
         }
@@ -179,8 +175,7 @@ template <int TILE, int GROUPS, int BLOCK_K, int STAGES> struct small_tile {
         float *shared = (float *)dynamic_shared<16>();
         if (args.cluster > 1 && threadIdx.x == 0) {
             const int rows = rows_of_block(args.cluster), mine = min(rows, TILE - cluster_rank() * rows);
-            barrier_init(&sums_are_here, 1);
-            barrier_init_fence();
+            begin_receiving(&sums_are_here);
             barrier_arrive_and_expect(&sums_are_here, args.cluster * max(mine, 0) * TILE * 4);
         }
         const int row0 = cluster_number() * TILE, col0 = (int)blockIdx.y * TILE;

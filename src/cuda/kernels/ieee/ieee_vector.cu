@@ -238,8 +238,7 @@ static __device__ __forceinline__ void expect_sums(uint64_t *sums_are_here, int 
     if (cluster_blocks() == 1) return;
     if (threadIdx.x == 0) {
         const int each = elements_of_block(count);
-        barrier_init(sums_are_here, 1);
-        barrier_init_fence();
+        begin_receiving(sums_are_here);
         barrier_arrive_and_expect(sums_are_here, cluster_rank() * each < count ? cluster_blocks() * each * 4 : 0);
     }
     cluster_arrive();

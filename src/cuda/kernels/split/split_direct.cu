@@ -29,7 +29,7 @@ constexpr int WARPGROUP = 128;
 constexpr int LEAST_K = 64; /* docs/internals/numerics.md */
 
 /* How an operand's LINES lines of a stage lie in shared memory. */
-template <int LINES, int PADDING> struct operand_stage {
+template <int LINES, int PADDING> struct stage_layout {
     static constexpr int K_PITCH = STAGE_K + PADDING, LINE_PITCH = LINES + 4;
     static constexpr int BY_LINES = LINES * K_PITCH, BY_TERMS = STAGE_K * LINE_PITCH;
     static constexpr int FLOATS = BY_LINES > BY_TERMS ? BY_LINES : BY_TERMS;
@@ -56,8 +56,8 @@ struct least_magnitude {
 
 template <int TILE_N, int GROUPS> struct direct_tile {
     static constexpr int M = 64, N = TILE_N, THREADS = WARPGROUP * GROUPS, SUMS = N / 2; /* of a thread */
-    using stage_a = operand_stage<M, 8>;
-    using stage_b = operand_stage<N, 4>;
+    using stage_a = stage_layout<M, 8>;
+    using stage_b = stage_layout<N, 4>;
     static constexpr int STAGE = stage_a::FLOATS + stage_b::FLOATS, PIECE = N * STAGE_K; /* floats */
     static constexpr int GROUP = STAGES * STAGE;
     static constexpr int SHARED_BYTES = GROUPS * (2 * PIECE + GROUP) * 4;
@@ -235,10 +235,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
             const float *from = shared + quad / (N / 4) * SUM_PITCH + quad % (N / 4) * 4;
             float4 total = *(const float4 *)from;
 #pragma unroll
-            for (int other = 1; other < GROUPS; other++) {
-                const float4 more = *(const float4 *)(from + other * GROUP);
-                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
-            }
+            for (int other = 1; other < GROUPS; other++) add_to(total, *(const float4 *)(from + other * GROUP));
             return total;
         };
         float *inbox = shared + M * SUM_PITCH; /* [blocks][each] quads */
@@ -262,10 +259,8 @@ template <int TILE_N, int GROUPS> struct direct_tile {
             else {
                 total = *(const float4 *)(inbox + i * 4);
 #pragma unroll 1
-                for (int other = 1; other < blocks; other++) {
-                    const float4 more = *(const float4 *)(inbox + (other * each + i) * 4);
-                    total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
-                }
+                for (int other = 1; other < blocks; other++)
+                    add_to(total, *(const float4 *)(inbox + (other * each + i) * 4));
             }
             store_four(args, row, col, total);
         }
@@ -283,8 +278,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         const int rank = cluster_rank(), group = (int)threadIdx.x / WARPGROUP;
         if (args.cluster > 1 && threadIdx.x == 0) {
             const int each = quads_of_block(args.cluster), quads = min(each, QUADS - rank * each);
-            barrier_init(&sums_are_here, 1);
-            barrier_init_fence();
+            begin_receiving(&sums_are_here);
             barrier_arrive_and_expect(&sums_are_here, args.cluster * max(quads, 0) * 16);
         }
         const int row0 = cluster_number() * M, col0 = (int)blockIdx.y * N;

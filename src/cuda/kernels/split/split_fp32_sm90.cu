@@ -36,11 +36,9 @@ typedef float4 received_sums[CHECK_COLS / 8][32]; /* of a check block, from one 
 constexpr int CHECK_BLOCKS = WARPS * TILE_N / CHECK_COLS;
 static_assert((CHECK_BLOCKS + MAX_SPLIT_PARTS) * sizeof(received_sums) <= sizeof(SHARED::stages), "there is room");
 
-/* Before a block's first arrival at the cluster's barrier, by one thread. */
 __device__ void expect_parts(const split_args &g, uint64_t *sums_are_here) {
     const int check_blocks = (CHECK_BLOCKS - 1 - cluster_rank()) / g.parts + 1;
-    barrier_init(sums_are_here, 1);
-    barrier_init_fence();
+    begin_receiving(sums_are_here);
     barrier_arrive_and_expect(sums_are_here, check_blocks * g.parts * (int)sizeof(received_sums));
 }
 
