@@ -5,7 +5,7 @@
  *   gpu NVIDIA H200
  *   capability 90                 that kernels were chosen for
  *   multiprocessors 132
- *   bytes_per_cycle 16            every constant of cost.c that is not 0, in any order
+ *   bytes_per_cycle 16            every constant of cost_table.c that is not 0, in any order
  *   ...
  */
 #include "cuda/tuning.h"

@@ -1,6 +1,6 @@
 /* kernel_list.h: every CUDA kernel, declared in one place. The two lists make the enums and tables of kernels.h and
  * kernels.c, the images that CMakeLists.txt builds and embeds, and the constants that each .cu asserts it agrees with.
- * Plain C, for nvcc and the C compiler. How fast kernels are is in cost.c. */
+ * Plain C, for nvcc and the C compiler. How fast kernels are is in cost_table.c. */
 #ifndef TESSERA_CUDA_KERNEL_LIST_H
 #define TESSERA_CUDA_KERNEL_LIST_H
 

@@ -9,6 +9,7 @@
 #define TESSERA_CUDA_ATTENTION_WGMMA_CUH
 
 #include "cuda/kernels/attention/attention.cuh"
+#include "cuda/kernels/mma.cuh"
 
 constexpr int WARPGROUP = 128, WG_ROWS = 64; /* threads; rows that one computes */
 

@@ -24,6 +24,7 @@
  */
 #include "cuda/kernels/ieee/ieee_slab.cuh"
 #include "cuda/kernels/kernel_list.h"
+#include "cuda/kernels/mma.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 /* ---- The tile ---------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
  *     terms of k are neighbours:    [lines][CHUNK + 4], rows are lines
  *     lines are neighbours:         [CHUNK][lines + 8], rows are terms
  *
- * Lane 4g + t has terms t, t + 4, .. of lines g, g + 8, .. (ptx.cuh). Rows that are a multiple of four apart have the
+ * Lane 4g + t has terms t, t + 4, .. of lines g, g + 8, .. (mma.cuh). Rows that are a multiple of four apart have the
  * same shift, so that a lane has one for all its elements of an operand. Loads meet no bank conflict but for shifts.
  * Sums are stored from registers if an SM has few tiles, else by way of shared memory. Where C ends within a tile,
  * multiplications of 16 x 8 that would compute nothing of it are left out.
@@ -24,6 +24,7 @@
  */
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/kernel_list.h"
+#include "cuda/kernels/mma.cuh"
 #include "cuda/kernels/ptx.cuh"
 
 enum { WARPS = 4, CHUNK = 24, K_PITCH = CHUNK + 4 };

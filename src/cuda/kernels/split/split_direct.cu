@@ -22,6 +22,7 @@
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/ieee/ieee_stage.cuh"
 #include "cuda/kernels/kernel_list.h"
+#include "cuda/kernels/mma.cuh"
 
 constexpr int STAGE_K = 32, STEPS = STAGE_K / 8; /* terms of a stage, products along it */
 constexpr int STAGES = 3;                        /* of a warpgroup */

@@ -31,6 +31,7 @@
 
 #include "cuda/kernels/args.h"
 #include "cuda/kernels/kernel_list.h"
+#include "cuda/kernels/mma.cuh"
 #include "cuda/kernels/split/split.cuh"
 
 namespace {

@@ -27,6 +27,7 @@
 #ifndef TESSERA_CUDA_SPLIT_WGMMA_CUH
 #define TESSERA_CUDA_SPLIT_WGMMA_CUH
 
+#include "cuda/kernels/mma.cuh"
 #include "cuda/kernels/split/split.cuh"
 
 /* ---- Stages ------------------------------------------------------------------------------------------------------ */
