@@ -37,6 +37,22 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* The registers of an instruction's d, as its text has them. */
+#define REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define REGISTERS_16 REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define REGISTERS_32 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGISTERS_40 REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define REGISTERS_64                                                                   \
+    REGISTERS_32                                                                       \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGISTERS_128                                                                              \
+    REGISTERS_64                                                                                   \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
 /* Operands of an asm statement: d[i], ... */
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define ACCUMULATORS_16(d, i) \
@@ -47,11 +63,7 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;}"
+                 "{" REGISTERS_64 "}, %64, %65, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -60,15 +72,7 @@ __device__ inline void wgmma_64x128x16(float (&d)[64], uint32_t a, uint32_t b, b
 __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; "
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
-                 " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
-                 " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
-                 " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
-                 " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1, 0, 0;}"
+                 "{" REGISTERS_128 "}, %128, %129, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -77,10 +81,7 @@ __device__ inline void wgmma_64x256x16(float (&d)[128], uint32_t a, uint32_t b, 
 __device__ inline void wgmma_64x80x16(float (&d)[40], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %42, 0; "
                  "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39}, "
-                 "%40, %41, p, 1, 1, 0, 0;}"
+                 "{" REGISTERS_40 "}, %40, %41, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_4(d, 32), ACCUMULATORS_4(d, 36)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -89,9 +90,7 @@ __device__ inline void wgmma_64x80x16(float (&d)[40], uint32_t a, uint32_t b, bo
 __device__ inline void wgmma_64x64x16(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, p, 1, 1, 0, 0;}"
+                 "{" REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_32(d, 0)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -99,8 +98,7 @@ __device__ inline void wgmma_64x64x16(float (&d)[32], uint32_t a, uint32_t b, bo
 /* d (64 x 16) = a (64 x 16) * b (16 x 16)^T + (accumulate ? d : 0). */
 __device__ inline void wgmma_64x16x16(float (&d)[8], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
-                 "%8, %9, p, 1, 1, 0, 0;}"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" REGISTERS_8 "}, %8, %9, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_4(d, 0), ACCUMULATORS_4(d, 4)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -109,8 +107,7 @@ __device__ inline void wgmma_64x16x16(float (&d)[8], uint32_t a, uint32_t b, boo
 __device__ inline void wgmma_64x32x16(float (&d)[16], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; "
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, p, 1, 1, 0, 0;}"
+                 "{" REGISTERS_16 "}, %16, %17, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_16(d, 0)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -120,9 +117,7 @@ __device__ inline void wgmma_64x32x16(float (&d)[16], uint32_t a, uint32_t b, bo
 __device__ inline void wgmma_64x64x16_rows(float (&d)[32], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;}"
+                 "{" REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;}"
                  : ACCUMULATORS_32(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -132,43 +127,28 @@ __device__ inline void wgmma_64x64x16_rows(float (&d)[32], const uint32_t (&a)[4
 __device__ inline void wgmma_tf32(float (&d)[16], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; "
                  "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, p, 1, 1;}"
+                 "{" REGISTERS_16 "}, {%16, %17, %18, %19}, %20, p, 1, 1;}"
                  : ACCUMULATORS_16(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 __device__ inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
                  "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, p, 1, 1;}"
+                 "{" REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 __device__ inline void wgmma_tf32(float (&d)[64], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; "
                  "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, p, 1, 1;}"
+                 "{" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 __device__ inline void wgmma_tf32(float (&d)[128], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %133, 0; "
                  "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
-                 " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
-                 " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
-                 " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
-                 " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "{%128, %129, %130, %131}, %132, p, 1, 1;}"
+                 "{" REGISTERS_128 "}, {%128, %129, %130, %131}, %132, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
@@ -177,35 +157,21 @@ __device__ inline void wgmma_tf32(float (&d)[128], const uint32_t (&a)[4], uint3
 __device__ inline void wgmma_tf32(float (&d)[32], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
                  "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, p, 1, 1;}"
+                 "{" REGISTERS_32 "}, %32, %33, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 __device__ inline void wgmma_tf32(float (&d)[64], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
                  "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1;}"
+                 "{" REGISTERS_64 "}, %64, %65, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 __device__ inline void wgmma_tf32(float (&d)[128], uint32_t a, uint32_t b, bool accumulate) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0; "
                  "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-                 " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-                 " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-                 " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
-                 " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
-                 " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
-                 " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
-                 " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-                 "%128, %129, p, 1, 1;}"
+                 "{" REGISTERS_128 "}, %128, %129, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64), ACCUMULATORS_32(d, 96)
                  : "l"(tile_descriptor(a)), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
