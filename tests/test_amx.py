@@ -17,7 +17,7 @@ from engine import Engine, kernel_names
 from layouts import row_major
 from reference import assert_componentwise, assert_special_values, frobenius_error, normal, product64, uniform
 from test_packed import pack_at
-from toolchain import BUILD, ROOT, run
+from toolchain import BUILD, ROOT, run, run_python
 
 MODEL = BUILD / "tests" / "libtessera_amx_model.so"
 HAS_AMX = "amx" in kernel_names(CPU)
@@ -84,8 +84,7 @@ x = binding.Operand(None, 1500, 1500, 1500, 1, 0)
 result = binding.Result(None, 1500, 1500, 1500, 1, 0)
 print(binding.Plan(binding.Context(precision=binding.{precision}), x, x, result).is_split())
 """
-    out = run(sys.executable, "-c", source, cwd=ROOT / "tests", env={**os.environ, "TESSERA_CPU_KERNEL": kernel})
-    assert out.strip() == str(used)
+    assert run_python(source, TESSERA_CPU_KERNEL=kernel).strip() == str(used)
 
 
 @pytest.mark.skipif(HAS_AMX, reason="this machine has AMX")

@@ -1,9 +1,5 @@
 """options.batch_invariant: a row of C has the same bits whatever m, its place, its neighbours and the batch are."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -11,6 +7,7 @@ import binding
 from binding import RIGHT, Operand, Packed, Plan, Result
 from engine import DRIVER, NO_GPU, Engine, bits
 from layouts import poisoned
+from toolchain import run_python
 
 SIZES = [1, 2, 3, 4, 5, 8, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 256, 300, 511, 512, 513, 1000, 2048, 4095]
 LARGEST = 4096
@@ -184,9 +181,7 @@ engine = Engine(binding.CPU, binding.IEEE)
 print(np.array_equal(engine.product(a, b)[:1], engine.product(a[:1].copy(), b)))
 """
     for value, same in ("1", True), ("0", False), ("", False):
-        out = subprocess.run([sys.executable, "-c", source], cwd=os.path.dirname(__file__), check=True, text=True,
-                             capture_output=True, env={**os.environ, "TESSERA_BATCH_INVARIANT": value}).stdout
-        assert out.strip() == str(same)
+        assert run_python(source, TESSERA_BATCH_INVARIANT=value).strip() == str(same)
 
 
 def test_option_out_of_range():

@@ -3,9 +3,6 @@
 import ctypes
 import mmap
 import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ import binding
 from binding import Operand, Result, gemm, gemm_add
 from layouts import assert_guards, row_major
 from reference import integers
+from toolchain import run_python
 
 # ---- Every alpha ----------------------------------------------------------------------------------------------------
 
@@ -112,11 +110,6 @@ def test_small_result_that_overlaps_an_operand(cpu, operand, where):
 
 # ---- Workers --------------------------------------------------------------------------------------------------------
 
-def run_python(source):
-    return subprocess.run([sys.executable, "-c", source], cwd=pathlib.Path(__file__).parent, check=True,
-                          capture_output=True, text=True).stdout
-
-
 AFTER_FORK = """
 import os, sys
 import numpy as np, binding
@@ -181,21 +174,6 @@ def test_two_threads_share_a_few_columns(cpu, rng, m, n, k):
         results.append(c)
     assert np.array_equal(*results)
     assert np.allclose(results[0], 0.5 * (a.astype(np.float64) @ b), rtol=1e-5, atol=1e-3)
-
-
-def test_estimate_is_printed(cpu):
-    """The plan's text has the exported estimate, which grows with the work."""
-    seconds = []
-    for n in (64, 256, 1024):
-        plan = binding.Plan(cpu.context, Operand(None, n, n, n, 1, 0), Operand(None, n, n, n, 1, 0),
-                            Result(None, n, n, n, 1, 0))
-        line = next(line for line in plan.text().splitlines() if line.startswith("estimate: "))
-        binding.lib.tsr_plan_seconds.restype = ctypes.c_double
-        binding.lib.tsr_plan_seconds.argtypes = [ctypes.c_void_p]
-        seconds.append(binding.lib.tsr_plan_seconds(plan.handle))
-        value, unit = line.split()[1:]
-        assert float(value) * {"us": 1e-6, "ms": 1e-3, "s": 1}[unit] == pytest.approx(seconds[-1], rel=1e-3)
-    assert 0 < seconds[0] < seconds[1] < seconds[2]
 
 
 # ---- Memory between rows --------------------------------------------------------------------------------------------

@@ -413,20 +413,6 @@ def test_packed_keeps_the_contract(accurate_cuda, rng, sides):
         assert np.array_equal(c, plain), "packed and unpacked differ"
 
 
-def test_packed_with_a_batch_stride(fp32_cuda, rng):
-    """A packed form of one matrix must not stand for the others of a batch."""
-    a, b, c = integers(rng, 3, 256, 512), integers(rng, 3, 512, 256), row_major(3, 256, 256)
-    with fp32_cuda.resident(a, b, changed=[c]):
-        packed = Packed(fp32_cuda.context, RIGHT, fp32_cuda.operand(b))
-        try:
-            binding.gemm(fp32_cuda.context, fp32_cuda.operand(a), fp32_cuda.operand(b, packed), fp32_cuda.result(c),
-                         batch=3)
-        except binding.TesseraError as error:
-            assert error.status == binding.INVALID_ARGUMENT and "b.packed" in error.message
-            return
-    assert np.array_equal(c, a.astype(np.float64) @ b)
-
-
 def test_packed_shared_between_streams_and_threads(cuda, driver, rng):
     """Packed once on one stream; used from twelve threads, each on a stream of its own that waits for it."""
     b = integers(rng, 512, 400)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reference
-from toolchain import BUILD, PATIENCE, ROOT, run
+from toolchain import BUILD, PATIENCE, ROOT, run, run_python
 
 FAULTS = BUILD / "tests" / "faults"
 pytestmark = pytest.mark.skipif(not (FAULTS / "libfaults.so").exists(),
@@ -93,7 +93,7 @@ for limit in range(100_000, 5_000_000, 150_000):
 
 
 def test_no_more_is_allocated_than_max_workspace_allows():
-    run(sys.executable, "-c", LIMITS, env={**os.environ, "LD_PRELOAD": str(FAULTS / "libfaults.so")})
+    run_python(LIMITS, LD_PRELOAD=str(FAULTS / "libfaults.so"))
 
 
 def test_interrupts_of_numpy_products():

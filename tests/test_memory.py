@@ -1,13 +1,9 @@
 """Memory: what a product takes beyond its operands, and what happens when there is none."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from binding import Operand, Plan, Result
-from toolchain import PATIENCE
+from toolchain import run_python
 
 MIB = 2**20
 
@@ -22,14 +18,6 @@ def test_workspace_per_thread(cpu, threads, m, n, k):
     column_major = Operand(None, m, k, 1, m, 0), Operand(None, k, n, 1, k, 0), Result(None, m, n, 1, m, 0)
     for matrices in (row_major, column_major):
         assert Plan(context, *matrices).workspace() < 16 * MIB * threads
-
-
-def run_alone(source, *arguments):
-    """Runs Python source in a process of its own, beside these modules."""
-    ran = subprocess.run([sys.executable, "-c", source, *map(str, arguments)], cwd=os.path.dirname(__file__),
-                         capture_output=True, text=True, timeout=PATIENCE)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
 
 
 PEAK = """
@@ -50,7 +38,7 @@ print(peak() - before)
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_peak_memory_beyond_the_operands(threads):
     """As the system counts it: panels, stacks and all."""
-    assert int(run_alone(PEAK, threads)) < 16 * 1024 * threads  # KiB
+    assert int(run_python(PEAK, threads)) < 16 * 1024 * threads  # KiB
 
 
 STARVED = """
@@ -95,7 +83,7 @@ print(refused, served)
 def test_out_of_memory():
     """Under an address-space limit: TSR_OUT_OF_MEMORY with nothing written, or a right result; usable afterwards. Fewer
     threads than asked for is no failure."""
-    refused, served = map(int, run_alone(STARVED).split())
+    refused, served = map(int, run_python(STARVED).split())
     assert refused >= 1, "the limit was never felt: this test tests nothing"
     assert served >= 1
 

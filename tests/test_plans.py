@@ -151,12 +151,10 @@ def test_print(engine):
         assert engine.kernel in text
 
 
-def test_seconds(engine):
+def test_estimate(engine):
     """An estimate grows with the product, and is printed with the plan."""
-    if engine.device == CPU:
-        pytest.skip("the CUDA engine's cost model")
     seconds = [plan_of(engine, n, n, n).seconds() for n in (64, 512, 4096, 32768)]
-    assert seconds == sorted(set(seconds)) and 1e-6 < seconds[0] and seconds[-1] < 60, seconds
+    assert seconds == sorted(set(seconds)) and 1e-7 < seconds[0] and seconds[2] < 60, seconds
     number, unit = re.search(r"^estimate: (\S+) (us|ms|s)$", plan_of(engine, 512, 512, 512).text(), re.M).groups()
     assert float(number) * {"us": 1e-6, "ms": 1e-3, "s": 1}[unit] == pytest.approx(seconds[1], rel=1e-3)
 

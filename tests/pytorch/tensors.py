@@ -40,6 +40,14 @@ def strided(shape, order, steps, expanded=(), device="cpu"):
     return view.expand([-1 if d not in expanded else shape[d] for d in range(len(shape))])
 
 
+def outcome(function):
+    """What a call returns, or the first line of its error."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error), str(error).splitlines()[0]
+
+
 def assert_within_bound(product, a, b, addend=None, beta=1.0, alpha=1.0):
     """abs(C - AB) <= (K+4) 2^-24 (abs(alpha) abs(A) abs(B) + abs(beta S)) in each element, against float64."""
     a, b, product = a.detach().double(), b.detach().double(), product.detach().double()

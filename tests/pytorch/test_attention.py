@@ -8,7 +8,7 @@ import torch
 
 import tessera
 from attention_bound import assert_attention, expected, summed
-from tensors import RELEASE, since
+from tensors import RELEASE, outcome, since
 
 attend = tessera.scaled_dot_product_attention
 torch_attend = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
@@ -174,14 +174,6 @@ def test_masks_that_are_no_tensors(device):
     assert torch.equal(attend(query, key, value, bias), torch_attend(query, key, value, bias))
 
 
-def outcome(function):
-    """What a call returns, or the first line of its error."""
-    try:
-        return function().shape
-    except Exception as error:
-        return type(error), str(error).splitlines()[0]
-
-
 ERRORS = {
     "one dimension": lambda q, k, v: (q[0, 0, 0], k, v),
     "types": lambda q, k, v: (q, k.double(), v),
@@ -197,7 +189,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_odd_calls_do_as_in_torch(name):
     arguments = ERRORS[name](*operands(1, 2, 8, 9, 16, "cpu"))
-    assert outcome(lambda: attend(*arguments)) == outcome(lambda: torch_attend(*arguments))
+    assert outcome(lambda: attend(*arguments).shape) == outcome(lambda: torch_attend(*arguments).shape)
 
 
 def test_refusals():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tessera
-from tensors import RELEASE, integers, since
+from tensors import RELEASE, integers, outcome, since
 
 
 def everything(device):
@@ -83,14 +83,6 @@ def test_half_and_integers_are_left_to_torch(device):
         for dtype in types:
             assert (a.to(dtype) @ b.to(dtype)).dtype == dtype
     assert taken() == 0
-
-
-def outcome(function):
-    """What a call returns, or the first line of its error."""
-    try:
-        return function()
-    except Exception as error:
-        return type(error), str(error).splitlines()[0]
 
 
 def overlapping(rows, b):

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ def run(*command, expect=0, **options):
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=PATIENCE, **options)
     assert ran.returncode == expect, f"{' '.join(map(str, command))}\n{ran.stdout}{ran.stderr}"
     return ran.stdout + ran.stderr
+
+
+def run_python(source, *arguments, **environment):
+    """Runs Python source in a process of its own."""
+    return run(sys.executable, "-c", source, *arguments, env={**os.environ, **environment})
 
 
 def need(program):
