@@ -2,7 +2,7 @@
  *
  * torch_seconds estimates a product on a GPU, as tsr_plan_seconds estimates ours; the drop-in compares the two. It is
  * fitted to 600 random products on an H200 with torch 2.11 (bench/gpu/sweep.py), and scaled to other GPUs by their
- * clocks. Half of its estimates are within 12 %; thin products and short k are up to twice as far off.
+ * clocks. Half of its estimates are within 12 %; for thin products and short k they are off by up to a factor of two.
  */
 #pragma once
 
