@@ -30,12 +30,10 @@ static void batch_strided(blas_interface caller, CBLAS_LAYOUT layout, CBLAS_TRAN
     };
     if (!blas_all_legal(caller, "cblas_sgemm_batch_strided", checks, sizeof checks / sizeof checks[0])) return;
     const bool ta = transa != CblasNoTrans, tb = transb != CblasNoTrans;
-    if (row_major)
-        blas_multiply(&(blas_product){tb, ta, n, m, k, alpha, beta, b, a, c, ldb, lda, ldc, batch_size, strideb,
-                                      stridea, stridec, NULL, NULL});
-    else
-        blas_multiply(&(blas_product){ta, tb, m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, batch_size, stridea,
-                                      strideb, stridec, NULL, NULL});
+    blas_product p = {ta,  tb,  m,   n,          k,       alpha,   beta,    a,    b,   c,
+                      lda, ldb, ldc, batch_size, stridea, strideb, stridec, NULL, NULL};
+    if (row_major) p = blas_row_major(&p);
+    blas_multiply(&p);
 }
 
 void cblas_sgemm_batch_strided(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transa, CBLAS_TRANSPOSE transb, int m, int n, int k,
@@ -94,9 +92,8 @@ static bool group_at(blas_interface caller, const groups *g, int64_t i, blas_pro
         {size < 0, 16, "group_size", size},
     };
     const float alpha = g->alpha[i], beta = g->beta[i];
-    *p = g->row_major
-             ? (blas_product){tb, ta, n, m, k, alpha, beta, NULL, NULL, NULL, ldb, lda, ldc, size, 0, 0, 0, NULL, NULL}
-             : (blas_product){ta, tb, m, n, k, alpha, beta, NULL, NULL, NULL, lda, ldb, ldc, size, 0, 0, 0, NULL, NULL};
+    *p = (blas_product){ta, tb, m, n, k, alpha, beta, NULL, NULL, NULL, lda, ldb, ldc, size, 0, 0, 0, NULL, NULL};
+    if (g->row_major) *p = blas_row_major(p);
     return blas_all_legal(caller, g->letters_a ? "SGEMM_BATCH" : "cblas_sgemm_batch", checks,
                           sizeof checks / sizeof checks[0]);
 }

@@ -8,8 +8,7 @@
 
 #include "tessera.h"
 
-/* C = alpha*op(A)*op(B) + beta*C on column-major matrices, as sgemm has it: op(A) is m x k, op(B) k x n. A row-major
- * product is that of the transposes, C^T = op(B)^T op(A)^T, so A and B change places. */
+/* C = alpha*op(A)*op(B) + beta*C on column-major matrices, as sgemm has it: op(A) is m x k, op(B) k x n. */
 typedef struct blas_product {
     bool transpose_a, transpose_b;
     int64_t m, n, k;
@@ -20,6 +19,13 @@ typedef struct blas_product {
     int64_t batch, stride_a, stride_b, stride_c; /* one product: batch = 1 */
     const tsr_operand *packed_a, *packed_b;      /* packed in blas_packing_context, instead of the above; or NULL */
 } blas_product;
+
+/* A row-major product is that of the transposes, C^T = op(B)^T op(A)^T: A and B change places. */
+static inline blas_product blas_row_major(const blas_product *p) {
+    return (blas_product){p->transpose_b, p->transpose_a, p->n,        p->m,        p->k,       p->alpha, p->beta,
+                          p->b,           p->a,           p->c,        p->ldb,      p->lda,     p->ldc,   p->batch,
+                          p->stride_b,    p->stride_a,    p->stride_c, p->packed_b, p->packed_a};
+}
 
 /* Computes it, on the device that settings and size choose. */
 void blas_multiply(const blas_product *product);

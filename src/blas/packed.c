@@ -163,8 +163,7 @@ static void compute(blas_interface caller, CBLAS_LAYOUT layout, int transa, int 
     blas_product p = {ta, tb, m, n, k, 1, beta, a, b, c, lda, ldb, ldc, 1, 0, 0, 0, NULL, NULL};
     if (packed_a) p.packed_a = &packed_a->operand;
     if (packed_b) p.packed_b = &packed_b->operand;
-    if (row_major)
-        p = (blas_product){tb, ta, n, m, k, 1, beta, b, a, c, ldb, lda, ldc, 1, 0, 0, 0, p.packed_b, p.packed_a};
+    if (row_major) p = blas_row_major(&p);
     blas_multiply(&p);
 }
 
