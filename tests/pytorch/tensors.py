@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
@@ -21,6 +22,19 @@ def examples(count):
     """So many drawn examples, the same every time; TESSERA_EXAMPLES is for those who have less time."""
     return settings(max_examples=int(os.environ.get("TESSERA_EXAMPLES", count)), deadline=None, database=None,
                     derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def matmul_shapes(draw):
+    """The shapes of two tensors or arrays that matmul takes."""
+    size = st.integers(0, 9) if draw(st.booleans()) else st.integers(1, 40)
+    m, n, k = draw(size), draw(size), draw(size)
+    batch = [draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3)))]
+    shapes = []
+    for matrix in ([m, k], [k, n]):
+        leading = [1 if draw(st.booleans()) else size for size in batch]
+        shapes.append(leading[draw(st.integers(0, len(batch))):] + matrix)
+    return [[k] if draw(st.integers(0, 5)) == 0 else shape for shape in shapes]
 
 
 def integers(*shape, device="cpu", requires_grad=False):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera
-from tensors import Calls, assert_within_bound, examples, integers, since, strided
+from tensors import Calls, assert_within_bound, examples, integers, matmul_shapes, since, strided
 
 
 @st.composite
@@ -24,25 +24,8 @@ def layouts(draw, shape):
     return lambda device: strided(shape, order, steps, expanded, device)
 
 
-@st.composite
-def matmul_arguments(draw):
-    """Two tensors that torch.matmul takes."""
-    size = st.integers(0, 9) if draw(st.booleans()) else st.integers(1, 40)
-    m, n, k = draw(size), draw(size), draw(size)
-    batch = [draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3)))]
-    shapes = []
-    for matrix in ([m, k], [k, n]):
-        own = [1 if draw(st.booleans()) else size for size in batch][draw(st.integers(0, len(batch))):]
-        shapes.append(own + matrix)
-    if draw(st.integers(0, 5)) == 0:
-        shapes[0] = [k]
-    if draw(st.integers(0, 5)) == 0:
-        shapes[1] = [k]
-    return [draw(layouts(shape)) for shape in shapes]
-
-
 @examples(200)
-@given(arguments=matmul_arguments())
+@given(arguments=matmul_shapes().flatmap(lambda shapes: st.tuples(*map(layouts, shapes))))
 def test_any_shapes_and_strides(device, arguments):
     a, b = (make(device) for make in arguments)
     expected = torch.matmul(a, b)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tessera
-from tensors import examples
+from tensors import examples, matmul_shapes
 
 RANDOM = np.random.default_rng(20260)
 
@@ -32,23 +32,8 @@ def arrays(draw, shape):
     return np.broadcast_to(view, shape)
 
 
-@st.composite
-def matmul_arguments(draw):
-    size = st.integers(0, 9) if draw(st.booleans()) else st.integers(1, 40)
-    m, n, k = draw(size), draw(size), draw(size)
-    batch = [draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3)))]
-    shapes = []
-    for matrix in ([m, k], [k, n]):
-        leading = [1 if draw(st.booleans()) else size for size in batch]
-        shapes.append(leading[draw(st.integers(0, len(batch))):] + matrix)
-    for side in range(2):
-        if draw(st.integers(0, 5)) == 0:
-            shapes[side] = [k]
-    return [draw(arrays(shape)) for shape in shapes]
-
-
 @examples(150)
-@given(arguments=matmul_arguments())
+@given(arguments=matmul_shapes().flatmap(lambda shapes: st.tuples(*map(arrays, shapes))))
 def test_any_shapes_and_strides(arguments):
     a, b = arguments
     expected = np.matmul(a, b)
