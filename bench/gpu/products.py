@@ -31,6 +31,14 @@ def replay(function, repeats):
     return graph.replay
 
 
+def settle(functions):
+    """Waits for all that was queued, and for what has a stream of its own."""
+    torch.cuda.synchronize()
+    for function in functions:
+        if hasattr(function, "synchronize"):
+            function.synchronize()
+
+
 class Rounds:
     """Samples of several products by the GPU's clock: CUDA events around each, one product after the other. Short
     products are timed several to a pair of events, from a CUDA graph where they can be captured, so that the GPU and
@@ -43,10 +51,7 @@ class Rounds:
         self.functions, self.state = functions, {}
         for function in functions:
             function()
-        torch.cuda.synchronize()
-        for function in functions:
-            if hasattr(function, "synchronize"):
-                function.synchronize()
+        settle(functions)
         self.launched = [self.several(function) for function in functions]
         self.untimed = [
             launched for function, launched in zip(functions, self.launched) if not hasattr(function, "synchronize")

@@ -13,7 +13,7 @@ import time
 import torch
 
 from peers import COMPILED_FOR_EACH_SHAPE, LIBRARIES, TRIAL, prepare, present, triton
-from products import about, host_microseconds, interleaved, make
+from products import about, host_microseconds, interleaved, make, settle
 from harness import data, errors, results
 
 import peers
@@ -32,13 +32,6 @@ def products_of(libraries, a, b):
 
 def quick_to_start(libraries):
     return [name for name in libraries if name not in COMPILED_FOR_EACH_SHAPE]
-
-
-def settle(functions):
-    torch.cuda.synchronize()
-    for function in functions:
-        if hasattr(function, "synchronize"):
-            function.synchronize()
 
 
 def rates(libraries, seconds):
