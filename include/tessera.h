@@ -125,7 +125,7 @@ typedef struct tsr_result {
     int64_t batch_stride;
 } tsr_result;
 
-/* Where and with what a call runs. NULL: as all zero, on the default stream, with workspace that the library takes. */
+/* The stream a call runs on, and its workspace. NULL means all zero: the default stream, workspace from the library. */
 typedef struct tsr_launch {
     void *stream;          /* CUDA: a CUstream / cudaStream_t of the context's device */
     void *workspace;       /* at least tsr_plan_workspace bytes, 256-byte aligned, on the plan's device; or NULL */
@@ -134,8 +134,8 @@ typedef struct tsr_launch {
 
 /* ---- Multiplying ------------------------------------------------------------------------------------------------- */
 
-/* C = alpha*A*B + beta*C. On the CPU it is done when the call returns; on CUDA it has been queued on launch->stream,
- * the call does not synchronise and may be captured into a CUDA graph: make the context before capturing, and keep it
+/* C = alpha*A*B + beta*C. On the CPU it is done when the call returns. On CUDA it has been queued on launch->stream:
+ * the call does not synchronise, and may be captured into a CUDA graph. Make the context before capturing, and keep it
  * as long as the graph. */
 tsr_status tsr_gemm(tsr_context *context, float alpha, const tsr_operand *a, const tsr_operand *b, float beta,
                     const tsr_result *c, const tsr_launch *launch);
@@ -155,7 +155,7 @@ tsr_status tsr_gemm_pointers(tsr_context *context, int64_t batch, float alpha, c
 
 /* C = alpha*A*B + beta*S for `batch` products: S, the addend, is read with strides of its own, and C is only written.
  * Strides of 0 broadcast: a bias for each column has row_stride 0. S may be C itself (the same data and strides), but
- * may not overlap it otherwise. With beta = 0 it is not looked at, and may be NULL; its packed form never is. */
+ * may not overlap it otherwise. With beta = 0 it is not looked at, and may be NULL. Its packed form is never used. */
 tsr_status tsr_gemm_add(tsr_context *context, int64_t batch, float alpha, const tsr_operand *a, const tsr_operand *b,
                         float beta, const tsr_operand *addend, const tsr_result *c, const tsr_launch *launch);
 
@@ -210,9 +210,10 @@ tsr_status tsr_plan_execute_add(const tsr_plan *plan, float alpha, const float *
 
 /* A context on CUDA reads its GPU's constants from a file when it is made: the one that TESSERA_TUNING in the
  * environment names (empty: none), else one for this GPU in $XDG_CACHE_HOME/tessera or ~/.cache/tessera. `tessera tune`
- * writes it. Without it, or where it cannot be used, the table of the nearest GPU that was measured serves;
- * tsr_plan_print and tsr_info_print say which, and why. Both of these are as snprintf: the file's path, empty where
- * there can be none; and the constants of this context as such a file has them. */
+ * writes it. Without such a file, or if it cannot be used, the context has the table of the nearest GPU that was
+ * measured; tsr_plan_print and tsr_info_print say which table is in use, and why. In the manner of tsr_plan_print,
+ * tsr_tuning_path writes the file's path, empty where there can be none, and tsr_tuning_print this context's constants
+ * as such a file has them. */
 size_t tsr_tuning_path(const tsr_context *context, char *path, size_t size);
 size_t tsr_tuning_print(const tsr_context *context, char *text, size_t size);
 
@@ -228,8 +229,8 @@ typedef enum tsr_side { TSR_LEFT = 0 /* the operand is A */, TSR_RIGHT = 1 /* it
  * any later call with the same matrix: data, shape and strides. The matrix itself must stay where it is, unchanged:
  * what the packed form cannot carry is read from it. On CUDA packing is queued on launch->stream, and
  * launch->workspace, unless NULL, is where the packed form is kept: tsr_pack_size bytes, which stay the caller's; use
- * on another stream must be ordered after it by the caller. The context must outlive it, and it every plan, graph and
- * queued product that uses it. */
+ * on another stream must be ordered after it by the caller. The context must outlive the packed operand, and that must
+ * outlive every plan, graph and queued product that uses it. */
 tsr_status tsr_pack(tsr_packed **packed, tsr_context *context, tsr_side side, const tsr_operand *operand,
                     const tsr_launch *launch);
 void tsr_packed_destroy(tsr_packed *packed);
@@ -277,8 +278,9 @@ typedef struct tsr_attention_problem {
     uint64_t seed, offset;      /* which weights: a counter-based generator's; same numbers, same weights */
 } tsr_attention_problem;
 
-/* Every engine: scores are off by at most |scale| ((dim+16) 2^-24 |q||k| + dim 2^-25 max|q| max|k|) and four roundings
- * of their own, sums of n terms by (n+16) 2^-24 of them; docs/internals/numerics.md has the bound of each result.
+/* On every engine a score is off by at most |scale| ((dim+16) 2^-24 |q||k| + dim 2^-25 max|q| max|k|) and four
+ * roundings of its own, a sum of n terms by (n+16) 2^-24 of their magnitudes. docs/internals/numerics.md has the bound
+ * of each result.
  *
  * Writes O (batch x heads x queries x dim) and, unless lse is NULL, the logarithm of each query's sum of exponentials
  * (batch x heads x queries x 1), which the backward pass needs. A query that sees no key, or only keys masked by -Inf,
