@@ -1,5 +1,5 @@
-/* instructions.cuh: the instructions that a module's kernels use, as in ptx.cuh and mma.cuh of src/cuda/kernels, which have
- * more of them and more of their options. Regions: all_kernels; hopper, and in it arrive; clusters. */
+/* instructions.cuh: the instructions that a module's kernels use. ptx.cuh and mma.cuh of src/cuda/kernels have more of
+ * them, and more of their options. Regions: all_kernels; hopper, and in it arrive; clusters. */
 
 // clang-format off
 // region: all_kernels

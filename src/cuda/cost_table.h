@@ -1,4 +1,4 @@
-/* cost_table.h: the measured constants of a GPU, by the kernels they belong to. For cost.c; everyone else has cost.h. */
+/* cost_table.h: the measured constants of a GPU, by the kernels they belong to. For cost.c; all others use cost.h. */
 #ifndef TESSERA_CUDA_COST_TABLE_H
 #define TESSERA_CUDA_COST_TABLE_H
 

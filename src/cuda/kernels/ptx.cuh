@@ -299,8 +299,8 @@ __device__ inline void cluster_arrive_when_done() {
 #endif
 }
 
-/* Before a block's first arrival at the cluster's barrier, by one of its threads: `barrier` is to count bytes that blocks
- * of the cluster send. How many, barrier_arrive_and_expect says. */
+/* Before a block's first arrival at the cluster's barrier, by one of its threads: `barrier` is to count bytes that
+ * blocks of the cluster send. How many, barrier_arrive_and_expect says. */
 __device__ inline void begin_receiving(uint64_t *barrier) {
     barrier_init(barrier, 1);
     barrier_init_fence();
