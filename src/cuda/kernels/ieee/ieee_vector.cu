@@ -46,15 +46,15 @@ template <int ROWS_, int FLOATS_, int UNROLL_, bool VECTORS_> struct reading {
     static constexpr bool VECTORS = VECTORS_;
 };
 
-/* Adds to `sum` what a thread has of the block's terms: from `first` on, every stride-th group of FLOATS. B has COLS
- * columns; several are in shared memory, element (term, col) at term*TERM + col*COL of a chunk. */
+/* Adds to `sum` what a thread has of the block's terms: of every `span` of them, from `first` on, UNROLL times FLOATS
+ * that are `stride` apart. B has COLS columns; several are in shared memory, element (term, col) at term*TERM + col*COL of a chunk. */
 template <class R, int COLS, bool ALONG_M, int THREADS>
 static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], const ieee_args &args,
                                                  const vector_part &part, const float *const (&row)[R::ROWS], int first,
-                                                 int stride, float *shared) {
+                                                 int stride, int span, float *shared) {
     constexpr int ROWS = R::ROWS, FLOATS = R::FLOATS, UNROLL = R::UNROLL;
     constexpr int TERM = ALONG_M ? COLS : 1, COL = ALONG_M ? 1 : B_PITCH;
-    const int end = part.terms / FLOATS * FLOATS, span = UNROLL * stride;
+    const int end = part.terms / FLOATS * FLOATS;
     const int64_t b_stride = args.b.row_stride;
     const bool b_vectors = FLOATS == 4 && b_stride == 1 && (uintptr_t)part.b % 16 == 0;
     struct values {
@@ -292,12 +292,16 @@ static __device__ __forceinline__ void run_along_k(const ieee_args &args, float 
     }
     if (COLS > 1) vectors = __syncthreads_and(vectors); /* all wait for B together */
     float sum[ROWS][COLS] = {};
+    /* A warp's terms are neighbours: of rows that begin anywhere, each sector is then read by one warp alone. */
+    using by_vectors = reading<ROWS, 4, (COLS > 2) ? 1 : 2, true>;
+    using by_floats = reading<ROWS, 1, (COLS > 1) ? 4 : 8, false>;
+    constexpr int VECTORS_SPAN = 128 * by_vectors::UNROLL, FLOATS_SPAN = 32 * by_floats::UNROLL; /* of a warp */
     if (vectors)
-        add_terms<reading<ROWS, 4, (COLS > 2) ? 1 : 2, true>, COLS, false, THREADS>(
-            sum, args, part, row, (place * 32 + lane) * 4, along_k * 128, shared);
+        add_terms<by_vectors, COLS, false, THREADS>(sum, args, part, row, place * VECTORS_SPAN + lane * 4, 128,
+                                                    along_k * VECTORS_SPAN, shared);
     else
-        add_terms<reading<ROWS, 1, (COLS > 1) ? 4 : 8, false>, COLS, false, THREADS>(
-            sum, args, part, row, place * 32 + lane, along_k * 32, shared);
+        add_terms<by_floats, COLS, false, THREADS>(sum, args, part, row, place * FLOATS_SPAN + lane, 32,
+                                                   along_k * FLOATS_SPAN, shared);
     int index;
     const float total = add_lanes<ROWS * COLS>(*(float(*)[ROWS * COLS]) & sum, lane, &index);
     const bool first = lane % (32 / (ROWS * COLS)) == 0; /* of the lanes that have this total */
@@ -323,7 +327,9 @@ static __device__ __forceinline__ void add_along_m(const ieee_args &args, const 
         row[r] = part.a + (R::VECTORS ? min(place * R::ROWS, part.rows_left - R::ROWS) + r
                                       : min(place + lanes * r, part.rows_left - 1));
     float sum[R::ROWS][COLS] = {};
-    add_terms<R, COLS, true, THREADS>(sum, args, part, row, (int)threadIdx.x >> log, THREADS >> log, shared);
+    const int stride = THREADS >> log;
+    add_terms<R, COLS, true, THREADS>(sum, args, part, row, (int)threadIdx.x >> log, stride, R::UNROLL * stride,
+                                      shared);
     if (COLS > 1) __syncthreads(); /* nobody reads B any more */
 #pragma unroll
     for (int r = 0; r < R::ROWS; r++)
