@@ -310,6 +310,19 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int WARPS_K, int STA
                               (to.col + col) * s.col_stride;
         int row = threadIdx.x / TILE_N;
         float *out = to.out + row * to.row_stride + col * to.col_stride;
+        if (to.beta == 0 && !recompute) { /* the usual case, in half the instructions */
+            const unsigned rows = to.rows_end - to.rows_own;
+#pragma unroll 1
+            for (; row < TILE_M; row += AT_ONCE * STEP_ROWS) {
+                float value[AT_ONCE];
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) value[i] = staging[(row + i * STEP_ROWS) * STAGING_PITCH + col];
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i, out += STEP_ROWS * to.row_stride)
+                    if ((unsigned)(row + i * STEP_ROWS - to.rows_own) < rows) *out = value[i];
+            }
+            return;
+        }
 #pragma unroll 1
         while (row < TILE_M) {
             float value[AT_ONCE];
