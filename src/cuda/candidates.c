@@ -5,6 +5,7 @@
 enum { PARTIAL_BYTES = 32 << 20, PARTIAL_FRACTION = 16 };
 
 enum { MIN_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slice costs more than it gains */
+enum { MAX_WAVES = 3 };        /* that slices of k may fill */
 enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
 
 /* ---- ieee candidates --------------------------------------------------------------------------------------------- */
@@ -106,6 +107,27 @@ static void vector_candidates(cuda_candidate *best, const cuda_device *device, c
     }
 }
 
+/* ---- Direct candidates ------------------------------------------------------------------------------------------- */
+
+/* Tiles whole; their k shared by clusters, all of which run at once; or in slices, as many as fill the GPU. */
+static void consider_direct(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
+                            const tsr_problem *p, size_t max_workspace) {
+    const int64_t tiles = candidate_whole(kernel, p).tiles * p->batch, most = max64(1, p->k / (2 * kernel->tile_k));
+    const bool reduces = cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device);
+    for (int parts = 0; parts <= 1; parts++)
+        for (int64_t i = 1; i <= (parts ? device->max_cluster : MAX_WAVES + 1); i++) {
+            const int64_t cuts = parts || i == 1 ? i : (i - 1) * device->multiprocessors / tiles;
+            if (cuts > most || cuts < 1 || (i > 1 && cuts == 1) || (parts && i == 1)) continue;
+            if (parts ? tiles > cost_clusters(device, kernel, cuts) : cuts > 1 && !reduces) continue;
+            cuda_candidate c = candidate_with_cuts(kernel, p, cuts, parts);
+            if (c.partial_bytes > PARTIAL_BYTES || (max_workspace && c.partial_bytes > max_workspace)) continue;
+            c.seconds = cost_wide(device, &c, p);
+            if (!best->kernel || c.seconds < best->seconds) *best = c;
+        }
+}
+
+/* ---- Operands in place ------------------------------------------------------------------------------------------- */
+
 cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *p, size_t max_workspace, bool split) {
     const bool along_m = p->a.row_stride == 1 && p->a.col_stride != 1;
     const cuda_kernel *vector = &cuda_kernels[p->n == 1 ? (along_m ? IEEE_VECTOR_M : IEEE_VECTOR_K)
@@ -127,8 +149,11 @@ cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *
             (p->n > CUDA_THIN || !vectors)) /* with few columns tile kernels read the long operand slowly */
             consider_ieee(&best, device, kernel, p, max_workspace);
         if (kernel->family == FAMILY_WARP) consider(&best, device, candidate_whole(kernel, p), p, 0);
-        if (kernel->family == FAMILY_SMALL && (!kernel->components || (split && p->k >= CUDA_MIN_HOPPER_K)))
+        const bool splits = kernel->components, may_split = split && p->k >= CUDA_MIN_HOPPER_K;
+        if (kernel->family == FAMILY_SMALL && (!splits || may_split))
             consider_one_launch(&best, device, candidate_whole(kernel, p), p);
+        if (kernel->family == FAMILY_DIRECT && may_split && p->n > CUDA_THIN)
+            consider_direct(&best, device, kernel, p, max_workspace);
     }
     return best;
 }
@@ -291,6 +316,7 @@ cuda_candidate candidate_of(const cuda_device *device, const cuda_kernel *kernel
     case FAMILY_THIN: return thin_candidate(device, kernel, p, max_workspace);
     case FAMILY_VECTOR: vector_candidates(&best, device, kernel, p); break;
     case FAMILY_SMALL: consider_one_launch(&best, device, candidate_whole(kernel, p), p); break;
+    case FAMILY_DIRECT: consider_direct(&best, device, kernel, p, max_workspace); break;
     case FAMILY_WARP: consider(&best, device, candidate_whole(kernel, p), p, 0); break;
     case FAMILY_TF32: consider_tf32(&best, device, kernel, p, max_workspace); break;
     default: consider_ieee(&best, device, kernel, p, max_workspace);

@@ -239,6 +239,19 @@ static double cost_direct(const direct_costs *costs, const cuda_candidate *c, co
            (double)(waves - 1) * costs->wave;
 }
 
+double cost_wide(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
+    const device_costs *costs = device->costs;
+    const wide_costs *of = c->kernel == &cuda_kernels[DIRECT_128X64] ? &costs->direct_128x64 : &costs->direct_128x96;
+    const double stages = (double)ceil_div(min64(c->k_each, p->k), c->kernel->tile_k);
+    const int64_t at_once = c->cluster > 1 ? clusters_at_once(costs, device, c->cluster, 1) : device->multiprocessors;
+    const double turns = (double)ceil_div(c->tiles * c->slices * p->batch, at_once);
+    const double multiply = turns * (stages * (of->stage + operands_by_floats(p) * of->slow) + of->tile);
+    double seconds = of->start + cluster_seconds(of->cluster, of->many, c->cluster) +
+                     hypot(multiply, of->memory * product_seconds(costs, device, p));
+    if (c->slices > 1) seconds += costs->tf32_reduce + memory_seconds(costs, device, 2 * (double)c->partial_bytes);
+    return seconds;
+}
+
 /* Reading A, as fast as the busiest SM's thread blocks can and as fast as memory can, in the same way. */
 static double cost_vector(const vector_costs *costs, const cuda_candidate *c, const tsr_problem *p, int64_t busiest) {
     const int columns = column_class(p->n);

@@ -47,6 +47,9 @@ bool cost_has_parts(const cuda_device *device, const cuda_kernel *kernel);
 /* How many clusters of `cluster` thread blocks the GPU holds at once. */
 int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int64_t cluster);
 
+/* The same by a direct kernel with tiles of 128 rows. */
+double cost_wide(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
+
 /* The same by a TF32 kernel, after `copied` elements have been copied. */
 double cost_tf32(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem, double copied);
 

@@ -44,6 +44,15 @@ typedef struct direct_costs {
     double wave;    /* for each further wave of blocks */
 } direct_costs;
 
+/* Of kernels that split what they multiply, with tiles of 128 rows. Seconds. */
+typedef struct wide_costs {
+    double start;         /* before the first stage */
+    double cluster, many; /* as of direct_costs */
+    double stage, slow;   /* likewise, of a tile */
+    double tile;          /* what a tile costs beside its stages */
+    double memory;        /* reading and writing everything once, in times of product_seconds */
+} wide_costs;
+
 /* Of kernels whose warps have tiles of their own. Seconds; a step is eight terms of a tile. */
 typedef struct warp_costs {
     double start, latency; /* of a tile that has an SM to itself: before its first step, and each step */
@@ -103,6 +112,7 @@ struct device_costs {
     double tf32_writing; /* of bytes_per_cycle, for C */
     small_costs small_16, small_32, long_16, long_32;
     direct_costs direct_64x32, direct_64x64;
+    wide_costs direct_128x64, direct_128x96;
     warp_costs warp[IEEE_WARP_32X64 - IEEE_WARP_16X16 + 1];
     vector_costs vector_k, vector_m, columns_k, columns_m;
     thin_costs thin_k, thin_m;

@@ -20,7 +20,7 @@ enum { CHUNK_STEP = 2 * PANEL_ROWS };
  * kernels, of which an SM has one or two blocks. Only on Hopper, where measurements show that a kernel which begins
  * early still waits for everything in front of it in the stream. */
 static bool begins_early(const cuda_device *device, const cuda_candidate *c) {
-    return device->capability == 90 && (c->kernel->family == FAMILY_TF32 || c->seconds < COST_EARLY);
+    return device->capability == 90 && (c->kernel->family == FAMILY_TF32 || c->kernel->family == FAMILY_DIRECT || c->seconds < COST_EARLY);
 }
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
@@ -182,7 +182,8 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
             return tsr_fail(TSR_INVALID_ARGUMENT,
                             "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld", kernel->name,
                             kernel->tile_n, (long long)p->m, (long long)p->n);
-    } else if (kernel->family != FAMILY_SMALL && kernel->family != FAMILY_WARP && !cuda_computes_tiles(kernel, p))
+    } else if (kernel->family != FAMILY_SMALL && kernel->family != FAMILY_DIRECT && kernel->family != FAMILY_WARP &&
+               !cuda_computes_tiles(kernel, p))
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for k of at most %d, not %lld", kernel->name,
                         kernel->tile_k, (long long)p->k);
     const cuda_candidate c = candidate_of(plan->device, kernel, p, max_workspace);
@@ -192,7 +193,7 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
 
 /* Adopts a kernel that packs nothing; `reason` is for one that does not split, either. */
 static void adopt_in_place(cuda_plan *plan, const cuda_candidate *c, const char *reason) {
-    adopt(plan, c, c->kernel->components ? "split as it is multiplied: too small to be packed, by estimate" : reason);
+    adopt(plan, c, c->kernel->components ? "split as it is multiplied: faster than packing, by estimate" : reason);
 }
 
 static void plan_chosen(cuda_plan *plan, const tsr_context *context, const tsr_problem *p) {
@@ -357,6 +358,10 @@ double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
         c.turns_b = plan->turns_b;
         return chunks * cost_tf32(plan->device, &c, &chunk, tf32_elements_copied(&chunk, plan->turns_b));
     }
+    if (c.kernel->family == FAMILY_DIRECT) {
+        c = candidate_with_cuts(plan->multiply, &chunk, max64(plan->cluster, plan->slices), plan->cluster > 1);
+        return chunks * cost_wide(plan->device, &c, &chunk);
+    }
     if (plan->tail_blocks) c = candidate_with_tail(c, &chunk, plan->full_tiles, plan->tail_blocks);
     if (plan->split) c.slices = plan->slices, c.k_per_slice = plan->k_per_slice;
     if (plan->split && c.slices > 1) c.full_tiles = plan->full_tiles;
@@ -407,6 +412,11 @@ int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, i
                          int64_t tail_blocks) {
     const int64_t blocks = full_tiles + tail_blocks;
     return kernel->family == FAMILY_SHORT ? min64(blocks, cuda_wave_of(device, kernel)) : blocks;
+}
+
+int64_t cuda_direct_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t batch, int64_t tiles) {
+    const int64_t needed = ceil_div(tiles, DIRECT_TILES_OF_BLOCK);
+    return batch > 1 ? tiles : max64(needed, min64(tiles, cuda_wave_of(device, kernel)));
 }
 
 /* The fewest that have a warp for each tile: starting a block takes time. */

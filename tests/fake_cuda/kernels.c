@@ -176,15 +176,8 @@ static bool ieee_warp(const fake_launch *l, const ieee_args *g, int tile_m, int 
     return true;
 }
 
-/* Kernels in one launch: each element's sums of the ranges of k that the blocks of a cluster have, in their order. */
-static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, int cols, char *why, size_t size) {
-    if (g->cluster < 1 || g->cluster > 16 || l->cluster != (unsigned)g->cluster)
-        return snprintf(why, size, "clusters of %u, not %d", l->cluster, g->cluster), false;
-    if (l->grid[0] != ceil_div(g->m, rows) * g->cluster || l->grid[1] != ceil_div(g->n, cols) ||
-        l->grid[2] != (unsigned)g->batch)
-        return snprintf(why, size, "wrong grid"), false;
-    if (g->k_each % IEEE_RUN || (int64_t)g->k_each * g->cluster < g->k)
-        return snprintf(why, size, "wrong k_each"), false;
+/* Each element's sums of the ranges of k that the blocks of a cluster have, in their order. */
+static void sum_in_parts(const ieee_args *g) {
     for (int64_t batch = 0; batch < g->batch; batch++)
         for (int row = 0; row < g->m; row++)
             for (int col = 0; col < g->n; col += AT_ONCE) {
@@ -198,6 +191,49 @@ static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, 
                 for (int i = 0; i < count; i++)
                     *element(&g->c, batch, row, col + i) = scaled(g->alpha, sums[i], g->beta, &g->addend, batch, row,
                                                                   col + i);
+            }
+}
+
+/* Kernels in one launch. */
+static bool ieee_one_launch(const fake_launch *l, const ieee_args *g, int rows, int cols, char *why, size_t size) {
+    if (g->cluster < 1 || g->cluster > 16 || l->cluster != (unsigned)g->cluster)
+        return snprintf(why, size, "clusters of %u, not %d", l->cluster, g->cluster), false;
+    if (l->grid[0] != ceil_div(g->m, rows) * g->cluster || l->grid[1] != ceil_div(g->n, cols) ||
+        l->grid[2] != (unsigned)g->batch)
+        return snprintf(why, size, "wrong grid"), false;
+    if (g->k_each % IEEE_RUN || (int64_t)g->k_each * g->cluster < g->k)
+        return snprintf(why, size, "wrong k_each"), false;
+    sum_in_parts(g);
+    return true;
+}
+
+/* Tiles whole, each by a cluster, or in slices of k_each terms. */
+static bool direct_wide(const fake_launch *l, const ieee_args *g, int tile_n, char *why, size_t size) {
+    const int64_t tiles = ceil_div(g->m, 128) * ceil_div(g->n, tile_n), parts = (int64_t)g->cluster * g->segments;
+    if (g->tile_m != 128 || g->tile_n != tile_n || (int64_t)g->tiles_m * g->tiles_n != tiles || g->full_tiles)
+        return snprintf(why, size, "wrong tiles"), false;
+    if (g->cluster < 1 || g->segments < 1 || (g->cluster > 1 && g->segments > 1) || l->cluster != (unsigned)g->cluster)
+        return snprintf(why, size, "clusters of %u, not %d; %d slices", l->cluster, g->cluster, g->segments), false;
+    if (g->k_each < 1 || g->k_each * parts < g->k || g->k_each * (parts - 1) >= g->k ||
+        (parts > 1 && g->k_each % IEEE_RUN))
+        return snprintf(why, size, "wrong k_each"), false;
+    const unsigned cluster = (unsigned)g->cluster;
+    const int64_t clusters = l->grid[0] / cluster, most = g->cluster > 1 ? 1 : DIRECT_TILES_OF_BLOCK;
+    if (l->grid[0] % cluster || l->grid[1] != 1 || l->grid[2] != (unsigned)g->batch || clusters < 1 ||
+        clusters > tiles * g->segments || clusters * most < tiles * g->segments)
+        return snprintf(why, size, "wrong grid"), false;
+    if (g->segments == 1) return sum_in_parts(g), true;
+    for (int64_t batch = 0; batch < g->batch; batch++)
+        for (int tile = 0; tile < tiles; tile++)
+            for (int slice = 0; slice < g->segments; slice++) {
+                int row0, col0;
+                find_tile(g, tile, &row0, &col0);
+                for (int row = row0; row < least(row0 + 128, g->m); row++)
+                    for (int col = col0; col < least(col0 + tile_n, g->n); col += AT_ONCE) {
+                        const int count = least(AT_ONCE, least(col0 + tile_n, g->n) - col), k0 = slice * g->k_each;
+                        dots(g, batch, row, col, count, k0, least(k0 + g->k_each, g->k),
+                             partial_at(g, batch, tile, slice) + (row - row0) * tile_n + col - col0);
+                    }
             }
     return true;
 }
@@ -594,7 +630,7 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     const unsigned threads = strstr(name, "_small_")         ? 64
                              : of_256                        ? 256
                              : of_384                        ? 384
-                             : !strcmp(name, "direct_64x32") ? 512
+                             : !strcmp(name, "direct_64x32") || !strncmp(name, "direct_128x", 11) ? 512
                                                              : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
@@ -609,6 +645,7 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
         return ieee_one_launch(l, args, 16, 16, why, size);
     if (!strcmp(name, "ieee_small_32") || !strcmp(name, "ieee_long_32"))
         return ieee_one_launch(l, args, 32, 32, why, size);
+    if (sscanf(name, "direct_128x%d", &tile_n) == 1) return direct_wide(l, args, tile_n, why, size);
     if (sscanf(name, "direct_%dx%d", &tile_m, &tile_n) == 2) return ieee_one_launch(l, args, tile_m, tile_n, why, size);
     if (!strcmp(name, "ieee_vector_k")) return ieee_vector(l, args, 8, 1, why, size);
     if (!strcmp(name, "ieee_vector_m")) return ieee_vector(l, args, 128, 1, why, size);

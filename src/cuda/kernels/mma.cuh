@@ -37,11 +37,19 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* The same for components of A that products read from registers. */
+template <int N> __device__ inline void hold(uint32_t (&a)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}
+
 /* The registers of an instruction's d, as its text has them. */
 #define REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define REGISTERS_16 REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGISTERS_32 REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define REGISTERS_40 REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define REGISTERS_48 REGISTERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define REGISTERS_64                                                                   \
     REGISTERS_32                                                                       \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
@@ -136,6 +144,13 @@ __device__ inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4], uint32
                  "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
                  "{" REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1;}"
                  : ACCUMULATORS_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
+}
+__device__ inline void wgmma_tf32(float (&d)[48], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %53, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 "
+                 "{" REGISTERS_48 "}, {%48, %49, %50, %51}, %52, p, 1, 1;}"
+                 : ACCUMULATORS_32(d, 0), ACCUMULATORS_16(d, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile_descriptor(b)), "r"((int)accumulate));
 }
 __device__ inline void wgmma_tf32(float (&d)[64], const uint32_t (&a)[4], uint32_t b, bool accumulate) {

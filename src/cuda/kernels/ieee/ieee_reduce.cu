@@ -3,7 +3,7 @@
  * C = alpha * (segment 0 + segment 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A
  * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Neighbouring threads
  * have neighbours in C, whichever of rows and columns is contiguous. Limits: 128 threads, no shared memory;
- * tile_m*tile_n a multiple of 128, tile_n a power of two from 4 on; grid.x = tail tiles times
+ * tile_m*tile_n a multiple of 128, tile_n one of 4; grid.x = tail tiles times
  * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
@@ -27,13 +27,13 @@ extern "C" __global__ void __launch_bounds__(128) ieee_reduce(const __grid_const
     int tile_row, tile_col;
     find_tile(args, args.full_tiles + tail, &tile_row, &tile_col);
     int in_tile = (part * 128 + (int)threadIdx.x) * 4;
-    const int shift = __ffs(args.tile_n) - 1;
     if (args.c.row_stride == 1 && args.tile_m % 32 == 0 && args.tile_n % 16 == 0) { /* 32 rows, 16 columns */
         const int down = args.tile_m / 32, row0 = part % down * 32, col0 = part / down * 16;
-        in_tile = ((row0 + (int)threadIdx.x % 32) << shift) + col0 + (int)threadIdx.x / 32 * 4;
+        in_tile = (row0 + (int)threadIdx.x % 32) * args.tile_n + col0 + (int)threadIdx.x / 32 * 4;
     }
-    const int row = tile_row * args.tile_m + (in_tile >> shift);
-    const int col = tile_col * args.tile_n + (in_tile & (args.tile_n - 1));
+    const int row_in_tile = in_tile / args.tile_n;
+    const int row = tile_row * args.tile_m + row_in_tile;
+    const int col = tile_col * args.tile_n + in_tile - row_in_tile * args.tile_n;
     if (in_tile >= tile_size || row >= args.m || col >= args.n) return;
 
     const float *from = partial_tile(args, args.full_tiles + tail, 0) + in_tile;

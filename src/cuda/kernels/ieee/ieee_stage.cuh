@@ -14,12 +14,19 @@
  *     ALONG_K, terms of k are neighbours:    [LINES][K_PITCH]
  *     else, lines are neighbours:            [TERMS][LINES + 4]
  *
+ * Without padding, K_PITCH = TERMS, term j of line r is at stage_term(r, j) of its line: then eight copies of sixteen
+ * bytes, and loads of two terms each by four lanes of eight lines, find all banks.
+ *
  * CACHED: by way of the L1 cache. */
+__device__ __forceinline__ int stage_term(int line, int term) { return term ^ line % 4 * 8; }
+
 template <bool ALONG_K, bool CACHED, int LINES, int TERMS, int K_PITCH, int THREADS> struct stage_operand {
     static constexpr int OUTER = ALONG_K ? LINES : TERMS, INNER = ALONG_K ? TERMS : LINES;
     static constexpr int PITCH = ALONG_K ? K_PITCH : LINES + 4;
     static constexpr int VECTOR_ROWS = THREADS * 4 / INNER, SINGLE_ROWS = THREADS / INNER; /* in a pass */
     static constexpr int VECTOR_PASSES = OUTER / VECTOR_ROWS, SINGLE_PASSES = OUTER / SINGLE_ROWS;
+    static constexpr bool PERMUTED = ALONG_K && K_PITCH == TERMS;
+    static_assert(!PERMUTED || (VECTOR_ROWS % 4 == 0 && SINGLE_ROWS % 4 == 0), "all passes have the same permutation");
     static_assert(VECTOR_PASSES * VECTOR_ROWS == OUTER && SINGLE_PASSES * SINGLE_ROWS == OUTER, "whole passes");
 
     bool by_vectors;
@@ -29,6 +36,8 @@ template <bool ALONG_K, bool CACHED, int LINES, int TERMS, int K_PITCH, int THRE
     const float *from;
     int64_t step, stage_step; /* floats: from a pass to the next, and from a stage */
 
+    __device__ __forceinline__ stage_operand() {}
+
     __device__ __forceinline__ stage_operand(const matrix_in &x, int64_t line_stride, int64_t k_stride, int line,
                                              int k0, int line_count, int thread)
         : lines(line_count - line) {
@@ -37,7 +46,7 @@ template <bool ALONG_K, bool CACHED, int LINES, int TERMS, int K_PITCH, int THRE
         by_vectors = col_stride == 1 && row_stride % 4 == 0 && (uintptr_t)from % 16 == 0;
         row = by_vectors ? thread / (INNER / 4) : thread / INNER;
         col = by_vectors ? thread % (INNER / 4) * 4 : thread % INNER;
-        to = (row * PITCH + col) * 4;
+        to = (row * PITCH + (PERMUTED ? stage_term(row, col) : col)) * 4;
         from += row * row_stride + col * col_stride;
         step = row_stride * (by_vectors ? VECTOR_ROWS : SINGLE_ROWS);
         stage_step = TERMS * k_stride;
