@@ -239,6 +239,7 @@ static double cost_direct(const direct_costs *costs, const cuda_candidate *c, co
            (double)(waves - 1) * costs->wave;
 }
 
+/* As many tiles as there are SMs at a time, or clusters; about as long as multiplying or memory takes. */
 double cost_wide(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = device->costs;
     const wide_costs *of = c->kernel == &cuda_kernels[DIRECT_128X64] ? &costs->direct_128x64 : &costs->direct_128x96;
@@ -246,8 +247,9 @@ double cost_wide(const cuda_device *device, const cuda_candidate *c, const tsr_p
     const int64_t at_once = c->cluster > 1 ? clusters_at_once(costs, device, c->cluster, 1) : device->multiprocessors;
     const double turns = (double)ceil_div(c->tiles * c->slices * p->batch, at_once);
     const double multiply = turns * (stages * (of->stage + operands_by_floats(p) * of->slow) + of->tile);
+    const double memory = of->memory * product_seconds(costs, device, p);
     double seconds = of->start + cluster_seconds(of->cluster, of->many, c->cluster) +
-                     hypot(multiply, of->memory * product_seconds(costs, device, p));
+                     cbrt(multiply * multiply * multiply + memory * memory * memory);
     if (c->slices > 1) seconds += costs->tf32_reduce + memory_seconds(costs, device, 2 * (double)c->partial_bytes);
     return seconds;
 }
