@@ -57,6 +57,11 @@ def test_pointers_streams_and_contexts():
     pytest_passes(HERE / "test_cuda_engine.py", "-k", f"{ENGINES} and ({chosen})")
 
 
+def test_direct_kernels():
+    """How many thread blocks, slices and clusters there are."""
+    pytest_passes(HERE / "test_cuda_direct.py", "-k", "cuts or tiles_of_a_block or batches")
+
+
 @pytest.mark.slow
 def test_batch_invariance():
     """Which plan, and which rows fall back; how rows are summed is the kernels'."""
