@@ -1,11 +1,13 @@
 """Training steps of models beside torch: the products they do, one by one, and whole steps.
 
-    TESSERA_LIBRARY=build/libtessera.so PYTHONPATH=python python3 bench/pytorch/models.py --save [--tf32] [--compile]
+    TESSERA_LIBRARY=build/libtessera.so PYTHONPATH=python python3 bench/pytorch/models.py --save [--tf32] [--floor] [--compile]
 
 Products    a step is recorded: the shape and layout of each matrix product, how often it comes, and the data of the
             first of its kind. Each distinct one is then replayed from CUDA graphs, torch float32 and Tessera's fp32 in
             turns (with --tf32 torch TF32 and Tessera's tf32, too), without biases. A model's sum counts each as often
-            as it came. The limit is the larger of what the tensor cores and the copy rate allow, and two microseconds
+            as it came. The limit is the larger of what the tensor cores and the copy rate allow, and two microseconds.
+            With --floor, what splitting in memory could take at least is timed beside them: copies of both operands,
+            which read and write as much as packing does, and three of cuBLAS's fp16 products of that size
 Steps       torch float32, torch TF32 and tessera.enable() in turns, from the same weights on the same batch, with the
             optimizer; eager, and with --compile under torch.compile
 
@@ -32,6 +34,7 @@ import tessera  # noqa: E402
 
 DEVICE = "cuda"
 COPY_RATE, SPLIT_RATE, LAUNCH_SECONDS = 4.3e12, 263e12, 2e-6  # of an H200 at most
+FLOOR, FP16_MULTIPLE = "floor", 8  # cuBLAS's fp16 product of other sizes is slow by itself
 PRODUCTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
 
 
@@ -135,14 +138,35 @@ def layout_of(tensor):
     return "n" if columns == 1 else "t" if rows == 1 else "s"
 
 
+def copies_and_fp16_products(a, b, out):
+    """Copies of both operands and three fp16 products of such a size, rounded up, of normal data in the same layout."""
+    def fp16_like(matrix):
+        rows, columns = (-(-size // FP16_MULTIPLE) * FP16_MULTIPLE for size in matrix.shape[-2:])
+        stored = (columns, rows) if layout_of(matrix) == "t" else (rows, columns)
+        made = torch.randn(*matrix.shape[:-2], *stored, device=DEVICE, dtype=torch.float16)
+        return made.transpose(-1, -2) if layout_of(matrix) == "t" else made
+
+    x, y = fp16_like(a), fp16_like(b)
+    product = torch.matmul(x, y)
+    copies = [(torch.empty_like(matrix), matrix) for matrix in (a, b)]
+
+    def run():
+        for copied, matrix in copies:
+            copied.copy_(matrix)
+        for _ in range(3):
+            torch.matmul(x, y, out=product)
+
+    return run
+
+
 def measure_products(recorder, libraries, seconds, least):
     """A row for each distinct product: how often it came, and the microseconds that each library takes for it."""
-    rows = []
+    make, rows = {**LIBRARIES, FLOOR: copies_and_fp16_products}, []
     for key, count in recorder.counts.items():
         a, b = recorder.operands.pop(key)
         batch, (m, k), n = a.shape[0] if a.dim() > 2 else 1, a.shape[-2:], b.shape[-1]
         outs = [torch.empty(*a.shape[:-1], n, device=DEVICE) for _ in libraries]
-        rounds = Rounds([LIBRARIES[name](a, b, out) for name, out in zip(libraries, outs)], 2.0 * batch * m * n * k)
+        rounds = Rounds([make[name](a, b, out) for name, out in zip(libraries, outs)], 2.0 * batch * m * n * k)
         timings = timing.interleaved(rounds, seconds, least)
         rows.append({"count": count, "batch": batch, "m": m, "n": n, "k": k, "layout": layout_of(a) + layout_of(b),
                      "limit_us": round(1e6 * limit_seconds(batch, m, n, k), 2),
@@ -156,7 +180,7 @@ def sums(rows, libraries):
     totals = {name: sum(row["count"] * row[name] for row in rows) / 1e3 for name in [*libraries, "limit_us"]}
     fields = {"torch float32": "products_torch_ms", "tessera fp32": "products_tessera_ms",
               "torch TF32": "products_torch_tf32_ms", "tessera tf32": "products_tessera_tf32_ms",
-              "limit_us": "products_limit_ms"}
+              FLOOR: "products_floor_ms", "limit_us": "products_limit_ms"}
     return {fields[name]: round(total, 3) for name, total in totals.items()}
 
 
@@ -249,6 +273,7 @@ def main():
     parser.add_argument("--model", action="append", metavar="NAME",
                         help="only those whose names contain this, in any case (may be repeated)")
     parser.add_argument("--tf32", action="store_true", help="products with tf32 beside torch TF32, too")
+    parser.add_argument("--floor", action="store_true", help="the least that splitting in memory could take, too")
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile, too")
     parser.add_argument("--products", action="store_true", help="print each distinct product, costliest first")
     parser.add_argument("--only", choices=("products", "steps"), help="which is then not saved")
@@ -265,7 +290,7 @@ def main():
     if not chosen:
         parser.error(f"no model is called so; there are: {'; '.join(MODELS)}")
     chosen = [name for name in chosen if can_be_built(name)]
-    libraries = ["torch float32", "tessera fp32"] + ["torch TF32", "tessera tf32"] * options.tf32
+    libraries = ["torch float32", "tessera fp32"] + ["torch TF32", "tessera tf32"] * options.tf32 + [FLOOR] * options.floor
     here = about()
     save = results.default_path("models", here["gpu"]) if options.save == "" else options.save
     # torch.compile has no second derivatives
