@@ -1,5 +1,5 @@
-"""The direct kernels with tiles of 128 rows: tiles that a thread block takes one after the other, slices of k, clusters;
-and in each of them what cannot be split."""
+"""The direct kernels with tiles of 128 rows: tiles that a thread block takes one after the other, slices of k,
+clusters; and in each of them what cannot be split."""
 
 import re
 
@@ -90,8 +90,8 @@ def test_cuda_tiny_elements(engine, rng, shape, stages):
     m, n, k = shape
     a, b = normal(rng, m, n, k)
     stage = np.arange(k) // 32
-    low = {"first": stage == 0, "last": stage == stage[-1], "each second": stage % 2 == 1, "two of three": stage % 3 > 0,
-           "all": stage >= 0}[stages]
+    low = {"first": stage == 0, "last": stage == stage[-1], "each second": stage % 2 == 1,
+           "two of three": stage % 3 > 0, "all": stage >= 0}[stages]
     a[:, low] *= np.float32(2.0**-100)
     for x, y in [(a, b), (b.T, a.T)]:
         assert_componentwise(engine.product(x, y), x, y)

@@ -20,7 +20,8 @@ enum { CHUNK_STEP = 2 * PANEL_ROWS };
  * kernels, of which an SM has one or two blocks. Only on Hopper, where measurements show that a kernel which begins
  * early still waits for everything in front of it in the stream. */
 static bool begins_early(const cuda_device *device, const cuda_candidate *c) {
-    return device->capability == 90 && (c->kernel->family == FAMILY_TF32 || c->kernel->family == FAMILY_DIRECT || c->seconds < COST_EARLY);
+    return device->capability == 90 &&
+           (c->kernel->family == FAMILY_TF32 || c->kernel->family == FAMILY_DIRECT || c->seconds < COST_EARLY);
 }
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */

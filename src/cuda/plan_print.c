@@ -15,7 +15,7 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
                            : plan->split || tf32 ? cuda_split_blocks(kernel, plan->device, plan->chunk_batch * full,
                                                                      plan->chunk_batch * cut * plan->slices)
                            : direct ? cuda_direct_blocks(kernel, plan->device, plan->chunk_batch, tiles * plan->slices)
-                           : whole_batch         ? cuda_warp_blocks(kernel, plan->device, tiles * plan->chunk_batch)
+                           : whole_batch ? cuda_warp_blocks(kernel, plan->device, tiles * plan->chunk_batch)
                                          : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
     tsr_text_add(text, "tile: %lld x %d x %d (m, n, k)\n", (long long)tile_m, kernel->tile_n, kernel->tile_k);
     tsr_text_add(text, "tiles: %lld x %lld%s\n", (long long)tiles_m, (long long)tiles_n,
@@ -23,9 +23,9 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),
                  !whole_batch && plan->chunk_batch > 1 ? " for each item" : "");
     if ((plan->split || tf32 || direct) && plan->slices > 1)
-        tsr_text_add(text,
-                     full ? "slices: %lld of k, %lld long, in the last %lld tiles\n" : "slices: %lld of k, %lld long\n",
-                     (long long)plan->slices, (long long)(plan->split ? plan->k_per_slice : plan->k_each), (long long)cut);
+        tsr_text_add(
+            text, full ? "slices: %lld of k, %lld long, in the last %lld tiles\n" : "slices: %lld of k, %lld long\n",
+            (long long)plan->slices, (long long)(plan->split ? plan->k_per_slice : plan->k_each), (long long)cut);
     if (plan->cluster > 1)
         tsr_text_add(text, "clusters: %lld blocks, %lld terms of k each\n", (long long)plan->cluster,
                      (long long)plan->k_each);

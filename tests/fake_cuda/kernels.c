@@ -627,11 +627,11 @@ bool fake_kernel_run(const fake_launch *l, const void *args, char *why, size_t s
     const bool of_384 = !strcmp(name, "split_fp32_sm90") || !strcmp(name, "split_fp32_sm90_turns") ||
                         !strcmp(name, "split_fp32_sm90_parts") || !strcmp(name, "split_tf32_sm90") ||
                         !strcmp(name, "direct_64x64") || !strncmp(name, "tf32_", 5);
-    const unsigned threads = strstr(name, "_small_")         ? 64
-                             : of_256                        ? 256
-                             : of_384                        ? 384
+    const unsigned threads = strstr(name, "_small_")                                              ? 64
+                             : of_256                                                             ? 256
+                             : of_384                                                             ? 384
                              : !strcmp(name, "direct_64x32") || !strncmp(name, "direct_128x", 11) ? 512
-                                                             : 128;
+                                                                                                  : 128;
     if (l->threads != threads) return snprintf(why, size, "%u threads, not %u", l->threads, threads), false;
     if (sscanf(name, "ieee_tile_%dx%d", &tile_m, &tile_n) == 2 || sscanf(name, "ieee_mma_%dx%d", &tile_m, &tile_n) == 2)
         return ieee_multiply(l, args, tile_m, tile_n, why, size);

@@ -40,8 +40,7 @@ template <int N> __device__ inline void hold(float (&d)[N]) {
 /* The same for components of A that products read from registers. */
 template <int N> __device__ inline void hold(uint32_t (&a)[N][4]) {
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
 }
 
 /* The registers of an instruction's d, as its text has them. */

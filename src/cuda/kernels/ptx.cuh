@@ -182,6 +182,18 @@ __device__ inline void barrier_wait(const uint64_t *barrier, uint32_t phase) {
                  : "memory");
 }
 
+/* Walks a ring of places with barriers, stages for instance: which one is next, and in which phase its barriers are. */
+template <int STAGES> struct ring {
+    int index = 0;
+    uint32_t phase = 0;
+    __device__ void advance() {
+        if (++index == STAGES) {
+            index = 0;
+            phase ^= 1;
+        }
+    }
+};
+
 /* ---- Bulk copies (Hopper) ---------------------------------------------------------------------------------------- */
 
 /* Copies `bytes` (a multiple of 16); completes on `barrier`. */

@@ -47,7 +47,8 @@ template <int ROWS_, int FLOATS_, int UNROLL_, bool VECTORS_> struct reading {
 };
 
 /* Adds to `sum` what a thread has of the block's terms: of every `span` of them, from `first` on, UNROLL times FLOATS
- * that are `stride` apart. B has COLS columns; several are in shared memory, element (term, col) at term*TERM + col*COL of a chunk. */
+ * that are `stride` apart. B has COLS columns; several are in shared memory, element (term, col) at term*TERM +
+ * col*COL of a chunk. */
 template <class R, int COLS, bool ALONG_M, int THREADS>
 static __device__ __forceinline__ void add_terms(float (&sum)[R::ROWS][COLS], const ieee_args &args,
                                                  const vector_part &part, const float *const (&row)[R::ROWS], int first,

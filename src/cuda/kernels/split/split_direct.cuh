@@ -131,8 +131,8 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
 /* Issues part = lo*hi + hi*lo + hi*hi of a stage, from zero; b_hi: tile_address of B's components. It is there after
  * finish_products. */
 template <int N>
-static __device__ __forceinline__ void issue_products(float (&part)[N / 2], uint32_t (&hi)[STEPS][4], uint32_t (&lo)[STEPS][4],
-                                                      uint32_t b_hi) {
+static __device__ __forceinline__ void issue_products(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
+                                                      uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
     const uint32_t b_lo = b_hi + N * STAGE_K * 4 / 16;
     hold(part);
     hold(hi);

@@ -11,12 +11,12 @@
  *   read[s]        both warpgroups have read what they need of stage s; copiers meet before they copy, anyway
  *   multiplied[p]  both warpgroups have multiplied by components p of B
  *
- * Tile map: thread blocks are persistent: each takes every gridDim.x-th tile, or slice of a tile's k. The sums of slices
- * go to `partial`, for ieee_reduce. Or, if there are few tiles, a cluster of thread blocks computes each, k_each terms a
- * block, and their sums meet in shared memory, in order. grid.z is the batch.
+ * Tile map: thread blocks are persistent: each takes every gridDim.x-th tile, or slice of a tile's k. The sums of
+ * slices go to `partial`, for ieee_reduce. Or, if there are few tiles, a cluster of thread blocks computes each, k_each
+ * terms a block, and their sums meet in shared memory, in order. grid.z is the batch.
  *
- * A warpgroup whose sums are not all finite does not store them, but notes the tile. When a block has come to the end of
- * its tiles it computes those again, by fma.
+ * A warpgroup whose sums are not all finite does not store them, but notes the tile. When a block has come to the end
+ * of its tiles it computes those again, by fma.
  *
  * Names: wg number of a warpgroup that multiplies, 0 or 1; pieces the components of B in a stage.
  * Limits: 176 registers in the warpgroups that multiply (N/2 sums of a stage and N/2 of all, 32 components of A), 80 in
@@ -30,18 +30,6 @@
 constexpr int STAGES = 4, PIECES = 3, AHEAD = 2; /* stages that are copied ahead of the one that is split */
 constexpr int COPIERS = 2 * WARPGROUP, MULTIPLIERS = 2 * WARPGROUP, THREADS = COPIERS + MULTIPLIERS, WG_ROWS = 64;
 constexpr int BARRIER_OF_ALL = 1, BARRIER_OF_MULTIPLIERS = 2, BARRIER_OF_COPIERS = 3, BARRIER_OF_WG = 4, TURN_OF_WG = 6;
-
-/* Walks a ring of `COUNT` places, each with a barrier: which one is next, and in which phase its barrier is. */
-template <int COUNT> struct ring {
-    int index = 0;
-    uint32_t phase = 0;
-    __device__ __forceinline__ void advance() {
-        if (++index == COUNT) {
-            index = 0;
-            phase ^= 1;
-        }
-    }
-};
 
 /* What a thread block computes at a time: a tile, and the terms of k that it sums for it. */
 struct wide_work {
@@ -66,7 +54,7 @@ template <int TILE_N> struct wide_tile {
 
     struct barriers {
         uint64_t landed[STAGES], read[STAGES], split[PIECES], multiplied[PIECES], sums_are_here;
-        uint32_t least_b[PIECES][COPIERS / 32];     /* of each warp's part of B: least_magnitude */
+        uint32_t least_b[PIECES][COPIERS / 32]; /* of each warp's part of B: least_magnitude */
         int low_stage[2][2]; /* of each warpgroup: the last with what cannot be split, of odd and even numbers, because
                               * some warps may be one ahead of others */
         uint32_t noted[2][DIRECT_TILES_OF_BLOCK / 32]; /* by warpgroup: a bit for each tile of this block */
@@ -101,7 +89,8 @@ template <int TILE_N> struct wide_tile {
     }
     static __device__ __forceinline__ bool any_noted(const barriers &s) {
         uint32_t any = 0;
-        for (int i = (int)threadIdx.x % 32; i < DIRECT_TILES_OF_BLOCK / 32; i += 32) any |= s.noted[0][i] | s.noted[1][i];
+        for (int i = (int)threadIdx.x % 32; i < DIRECT_TILES_OF_BLOCK / 32; i += 32)
+            any |= s.noted[0][i] | s.noted[1][i];
         return __any_sync(0xffffffffu, any != 0);
     }
 
@@ -156,8 +145,7 @@ template <int TILE_N> struct wide_tile {
                     barrier_wait(&s.read[copied.index], copied.phase ^ 1);
                     const uint32_t to = shared_address(m.stages[copied.index]);
                     a.copy(to, terms_left);
-                    if (thread < COPIERS_OF_B)
-                        b.copy(to + stage_a::FLOATS * 4, terms_left);
+                    if (thread < COPIERS_OF_B) b.copy(to + stage_a::FLOATS * 4, terms_left);
                     terms_left -= STAGE_K, stages_left--, under_way++;
                     copied.advance();
                 }
@@ -174,11 +162,12 @@ template <int TILE_N> struct wide_tile {
 
     /* ---- Warpgroups 1 and 2: split A, multiply, store ------------------------------------------------------------ */
 
-    /* Adds a stage, the block's number `number`, to the sums. A thread that sees what cannot be split says so before the
-     * warpgroup's turn; then its products are not used. */
+    /* Adds a stage, the block's number `number`, to the sums. A thread that sees what cannot be split says so before
+     * the warpgroup's turn; then its products are not used. */
     template <bool A_ALONG_K>
     static __device__ __forceinline__ void add_stage(const ieee_args &args, float (&sum)[SUMS], bool exact, barriers &s,
-                                                     memory &m, ring<STAGES> &at, ring<PIECES> &piece, int number, int wg) {
+                                                     memory &m, ring<STAGES> &at, ring<PIECES> &piece, int number,
+                                                     int wg) {
         barrier_wait(&s.landed[at.index], at.phase);
         const float *stage = m.stages[at.index] + wg * WG_ROWS * (A_ALONG_K ? stage_a::K_PITCH : 1);
         least_magnitude least_a, least_b;
@@ -188,7 +177,8 @@ template <int TILE_N> struct wide_tile {
 #pragma unroll
         for (int i = 0; i < COPIERS / 32; i++) least_b.bits = min(least_b.bits, s.least_b[piece.index][i]);
         const auto are_low = [&](int of_a, int of_b) { return least_a.is_below(of_a) || least_b.is_below(of_b); };
-        if (exact || (are_low(-52, -52) && are_low(-80, -24) && are_low(-24, -80))) s.low_stage[wg][number % 2] = number;
+        if (exact || (are_low(-52, -52) && are_low(-80, -24) && are_low(-24, -80)))
+            s.low_stage[wg][number % 2] = number;
         const bool leads = threadIdx.x % 32 == 0;
         named_barrier(TURN_OF_WG + wg, MULTIPLIERS);
         float part[SUMS];
@@ -258,13 +248,14 @@ template <int TILE_N> struct wide_tile {
     }
 
     static constexpr int QUADS = M * N / 4, SUM_PITCH = N + 8;
-    static_assert((M * SUM_PITCH + (QUADS + 15) * 4) * 4 <= sizeof(memory::stages), "sums of up to 16 blocks fit there");
+    static_assert((M * SUM_PITCH + (QUADS + 15) * 4) * 4 <= sizeof(memory::stages),
+                  "sums of up to 16 blocks fit there");
 
     /* The quads of the tile that a block of a cluster stores. */
     static __device__ __forceinline__ int quads_of_block(int blocks) { return (QUADS + blocks - 1) / blocks; }
 
-    /* Adds up the blocks' sums, in order, and stores the tile: each block some quads of its columns. All blocks bring the
-     * sums of these to its inbox; both lie where the stages were. */
+    /* Adds up the blocks' sums, in order, and stores the tile: each block some quads of its columns. All blocks bring
+     * the sums of these to its inbox; both lie where the stages were. */
     static __device__ __forceinline__ void add_blocks(const ieee_args &args, const float (&sum)[SUMS], barriers &s,
                                                       memory &m, int wg) {
         const wide_work w = work_number(args, first_work(args));
@@ -369,11 +360,10 @@ template <int TILE_N> struct wide_tile {
     }
 };
 
-#define WIDE_KERNEL(name, id, n)                                                             \
-    ASSERT_LISTED_AS(id, wide_tile<n>::M, n, THREADS, (int)sizeof(wide_tile<n>::memory));    \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
-        name(const __grid_constant__ ieee_args args) {                                       \
-        wide_tile<n>::run(args);                                                             \
+#define WIDE_KERNEL(name, id, n)                                                                            \
+    ASSERT_LISTED_AS(id, wide_tile<n>::M, n, THREADS, (int)sizeof(wide_tile<n>::memory));                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ ieee_args args) { \
+        wide_tile<n>::run(args);                                                                            \
     }
 
 WIDE_KERNEL(direct_128x64, DIRECT_128X64, 64)

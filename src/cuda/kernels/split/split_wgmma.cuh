@@ -63,18 +63,6 @@ __device__ void make_barriers(shared_layout<STAGE, STAGES, WARPS> &s, int copier
     __syncthreads();
 }
 
-/* Walks the ring of stages: which one is next, and in which phase its barriers are. */
-template <int STAGES> struct ring {
-    int index = 0;
-    uint32_t phase = 0;
-    __device__ void advance() {
-        if (++index == STAGES) {
-            index = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 /* ---- A thread block's tiles: number first_work, and then every work_step-th -------------------------------------- */
 
 template <bool PARTS> __device__ int first_work(const split_args &g) { return blockIdx.x / (PARTS ? g.parts : 1); }
