@@ -95,7 +95,8 @@ def test_models(tmp_path):
     assert sum(r["count"] for r in pinn["products"] if (r["m"], r["n"], r["k"]) == (30, 40, 40)) > 6
     for record in (pinn, encoder):
         assert record["products_limit_ms"] >= sum(r["count"] for r in record["products"]) * 2e-3
-        assert record["products_torch_tf32_ms"] > 0 and record["products_floor_ms"] > 0 and record["loss_difference_tessera"] < 1e-4
+        assert record["products_torch_tf32_ms"] > 0 and record["products_floor_ms"] > 0
+        assert record["loss_difference_tessera"] < 1e-4
 
 
 def test_an_unknown_library_is_refused():
