@@ -1,6 +1,6 @@
 """Training steps of models beside torch: the products they do, one by one, and whole steps.
 
-    TESSERA_LIBRARY=build/libtessera.so PYTHONPATH=python python3 bench/pytorch/models.py --save [--tf32] [--floor] [--compile]
+    TESSERA_LIBRARY=build/libtessera.so PYTHONPATH=python python3 bench/pytorch/models.py --save [options]
 
 Products    a step is recorded: the shape and layout of each matrix product, how often it comes, and the data of the
             first of its kind. Each distinct one is then replayed from CUDA graphs, torch float32 and Tessera's fp32 in
@@ -290,7 +290,8 @@ def main():
     if not chosen:
         parser.error(f"no model is called so; there are: {'; '.join(MODELS)}")
     chosen = [name for name in chosen if can_be_built(name)]
-    libraries = ["torch float32", "tessera fp32"] + ["torch TF32", "tessera tf32"] * options.tf32 + [FLOOR] * options.floor
+    libraries = ["torch float32", "tessera fp32"] + ["torch TF32", "tessera tf32"] * options.tf32
+    libraries += [FLOOR] * options.floor
     here = about()
     save = results.default_path("models", here["gpu"]) if options.save == "" else options.save
     # torch.compile has no second derivatives

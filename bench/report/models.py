@@ -43,7 +43,8 @@ def figure(records):
         groups.append((r["model"], [("tessera fp32", products_speedup(r), ratio(products_speedup(r)), said)]))
         table.append([
             r["model"], f"{r['products_torch_ms']:.2f}", f"{r['products_tessera_ms']:.2f}",
-            ratio(products_speedup(r)), f"{r['products_limit_ms'] / r['products_tessera_ms']:.2f}", of_floor(r), tf32_products(r),
+            ratio(products_speedup(r)), f"{r['products_limit_ms'] / r['products_tessera_ms']:.2f}", of_floor(r),
+            tf32_products(r),
             *(f"{r[f'step_{name}_ms']:.1f}" for name in ("torch", "tf32", "tessera")), ratio(step_speedup(r)),
             compiled_step(records, r), f"{r['loss_difference_tf32']:.1e} / {r['loss_difference_tessera']:.1e}"
         ])
@@ -51,7 +52,8 @@ def figure(records):
         "models", "Training steps of models", f"The products of a step are {span([*map(products_speedup, rows)], 1)} "
         f"as fast as torch's float32, geometric mean {ratio(mean(map(products_speedup, rows)))}; whole steps "
         f"{span([*map(step_speedup, rows)], 1)}.", groups,
-        (["model", "products: torch, ms", "Tessera, ms", "speedup", "share of the limit", "of the floor", "tf32 beside TF32"] +
+        (["model", "products: torch, ms", "Tessera, ms", "speedup", "share of the limit", "of the floor"] +
+         ["tf32 beside TF32"] +
          ["step: torch, ms", "TF32, ms", "Tessera, ms", "speedup", "compiled: torch / Tessera, ms"] +
          ["loss difference, TF32 / Tessera"], table),
         "Products: recorded with their data, each distinct one replayed from CUDA graphs, in turns. The limit is the "

@@ -93,7 +93,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
         for (int i = 0; i < SUMS; i += 2)
             *(float2 *)(mine + i / 2 % 2 * 8 * SUM_PITCH + i / 4 * 8) = make_float2(sum[i], sum[i + 1]);
         __syncthreads();
-        __syncthreads(); /* for racecheck alone: docs/internals/testing.md */
+        __syncthreads();                            /* for racecheck alone: docs/internals/testing.md */
         if (blocks > 1) cluster_arrive_when_done(); /* all are done with their stages */
         auto of_groups = [&](int quad) {
             const float *from = shared + quad / (N / 4) * SUM_PITCH + quad % (N / 4) * 4;
