@@ -57,8 +57,9 @@ def figure(records):
          ["step: torch, ms", "TF32, ms", "Tessera, ms", "speedup", "compiled: torch / Tessera, ms"] +
          ["loss difference, TF32 / Tessera"], table),
         "Products: recorded with their data, each distinct one replayed from CUDA graphs, in turns. The limit is the "
-        "larger of operations at 263 TFLOP/s and bytes at 4.3 TB/s, and 2 us, for each product. The floor, timed beside "
-        "them: copies of both operands, which read and write what packing does, and three of cuBLAS's fp16 products. "
+        "larger of operations at 263 TFLOP/s and bytes at 4.3 TB/s, and 2 us, for each product. The floor, timed "
+        "beside them: copies of both operands, which read and write what packing does, and three fp16 products of "
+        "cuBLAS. "
         "Steps: "
         "tessera.enable(), with attention, eager unless it says compiled. Loss difference: the largest relative one "
         "from torch float32's in the steps measured.")

@@ -85,7 +85,8 @@ def test_attention(tmp_path):
 
 def test_models(tmp_path):
     """Each product of a step is found, the backward pass's and those of second derivatives among them."""
-    said = run("models", "--seconds", "0.001", "--quick", "--tf32", "--floor", "--products", "--save", tmp_path / "r.json")
+    said = run("models", "--seconds", "0.001", "--quick", "--tf32", "--floor", "--products", "--save",
+               tmp_path / "r.json")
     pinn, encoder = results.load(tmp_path / "r.json")
     assert "products" in said and (pinn["model"], encoder["model"]) == ("PINN", "encoder layer")
     shapes = {(r["m"], r["n"], r["k"]) for r in encoder["products"]}
