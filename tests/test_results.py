@@ -373,10 +373,14 @@ def test_models_are_shown(tmp_path):
             "products_floor_ms": 27.0}
     record = {"what": "model", "model": "GPT", **steps}
     results.save(tmp_path / "test.json", [product()])
-    results.save(tmp_path / "models-test.json", [{**record, "compiled": False, **sums}, {**record, "compiled": True}])
+    alone = {"batch": 8, "m": 64, "n": 32, "k": 16, "layout": "tn"}
+    alone |= {"torch_us": 9.0, "tessera_us": 3.0, "floor_us": 2.4}
+    results.save(tmp_path / "models-test.json", [{**record, "compiled": False, **sums}, {**record, "compiled": True},
+                                                 {"what": "product alone", **alone, **ABOUT}])
     assert program("bench/report", "--results", tmp_path, "--docs", tmp_path).returncode == 0
     said = " ".join((tmp_path / "results.md").read_text().split())
     assert "as fast as torch's float32, geometric mean 4.00 x; whole steps 2.5 to 2.5 x" in said
+    assert "| 8 of 64 x 32 x 16 tn | 9.0 | 3.0 | 3.00 x | 2.4 | 0.80 |" in said
     assert ("| GPT | 120.00 | 30.00 | 4.00 x | 0.80 | 0.90 | | 160.0 | 80.0 | 64.0 | 2.50 x | 160.0 / 64.0, 2.50 x | "
             "1.0e-04 / 2.0e-07 |") in said
 

@@ -8,6 +8,7 @@ Products    a step is recorded: the shape and layout of each matrix product, how
             as it came. The limit is the larger of what the tensor cores and the copy rate allow, and two microseconds.
             With --floor, what splitting in memory could take at least is timed beside them: copies of both operands,
             which read and write as much as packing does, and three of cuBLAS's fp16 products of that size
+            --alone adds such rows for products that are not a model's: squares, long k, a batch, few columns
 Steps       torch float32, torch TF32 and tessera.enable() in turns, from the same weights on the same batch, with the
             optimizer; eager, and with --compile under torch.compile
 
@@ -82,6 +83,12 @@ def encoder_layer(width, heads, batch, length):
     return (torch.nn.TransformerEncoderLayer(width, heads, dropout=0.0, batch_first=True),
             lambda model: (model(x) - x.roll(1, 1)).square().mean())
 
+
+# (batch, m, n, k, layout) of normal data.
+ALONE = [(1, 1024, 1024, 1024, "nn"), (1, 1536, 1536, 1536, "nn"), (1, 2048, 2048, 2048, "nn"),
+         (1, 4096, 4096, 4096, "nn"), (1, 768, 3072, 8192, "tn"), (1, 3072, 768, 8192, "tn"),
+         (1, 768, 768, 8192, "tn"), (128, 512, 1024, 2048, "nn"), (1, 8192, 50257, 768, "nt"),
+         (1, 200704, 96, 384, "nn"), (1, 384, 96, 200704, "tn"), (1, 512, 512, 20000, "tn")]
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 NO_BERT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -227,8 +234,30 @@ def measure_steps(model, loss, compiled, steps, warm_up):
     return record
 
 
+def measure_alone(options):
+    """Those of ALONE, a record each."""
+    recorder = Recorder()
+    for batch, m, n, k, layout in ALONE:
+        a, b = (torch.randn(*[batch] * (batch > 1), *(shape[::-1] if of == "t" else shape), device=DEVICE)
+                for shape, of in zip(((m, k), (k, n)), layout))
+        a, b = (x.transpose(-1, -2) if of == "t" else x for x, of in zip((a, b), layout))
+        key = (tuple(a.shape), a.stride(), tuple(b.shape), b.stride())
+        recorder.counts[key], recorder.operands[key] = 1, [a, b]
+    rows = measure_products(recorder, ["torch float32", "tessera fp32", FLOOR], options.seconds,
+                            3 if options.quick else 7)
+    records = [{"what": "product alone", **{field: row[field] for field in ("batch", "m", "n", "k", "layout")},
+                "torch_us": row["torch float32"], "tessera_us": row["tessera fp32"], "floor_us": row[FLOOR]}
+               for row in rows]
+    return records, "products alone" + "".join(
+        f"\n  {r['batch']} of {r['m']} x {r['n']} x {r['k']} {r['layout']}: {r['tessera_us']:.1f} us, torch "
+        f"{r['torch_us']:.1f}, {r['torch_us'] / r['tessera_us']:.2f} x; {r['floor_us'] / r['tessera_us']:.2f} of the "
+        "floor" for r in records)
+
+
 def measure(name, compiled, libraries, options):
-    """A model's record, with its products if eager."""
+    """A model's record, with its products if eager; without a name, that of ALONE."""
+    if name is None:
+        return measure_alone(options)
     torch.manual_seed(0)
     build, *sizes = MODELS[name]
     model, loss = build(*sizes)
@@ -274,6 +303,7 @@ def main():
                         help="only those whose names contain this, in any case (may be repeated)")
     parser.add_argument("--tf32", action="store_true", help="products with tf32 beside torch TF32, too")
     parser.add_argument("--floor", action="store_true", help="the least that splitting in memory could take, too")
+    parser.add_argument("--alone", action="store_true", help="products that are not a model's, too")
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile, too")
     parser.add_argument("--products", action="store_true", help="print each distinct product, costliest first")
     parser.add_argument("--only", choices=("products", "steps"), help="which is then not saved")
@@ -297,6 +327,7 @@ def main():
     # torch.compile has no second derivatives
     jobs = [[name, compiled] for compiled in [False] + [True] * options.compile for name in chosen
             if not (compiled and MODELS[name][0] is pinn)]
+    jobs += [[None, False]] * options.alone
     run = results.Run(save, here, vars(options))
     run.finish(run.measure(jobs, lambda job: 5.0, lambda job: measure(*job, libraries, options)))
 

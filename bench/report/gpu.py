@@ -295,6 +295,7 @@ def figures(records):
             sweep.figure(records),
             attention.figure(records),
             models.figure(records),
+            models.alone(records),
             size_figure(records), *accuracy_figures(records, " of products of 1024 x K and K x 1024 matrices"),
             roofline(records),
             packing_figure(records),

@@ -32,6 +32,23 @@ def of_floor(r):
     return f"{r['products_floor_ms'] / r['products_tessera_ms']:.2f}" if "products_floor_ms" in r else ""
 
 
+def alone(records):
+    """Products that are not a model's."""
+    groups, table = [], []
+    for r in of(records, "product alone"):
+        name = f"{r['batch']} of " * (r["batch"] > 1) + f"{r['m']} x {r['n']} x {r['k']} {r['layout']}"
+        torch_us, ours, floor = r["torch_us"], r["tessera_us"], r["floor_us"]
+        said = f"{name}: {torch_us:.1f} us with torch, {ours:.1f} with Tessera, {floor:.1f} the floor"
+        groups.append((name, [("tessera fp32", torch_us / ours, ratio(torch_us / ours), said)]))
+        table.append([name, f"{torch_us:.1f}", f"{ours:.1f}", ratio(torch_us / ours), f"{floor:.1f}",
+                      f"{floor / ours:.2f}"])
+    return table and bars_figure(
+        "alone", "Products by themselves", "Some products beside the floor for one that packs its operands: copies of "
+        "both, which read and write what packing does, and three fp16 products of cuBLAS.", groups,
+        (["product", "torch, us", "Tessera, us", "speedup", "the floor, us", "of the floor"], table),
+        "Normal data, CUDA graphs, in turns. A product that is split as it is multiplied may take less than the floor.")
+
+
 def figure(records):
     rows = eager(records)
     if not rows:

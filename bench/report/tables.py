@@ -93,7 +93,7 @@ def models(records):
             for r in of_models.eager(records)]
     headings = ["a training step of", "its products: speedup", "step: torch float32, ms", "torch TF32", "Tessera"]
     return with_note(headings, rows,
-                     measured(records, f"torch {records[0]['torch']}"), "Eager, `tessera.enable()`.")
+                     measured(of_models.eager(records), f"torch {records[0]['torch']}"), "Eager, `tessera.enable()`.")
 
 
 # ---- docs/guide/modules.md ------------------------------------------------------------------------------------------
