@@ -94,7 +94,7 @@ bench-pytorch: build ## tessera.matmul, attention and the drop-in beside torch, 
 	$(PACKAGE) examples/train_gpt2.py --save $(BUILD)/gpt2.json
 
 bench-models: build ## training steps of models and their products beside torch; saved in bench/results
-	$(PACKAGE) bench/pytorch/models.py --tf32 --floor --alone --compile --save
+	$(PACKAGE) bench/pytorch/models.py --tf32 --yardstick --alone --compile --save
 
 bench-compare: ## what became slower or less accurate: BASE=FILE or REVISION:FILE, NEW=FILE
 	python3 bench/regressions.py "$(BASE)" $(NEW)

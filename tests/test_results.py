@@ -370,11 +370,11 @@ def test_models_are_shown(tmp_path):
     losses = {"loss_difference_tf32": 1e-4, "loss_difference_tessera": 2e-7}
     steps = {"step_torch_ms": 160.0, "step_tf32_ms": 80.0, "step_tessera_ms": 64.0, **losses, **ABOUT}
     sums = {"products_torch_ms": 120.0, "products_tessera_ms": 30.0, "products_limit_ms": 24.0,
-            "products_floor_ms": 27.0}
+            "products_yardstick_ms": 27.0}
     record = {"what": "model", "model": "GPT", **steps}
     results.save(tmp_path / "test.json", [product()])
     alone = {"batch": 8, "m": 64, "n": 32, "k": 16, "layout": "tn"}
-    alone |= {"torch_us": 9.0, "tessera_us": 3.0, "floor_us": 2.4}
+    alone |= {"torch_us": 9.0, "tessera_us": 3.0, "yardstick_us": 2.4}
     results.save(tmp_path / "models-test.json", [{**record, "compiled": False, **sums}, {**record, "compiled": True},
                                                  {"what": "product alone", **alone, **ABOUT}])
     assert program("bench/report", "--results", tmp_path, "--docs", tmp_path).returncode == 0

@@ -63,7 +63,7 @@ FIELDS = {
     "kernel": (TEXT, "the kernel that multiplies"),
     "padding": (COUNT, "floats behind each line of A and B"),
     "limit_share": (NUMBER, "the least time that the copy rate and the tensor cores allow, over Tessera's"),
-    "floor_us": (NUMBER, "of copies of both operands and three of cuBLAS's fp16 products"),
+    "yardstick_us": (NUMBER, "of copies of both operands and three of cuBLAS's fp16 products"),
     "seed": (COUNT, "of random shapes"),
     "heads": (COUNT, "of queries"),
     "kv_heads": (COUNT, "of keys and values"),
@@ -159,7 +159,7 @@ KINDS = {
     "model": "model compiled step_torch_ms step_tf32_ms step_tessera_ms loss_difference_tf32 loss_difference_tessera "
              "gpu torch commit date",
     # a product that is not a model's, beside copies and three fp16 products (bench/pytorch/models.py)
-    "product alone": "batch m n k layout torch_us tessera_us floor_us gpu torch commit date",
+    "product alone": "batch m n k layout torch_us tessera_us yardstick_us gpu torch commit date",
     # sgemm_ on matrices in host memory, by a GPU (bench/gpu/offload.py)
     "offload": "n gpu_ms_best copies_alone_ms ratio_to_copies cpu_ms_best speedup_over_cpu samples machine commit date",
     # cblas_sgemm beside tsr_gemm and OpenBLAS, on small products

@@ -6,8 +6,8 @@ Products    a step is recorded: the shape and layout of each matrix product, how
             first of its kind. Each distinct one is then replayed from CUDA graphs, torch float32 and Tessera's fp32 in
             turns (with --tf32 torch TF32 and Tessera's tf32, too), without biases. A model's sum counts each as often
             as it came. The limit is the larger of what the tensor cores and the copy rate allow, and two microseconds.
-            With --floor, what splitting in memory could take at least is timed beside them: copies of both operands,
-            which read and write as much as packing does, and three of cuBLAS's fp16 products of that size
+            With --yardstick, copies of both operands, which read and write as much as packing does, and three of
+            cuBLAS's fp16 products of that size are timed beside them
             --alone adds such rows for products that are not a model's: squares, long k, a batch, few columns
 Steps       torch float32, torch TF32 and tessera.enable() in turns, from the same weights on the same batch, with the
             optimizer; eager, and with --compile under torch.compile
@@ -35,7 +35,7 @@ import tessera  # noqa: E402
 
 DEVICE = "cuda"
 COPY_RATE, SPLIT_RATE, LAUNCH_SECONDS = 4.3e12, 263e12, 2e-6  # of an H200 at most
-FLOOR, FP16_MULTIPLE = "floor", 8  # cuBLAS's fp16 product of other sizes is slow by itself
+YARDSTICK, FP16_MULTIPLE = "yardstick", 8  # cuBLAS's fp16 product of other sizes is slow by itself
 PRODUCTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}
 
 
@@ -168,7 +168,7 @@ def copies_and_fp16_products(a, b, out):
 
 def measure_products(recorder, libraries, seconds, least):
     """A row for each distinct product: how often it came, and the microseconds that each library takes for it."""
-    make, rows = {**LIBRARIES, FLOOR: copies_and_fp16_products}, []
+    make, rows = {**LIBRARIES, YARDSTICK: copies_and_fp16_products}, []
     for key, count in recorder.counts.items():
         a, b = recorder.operands.pop(key)
         batch, (m, k), n = a.shape[0] if a.dim() > 2 else 1, a.shape[-2:], b.shape[-1]
@@ -187,7 +187,7 @@ def sums(rows, libraries):
     totals = {name: sum(row["count"] * row[name] for row in rows) / 1e3 for name in [*libraries, "limit_us"]}
     fields = {"torch float32": "products_torch_ms", "tessera fp32": "products_tessera_ms",
               "torch TF32": "products_torch_tf32_ms", "tessera tf32": "products_tessera_tf32_ms",
-              FLOOR: "products_floor_ms", "limit_us": "products_limit_ms"}
+              YARDSTICK: "products_yardstick_ms", "limit_us": "products_limit_ms"}
     return {fields[name]: round(total, 3) for name, total in totals.items()}
 
 
@@ -243,15 +243,15 @@ def measure_alone(options):
         a, b = (x.transpose(-1, -2) if of == "t" else x for x, of in zip((a, b), layout))
         key = (tuple(a.shape), a.stride(), tuple(b.shape), b.stride())
         recorder.counts[key], recorder.operands[key] = 1, [a, b]
-    rows = measure_products(recorder, ["torch float32", "tessera fp32", FLOOR], options.seconds,
+    rows = measure_products(recorder, ["torch float32", "tessera fp32", YARDSTICK], options.seconds,
                             3 if options.quick else 7)
     records = [{"what": "product alone", **{field: row[field] for field in ("batch", "m", "n", "k", "layout")},
-                "torch_us": row["torch float32"], "tessera_us": row["tessera fp32"], "floor_us": row[FLOOR]}
+                "torch_us": row["torch float32"], "tessera_us": row["tessera fp32"], "yardstick_us": row[YARDSTICK]}
                for row in rows]
     return records, "products alone" + "".join(
         f"\n  {r['batch']} of {r['m']} x {r['n']} x {r['k']} {r['layout']}: {r['tessera_us']:.1f} us, torch "
-        f"{r['torch_us']:.1f}, {r['torch_us'] / r['tessera_us']:.2f} x; {r['floor_us'] / r['tessera_us']:.2f} of the "
-        "floor" for r in records)
+        f"{r['torch_us']:.1f}, {r['torch_us'] / r['tessera_us']:.2f} x; {r['yardstick_us'] / r['tessera_us']:.2f} "
+        "of the yardstick" for r in records)
 
 
 def measure(name, compiled, libraries, options):
@@ -302,7 +302,7 @@ def main():
     parser.add_argument("--model", action="append", metavar="NAME",
                         help="only those whose names contain this, in any case (may be repeated)")
     parser.add_argument("--tf32", action="store_true", help="products with tf32 beside torch TF32, too")
-    parser.add_argument("--floor", action="store_true", help="the least that splitting in memory could take, too")
+    parser.add_argument("--yardstick", action="store_true", help="copies and three fp16 products, too")
     parser.add_argument("--alone", action="store_true", help="products that are not a model's, too")
     parser.add_argument("--compile", action="store_true", help="steps under torch.compile, too")
     parser.add_argument("--products", action="store_true", help="print each distinct product, costliest first")
@@ -321,7 +321,7 @@ def main():
         parser.error(f"no model is called so; there are: {'; '.join(MODELS)}")
     chosen = [name for name in chosen if can_be_built(name)]
     libraries = ["torch float32", "tessera fp32"] + ["torch TF32", "tessera tf32"] * options.tf32
-    libraries += [FLOOR] * options.floor
+    libraries += [YARDSTICK] * options.yardstick
     here = about()
     save = results.default_path("models", here["gpu"]) if options.save == "" else options.save
     # torch.compile has no second derivatives

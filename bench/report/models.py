@@ -27,9 +27,9 @@ def tf32_products(r):
             if "products_tessera_tf32_ms" in r else "")
 
 
-def of_floor(r):
+def of_yardstick(r):
     """The share that Tessera reaches of copies and three fp16 products."""
-    return f"{r['products_floor_ms'] / r['products_tessera_ms']:.2f}" if "products_floor_ms" in r else ""
+    return f"{r['products_yardstick_ms'] / r['products_tessera_ms']:.2f}" if "products_yardstick_ms" in r else ""
 
 
 def alone(records):
@@ -37,16 +37,16 @@ def alone(records):
     groups, table = [], []
     for r in of(records, "product alone"):
         name = f"{r['batch']} of " * (r["batch"] > 1) + f"{r['m']} x {r['n']} x {r['k']} {r['layout']}"
-        torch_us, ours, floor = r["torch_us"], r["tessera_us"], r["floor_us"]
-        said = f"{name}: {torch_us:.1f} us with torch, {ours:.1f} with Tessera, {floor:.1f} the floor"
+        torch_us, ours, yardstick = r["torch_us"], r["tessera_us"], r["yardstick_us"]
+        said = f"{name}: {torch_us:.1f} us with torch, {ours:.1f} with Tessera, {yardstick:.1f} the yardstick"
         groups.append((name, [("tessera fp32", torch_us / ours, ratio(torch_us / ours), said)]))
-        table.append([name, f"{torch_us:.1f}", f"{ours:.1f}", ratio(torch_us / ours), f"{floor:.1f}",
-                      f"{floor / ours:.2f}"])
+        table.append([name, f"{torch_us:.1f}", f"{ours:.1f}", ratio(torch_us / ours), f"{yardstick:.1f}",
+                      f"{yardstick / ours:.2f}"])
     return table and bars_figure(
-        "alone", "Products by themselves", "Some products beside the floor for one that packs its operands: copies of "
-        "both, which read and write what packing does, and three fp16 products of cuBLAS.", groups,
-        (["product", "torch, us", "Tessera, us", "speedup", "the floor, us", "of the floor"], table),
-        "Normal data, CUDA graphs, in turns. A product that is split as it is multiplied may take less than the floor.")
+        "alone", "Products by themselves", "Some products beside a yardstick for what packs its operands: copies of both, "
+        "which read and write what packing does, and three fp16 products of cuBLAS.", groups,
+        (["product", "torch, us", "Tessera, us", "speedup", "the yardstick, us", "of the yardstick"], table),
+        "Normal data, CUDA graphs, in turns. A product that is split as it is multiplied may take less.")
 
 
 def figure(records):
@@ -60,7 +60,7 @@ def figure(records):
         groups.append((r["model"], [("tessera fp32", products_speedup(r), ratio(products_speedup(r)), said)]))
         table.append([
             r["model"], f"{r['products_torch_ms']:.2f}", f"{r['products_tessera_ms']:.2f}",
-            ratio(products_speedup(r)), f"{r['products_limit_ms'] / r['products_tessera_ms']:.2f}", of_floor(r),
+            ratio(products_speedup(r)), f"{r['products_limit_ms'] / r['products_tessera_ms']:.2f}", of_yardstick(r),
             tf32_products(r),
             *(f"{r[f'step_{name}_ms']:.1f}" for name in ("torch", "tf32", "tessera")), ratio(step_speedup(r)),
             compiled_step(records, r), f"{r['loss_difference_tf32']:.1e} / {r['loss_difference_tessera']:.1e}"
@@ -69,12 +69,12 @@ def figure(records):
         "models", "Training steps of models", f"The products of a step are {span([*map(products_speedup, rows)], 1)} "
         f"as fast as torch's float32, geometric mean {ratio(mean(map(products_speedup, rows)))}; whole steps "
         f"{span([*map(step_speedup, rows)], 1)}.", groups,
-        (["model", "products: torch, ms", "Tessera, ms", "speedup", "share of the limit", "of the floor"] +
+        (["model", "products: torch, ms", "Tessera, ms", "speedup", "share of the limit", "of the yardstick"] +
          ["tf32 beside TF32"] +
          ["step: torch, ms", "TF32, ms", "Tessera, ms", "speedup", "compiled: torch / Tessera, ms"] +
          ["loss difference, TF32 / Tessera"], table),
         "Products: recorded with their data, each distinct one replayed from CUDA graphs, in turns. The limit is the "
-        "larger of operations at 263 TFLOP/s and bytes at 4.3 TB/s, and 2 us, for each product. The floor, timed "
+        "larger of operations at 263 TFLOP/s and bytes at 4.3 TB/s, and 2 us, for each product. The yardstick, timed "
         "beside them: copies of both operands, which read and write what packing does, and three fp16 products of "
         "cuBLAS. "
         "Steps: "

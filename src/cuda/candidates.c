@@ -5,7 +5,8 @@
 enum { PARTIAL_BYTES = 32 << 20, PARTIAL_FRACTION = 16 };
 
 enum { MIN_SLICE_STEPS = 4 };  /* of a kernel's tile_k, below which another slice costs more than it gains */
-enum { MAX_WAVES = 3 };        /* that slices of k may fill */
+enum { MIN_WIDE_STAGES = 2 };  /* the same of a wide kernel, for slices and clusters */
+enum { MAX_WAVES = 3 };        /* that slices of its k may fill */
 enum { MIN_THIN_SLICE = 512 }; /* the same in terms of k, for thin kernels */
 
 /* ---- ieee candidates --------------------------------------------------------------------------------------------- */
@@ -107,23 +108,32 @@ static void vector_candidates(cuda_candidate *best, const cuda_device *device, c
     }
 }
 
-/* ---- Direct candidates ------------------------------------------------------------------------------------------- */
+/* ---- Wide candidates --------------------------------------------------------------------------------------------- */
 
-/* Tiles whole; their k shared by clusters, all of which run at once; or in slices, as many as fill the GPU. */
-static void consider_direct(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
-                            const tsr_problem *p, size_t max_workspace) {
-    const int64_t tiles = candidate_whole(kernel, p).tiles * p->batch, most = max64(1, p->k / (2 * kernel->tile_k));
-    const bool reduces = cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device);
-    for (int parts = 0; parts <= 1; parts++)
-        for (int64_t i = 1; i <= (parts ? device->max_cluster : MAX_WAVES + 1); i++) {
-            const int64_t cuts = parts || i == 1 ? i : (i - 1) * device->multiprocessors / tiles;
-            if (cuts > most || cuts < 1 || (i > 1 && cuts == 1) || (parts && i == 1)) continue;
-            if (parts ? tiles > cost_clusters(device, kernel, cuts) : cuts > 1 && !reduces) continue;
-            cuda_candidate c = candidate_with_cuts(kernel, p, cuts, parts);
-            if (c.partial_bytes > PARTIAL_BYTES || (max_workspace && c.partial_bytes > max_workspace)) continue;
-            c.seconds = cost_wide(device, &c, p);
-            if (!best->kernel || c.seconds < best->seconds) *best = c;
-        }
+_Static_assert((int)TF32_K == (int)IEEE_RUN, "candidate_with_cuts cuts where ieee_reduce expects it");
+
+static void consider_wide_cut(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
+                              const tsr_problem *p, int64_t cuts, bool parts, size_t max_workspace) {
+    if (cuts > 1 && cuts * MIN_WIDE_STAGES * kernel->tile_k > p->k) return;
+    cuda_candidate c = candidate_with_cuts(kernel, p, cuts, parts);
+    if (max_workspace && c.partial_bytes > max_workspace) return;
+    c.seconds = cost_wide(device, &c, p);
+    if (!best->kernel || c.seconds < best->seconds) *best = c;
+}
+
+/* Tiles whole; in slices of k that fill the GPU once or more; or their k shared by clusters, all of which run at
+ * once. */
+static void consider_wide(cuda_candidate *best, const cuda_device *device, const cuda_kernel *kernel,
+                          const tsr_problem *p, size_t max_workspace) {
+    const int64_t tiles = candidate_whole(kernel, p).tiles * p->batch;
+    consider_wide_cut(best, device, kernel, p, 1, false, max_workspace);
+    for (int waves = 1; waves <= MAX_WAVES && cuda_kernel_runs_on(&cuda_kernels[IEEE_REDUCE], device); waves++) {
+        const int64_t slices = waves * device->multiprocessors / tiles;
+        if (slices > 1) consider_wide_cut(best, device, kernel, p, slices, false, max_workspace);
+    }
+    for (int64_t cluster = 2; cluster <= device->max_cluster; cluster++)
+        if (tiles <= cost_clusters(device, kernel, cluster))
+            consider_wide_cut(best, device, kernel, p, cluster, true, max_workspace);
 }
 
 /* ---- Operands in place ------------------------------------------------------------------------------------------- */
@@ -152,8 +162,8 @@ cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *
         const bool splits = kernel->components, may_split = split && p->k >= CUDA_MIN_HOPPER_K;
         if (kernel->family == FAMILY_SMALL && (!splits || may_split))
             consider_one_launch(&best, device, candidate_whole(kernel, p), p);
-        if (kernel->family == FAMILY_DIRECT && may_split && p->n > CUDA_THIN)
-            consider_direct(&best, device, kernel, p, max_workspace);
+        if (kernel->family == FAMILY_WIDE && may_split && p->n > CUDA_THIN)
+            consider_wide(&best, device, kernel, p, max_workspace);
     }
     return best;
 }
@@ -316,7 +326,7 @@ cuda_candidate candidate_of(const cuda_device *device, const cuda_kernel *kernel
     case FAMILY_THIN: return thin_candidate(device, kernel, p, max_workspace);
     case FAMILY_VECTOR: vector_candidates(&best, device, kernel, p); break;
     case FAMILY_SMALL: consider_one_launch(&best, device, candidate_whole(kernel, p), p); break;
-    case FAMILY_DIRECT: consider_direct(&best, device, kernel, p, max_workspace); break;
+    case FAMILY_WIDE: consider_wide(&best, device, kernel, p, max_workspace); break;
     case FAMILY_WARP: consider(&best, device, candidate_whole(kernel, p), p, 0); break;
     case FAMILY_TF32: consider_tf32(&best, device, kernel, p, max_workspace); break;
     default: consider_ieee(&best, device, kernel, p, max_workspace);

@@ -239,7 +239,8 @@ static double cost_direct(const direct_costs *costs, const cuda_candidate *c, co
            (double)(waves - 1) * costs->wave;
 }
 
-/* As many tiles as there are SMs at a time, or clusters; about as long as multiplying or memory takes. */
+/* One tile on an SM, or in a cluster, at a time; then the longer of multiplying and memory, or a little more if they
+ * are alike. */
 double cost_wide(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = device->costs;
     const wide_costs *of = c->kernel == &cuda_kernels[DIRECT_128X64] ? &costs->direct_128x64 : &costs->direct_128x96;

@@ -41,17 +41,17 @@ double cost_multiply_thin(const cuda_device *device, const cuda_candidate *candi
 /* The same by a kernel of one launch. */
 double cost_one_launch(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
 
+/* The same by a wide kernel. */
+double cost_wide(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
+
+/* The same by a TF32 kernel, after `copied` elements have been copied. */
+double cost_tf32(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem, double copied);
+
 /* Whether the thread blocks of a cluster may share the tiles of a split kernel. */
 bool cost_has_parts(const cuda_device *device, const cuda_kernel *kernel);
 
 /* How many clusters of `cluster` thread blocks the GPU holds at once. */
 int64_t cost_clusters(const cuda_device *device, const cuda_kernel *kernel, int64_t cluster);
-
-/* The same by a direct kernel with tiles of 128 rows. */
-double cost_wide(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem);
-
-/* The same by a TF32 kernel, after `copied` elements have been copied. */
-double cost_tf32(const cuda_device *device, const cuda_candidate *candidate, const tsr_problem *problem, double copied);
 
 /* What split products cost besides multiplying: packing `elements` elements, and launches. */
 double cost_split(const cuda_device *device, const cuda_kernel *kernel, double elements, int64_t batch);

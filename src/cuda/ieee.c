@@ -76,8 +76,8 @@ static tsr_status queue_one_launch(launch_queue *q, const cuda_plan *plan, const
     return status;
 }
 
-/* A smaller last chunk is computed whole. */
-static tsr_status queue_direct(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
+/* A wide kernel, and ieee_reduce where tiles are in slices. A smaller last chunk is computed whole. */
+static tsr_status queue_wide(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
     const cuda_kernel *kernel = plan->multiply;
     const bool as_planned = p->m == plan->chunk_m && p->n == plan->chunk_n && p->k == plan->chunk_k;
     ieee_args args = ieee_args_of(p, kernel);
@@ -87,7 +87,7 @@ static tsr_status queue_direct(launch_queue *q, const cuda_plan *plan, const tsr
     args.k_each = (int32_t)(as_planned ? plan->k_each : p->k);
     args.partial = (float *)(workspace + plan->workspace.partial_sums);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n * args.segments;
-    const int64_t clusters = args.cluster > 1 ? tiles : cuda_direct_blocks(kernel, plan->device, p->batch, tiles);
+    const int64_t clusters = args.cluster > 1 ? tiles : cuda_wide_blocks(kernel, plan->device, p->batch, tiles);
     tsr_status status = launch_clusters(q, kernel, (launch_grid){clusters * args.cluster, 1, p->batch}, args.cluster,
                                         &args, sizeof args);
     return status || args.segments == 1 ? status : queue_reduce(q, p, kernel, args.segments, args.partial);
@@ -95,7 +95,7 @@ static tsr_status queue_direct(launch_queue *q, const cuda_plan *plan, const tsr
 
 tsr_status queue_ieee(launch_queue *q, const cuda_plan *plan, const tsr_problem *p, char *workspace) {
     const cuda_kernel *kernel = plan->multiply;
-    if (kernel->family == FAMILY_DIRECT) return queue_direct(q, plan, p, workspace);
+    if (kernel->family == FAMILY_WIDE) return queue_wide(q, plan, p, workspace);
     if (cuda_shares_k(kernel)) return queue_one_launch(q, plan, p);
     ieee_args args = ieee_args_of(p, kernel);
     const int64_t tiles = (int64_t)args.tiles_m * args.tiles_n;

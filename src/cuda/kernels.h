@@ -18,7 +18,7 @@ typedef enum cuda_family {
     FAMILY_THIN,   /* the same where C has at most tile_n columns */
     FAMILY_SHORT,  /* the same where k is at most tile_k; persistent */
     FAMILY_SMALL,  /* the same in one launch: clusters of thread blocks share k */
-    FAMILY_DIRECT, /* splits operands in place and multiplies them; ieee_args */
+    FAMILY_WIDE,   /* splits operands in place and multiplies them; k in slices or clusters; ieee_args */
     FAMILY_VECTOR, /* as SMALL where C has at most tile_n columns */
     FAMILY_WARP,   /* as TILE: a warp has a tile, persistent thread blocks share those of the whole batch */
     FAMILY_SPLIT,  /* multiplies packed operands; split_args */
@@ -68,7 +68,7 @@ static inline int64_t cuda_ieee_segments(int64_t k, int64_t tail_tiles, int64_t 
 
 /* Whether a cluster of thread blocks, as many as the plan says, computes each tile. */
 static inline bool cuda_shares_k(const cuda_kernel *kernel) {
-    return kernel->family == FAMILY_SMALL || kernel->family == FAMILY_VECTOR || kernel->family == FAMILY_DIRECT;
+    return kernel->family == FAMILY_SMALL || kernel->family == FAMILY_VECTOR || kernel->family == FAMILY_WIDE;
 }
 
 /* Whether a kernel for few columns reads a long operand whose rows are neighbours, not the terms of a row. */

@@ -17,11 +17,11 @@ enum { CHUNK_STEP = 2 * PANEL_ROWS };
 /* Whether a call's first kernel may begin before the kernel in front of it has finished, which gains 0.5 us and more:
  * what comes before the first read runs meanwhile. But thread blocks that are placed early land in any order, and some
  * SMs get more than their share. Where a call is long, by estimate, that costs as much as it gains; except with TF32
- * kernels, of which an SM has one or two blocks. Only on Hopper, where measurements show that a kernel which begins
+ * and wide kernels, of which an SM has one or two blocks. Only on Hopper, where measurements show that a kernel which begins
  * early still waits for everything in front of it in the stream. */
 static bool begins_early(const cuda_device *device, const cuda_candidate *c) {
     return device->capability == 90 &&
-           (c->kernel->family == FAMILY_TF32 || c->kernel->family == FAMILY_DIRECT || c->seconds < COST_EARLY);
+           (c->kernel->family == FAMILY_TF32 || c->kernel->family == FAMILY_WIDE || c->seconds < COST_EARLY);
 }
 
 /* Thin kernels want the thin side to be C's columns; the others write best along contiguous rows of C. */
@@ -183,7 +183,7 @@ static tsr_status plan_forced(cuda_plan *plan, const cuda_kernel *kernel, const 
             return tsr_fail(TSR_INVALID_ARGUMENT,
                             "options.kernel %s is for at most %d rows or columns of c, not %lld x %lld", kernel->name,
                             kernel->tile_n, (long long)p->m, (long long)p->n);
-    } else if (kernel->family != FAMILY_SMALL && kernel->family != FAMILY_DIRECT && kernel->family != FAMILY_WARP &&
+    } else if (kernel->family != FAMILY_SMALL && kernel->family != FAMILY_WIDE && kernel->family != FAMILY_WARP &&
                !cuda_computes_tiles(kernel, p))
         return tsr_fail(TSR_INVALID_ARGUMENT, "options.kernel %s is for k of at most %d, not %lld", kernel->name,
                         kernel->tile_k, (long long)p->k);
@@ -359,7 +359,7 @@ double cuda_plan_seconds(const cuda_plan *plan, const tsr_problem *problem) {
         c.turns_b = plan->turns_b;
         return chunks * cost_tf32(plan->device, &c, &chunk, tf32_elements_copied(&chunk, plan->turns_b));
     }
-    if (c.kernel->family == FAMILY_DIRECT) {
+    if (c.kernel->family == FAMILY_WIDE) {
         c = candidate_with_cuts(plan->multiply, &chunk, max64(plan->cluster, plan->slices), plan->cluster > 1);
         return chunks * cost_wide(plan->device, &c, &chunk);
     }
@@ -415,8 +415,8 @@ int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, i
     return kernel->family == FAMILY_SHORT ? min64(blocks, cuda_wave_of(device, kernel)) : blocks;
 }
 
-int64_t cuda_direct_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t batch, int64_t tiles) {
-    const int64_t needed = ceil_div(tiles, DIRECT_TILES_OF_BLOCK);
+int64_t cuda_wide_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t batch, int64_t tiles) {
+    const int64_t needed = ceil_div(tiles, WIDE_TILES_OF_BLOCK);
     return batch > 1 ? tiles : max64(needed, min64(tiles, cuda_wave_of(device, kernel)));
 }
 

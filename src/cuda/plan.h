@@ -22,9 +22,9 @@ int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, 
  * persistent kernel no more than fit on the GPU. */
 int64_t cuda_ieee_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t full_tiles, int64_t tail_blocks);
 
-/* Thread blocks a direct kernel with tiles of 128 rows is launched with for each item, with `tiles` tiles or slices;
+/* Thread blocks a wide kernel is launched with for each item, with `tiles` tiles or slices;
  * with clusters, clusters. They are persistent where there is one item. */
-int64_t cuda_direct_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t batch, int64_t tiles);
+int64_t cuda_wide_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t batch, int64_t tiles);
 
 /* Thread blocks a kernel of one tile for each warp is launched with, for all tiles of all items. */
 int64_t cuda_warp_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles);

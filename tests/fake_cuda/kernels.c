@@ -218,7 +218,7 @@ static bool direct_wide(const fake_launch *l, const ieee_args *g, int tile_n, ch
         (parts > 1 && g->k_each % IEEE_RUN))
         return snprintf(why, size, "wrong k_each"), false;
     const unsigned cluster = (unsigned)g->cluster;
-    const int64_t clusters = l->grid[0] / cluster, most = g->cluster > 1 ? 1 : DIRECT_TILES_OF_BLOCK;
+    const int64_t clusters = l->grid[0] / cluster, most = g->cluster > 1 ? 1 : WIDE_TILES_OF_BLOCK;
     if (l->grid[0] % cluster || l->grid[1] != 1 || l->grid[2] != (unsigned)g->batch || clusters < 1 ||
         clusters > tiles * g->segments || clusters * most < tiles * g->segments)
         return snprintf(why, size, "wrong grid"), false;

@@ -85,7 +85,7 @@ def test_attention(tmp_path):
 
 def test_models(tmp_path):
     """Each product of a step is found, the backward pass's and those of second derivatives among them."""
-    said = run("models", "--seconds", "0.001", "--quick", "--tf32", "--floor", "--products", "--save",
+    said = run("models", "--seconds", "0.001", "--quick", "--tf32", "--yardstick", "--products", "--save",
                tmp_path / "r.json")
     pinn, encoder = results.load(tmp_path / "r.json")
     assert "products" in said and (pinn["model"], encoder["model"]) == ("PINN", "encoder layer")
@@ -96,7 +96,7 @@ def test_models(tmp_path):
     assert sum(r["count"] for r in pinn["products"] if (r["m"], r["n"], r["k"]) == (30, 40, 40)) > 6
     for record in (pinn, encoder):
         assert record["products_limit_ms"] >= sum(r["count"] for r in record["products"]) * 2e-3
-        assert record["products_torch_tf32_ms"] > 0 and record["products_floor_ms"] > 0
+        assert record["products_torch_tf32_ms"] > 0 and record["products_yardstick_ms"] > 0
         assert record["loss_difference_tessera"] < 1e-4
 
 

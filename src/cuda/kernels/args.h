@@ -34,8 +34,9 @@ typedef struct matrix_out {
  *
  * Kernels in one launch (ieee_small.cu, ieee_vector.cu, split_direct.cu) have no tail: `cluster` thread blocks share a
  * tile, with k_each terms each, and the threads of a block share these as `share` says. Their grid has tile rows along
- * x, a cluster for each, tile columns along y, and the batch along z. Those of split_direct_wide.cu have the numbers of
- * find_tile, and `segments` slices of k_each terms, 1 if they are whole or have clusters; full_tiles is 0.
+ * x, a cluster for each, tile columns along y, and the batch along z. In split_direct_wide.cu thread blocks lie along
+ * x, tiles are numbered as find_tile says, full_tiles is 0, and each tile has `segments` slices of k_each terms: 1, if
+ * it is whole or has a cluster.
  *
  * marks_a, marks_b: NULL, or one mark per panel of A and of B (split_operand). Then only tiles whose two marks multiply
  * to more than mark_limit are computed, and where that product is finite and `recompute` is given, only the rows of
@@ -44,7 +45,7 @@ typedef struct matrix_out {
 enum { IEEE_RUN = 32 };
 
 /* Tiles, or slices of them, that a thread block of split_direct_wide.cu computes at most. */
-enum { DIRECT_TILES_OF_BLOCK = 1024 };
+enum { WIDE_TILES_OF_BLOCK = 1024 };
 
 typedef struct ieee_args {
     matrix_in a, b, addend;

@@ -73,8 +73,8 @@
   ROW(IEEE_LONG_32,         ieee_long_32,         IEEE_SMALL,           SMALL,    32,  32,  64, 256, 2, 1, 0, SMALL, 3)\
   ROW(DIRECT_64X32,         direct_64x32,         SPLIT_DIRECT,         SMALL,    64,  32,  32, 512, 1, 1, 2, DIRECT,4)\
   ROW(DIRECT_64X64,         direct_64x64,         SPLIT_DIRECT,         SMALL,    64,  64,  32, 384, 1, 1, 2, DIRECT,3)\
-  ROW(DIRECT_128X64,        direct_128x64,        SPLIT_DIRECT_WIDE,    DIRECT,  128,  64,  32, 512, 1, 1, 2, PIECED,4)\
-  ROW(DIRECT_128X96,        direct_128x96,        SPLIT_DIRECT_WIDE,    DIRECT,  128,  96,  32, 512, 1, 1, 2, PIECED,4)\
+  ROW(DIRECT_128X64,        direct_128x64,        SPLIT_DIRECT_WIDE,    WIDE,    128,  64,  32, 512, 1, 1, 2, STAGED,4)\
+  ROW(DIRECT_128X96,        direct_128x96,        SPLIT_DIRECT_WIDE,    WIDE,    128,  96,  32, 512, 1, 1, 2, STAGED,4)\
   ROW(IEEE_WARP_16X16,      ieee_warp_16x16,      IEEE_WARP,            WARP,     16,  16,  24, 128, 5, 1, 0, WARP,  2)\
   ROW(IEEE_WARP_16X32,      ieee_warp_16x32,      IEEE_WARP,            WARP,     16,  32,  24, 128, 4, 1, 0, WARP,  2)\
   ROW(IEEE_WARP_32X32,      ieee_warp_32x32,      IEEE_WARP,            WARP,     32,  32,  24, 128, 3, 1, 0, WARP,  2)\
@@ -190,7 +190,7 @@
  *   SLABS   a stage is k terms of the tile's lines of A and B, in float32; the lines of a term are padded by 4
  *   SMALL   a stage is k terms of the tile's lines of A and B, in either order, padded by 4
  *   DIRECT  for each warpgroup, as many as the last column says: the components of B in a stage, and three stages
- *   PIECED  the components of B in three stages; a stage is as in DIRECT
+ *   STAGED  the components of B in three stages; a stage is as in DIRECT
  *   WARP    of each of four warps: a stage is k terms of the tile's lines of A and B, in either order, padded
  *   B       a stage is k terms of n columns of B, padded by 4; besides, sums from the cluster's other blocks
  *   PACK    a stage is a pack tile: m lines of k floats, each padded by 4, and an exponent for each row
@@ -206,7 +206,7 @@
 #define SHARED_SMALL(m, n, k, cluster, components, stages) ((stages) * 8 * ((m) * (k) + 4 * ((m) > (k) ? (m) : (k))))
 #define SHARED_DIRECT(m, n, k, cluster, components, groups) \
     ((groups) * 4 * ((components) * (n) * (k) + 3 * ((k) * ((m) + 4) + (n) * ((k) + 4))))
-#define SHARED_PIECED(m, n, k, cluster, components, stages) \
+#define SHARED_STAGED(m, n, k, cluster, components, stages) \
     (4 * (3 * (components) * (n) * (k) + (stages) * ((k) * ((m) + 4) + (n) * ((k) + 4))))
 #define SHARED_LARGER(x, y) ((x) > (y) ? (x) : (y))
 #define SHARED_WARP_LINES(lines, k) SHARED_LARGER((lines) * ((k) + 4), (k) * ((lines) + 8))

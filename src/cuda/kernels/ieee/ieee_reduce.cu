@@ -3,7 +3,7 @@
  * C = alpha * (segment 0 + segment 1 + ...) + beta*S, always in this order: the same problem gives the same bits. A
  * thread has four neighbouring columns, a block 512 elements of one tile of partial (ieee_args). Neighbouring threads
  * have neighbours in C, whichever of rows and columns is contiguous. Limits: 128 threads, no shared memory;
- * tile_m*tile_n a multiple of 128, tile_n one of 4; grid.x = tail tiles times
+ * tile_m*tile_n a multiple of 128, tile_n of 4; grid.x = tail tiles times
  * ceil(tile_m*tile_n / 512), grid.z = batch.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"

@@ -1,5 +1,5 @@
-/* ieee_stage.cuh: how the lines of an operand come to shared memory, some terms at a time, by the kernels that compute
- * a product in one launch (ieee_small.cu, split_direct.cu). A "line" is an index of m for A and of n for B.
+/* ieee_stage.cuh: how the lines of an operand come to shared memory, some terms at a time, by the kernels of one launch
+ * (ieee_small.cu, split_direct.cu) and split_direct_wide.cu. A "line" is an index of m for A and of n for B.
  *
  * These kernels take a few microseconds, and run most of their instructions once. Each that was not run before takes
  * several cycles, so what counts is how many there are on the way, not how many are saved in the end. */

@@ -66,13 +66,13 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                     return named_barrier_any(barrier, WARPGROUP,
                                              exact || least_a.is_below(of_a) || least_b.is_below(of_b));
                 };
-                if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80)) {
-                    multiply_exact<stage_a, stage_b>(sum, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
-                    continue;
-                }
                 float part[SUMS];
-                issue_products<N>(part, hi, lo, b_pieces);
-                finish_products(part);
+                if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80))
+                    multiply_exact<stage_a, stage_b>(part, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
+                else {
+                    issue_products<N>(part, hi, lo, b_pieces);
+                    finish_products(part);
+                }
 #pragma unroll
                 for (int j = 0; j < SUMS; j++) sum[j] += part[j];
             }

@@ -1,5 +1,5 @@
 /* split_direct.cuh: how the direct kernels (split_direct.cu, split_direct_wide.cu) split what they multiply, a stage of
- * STAGE_K terms at a time, by one warpgroup, and what they do where that cannot be done.
+ * STAGE_K terms at a time, and what they do where that cannot be done.
  *
  * An element is split into hi + lo, both tf32: 11 significant bits each and float32's range, so that nothing has to be
  * scaled. Tensor cores compute lo*hi + hi*lo + hi*hi of a stage, from zero, and the sums are added to float32 registers
@@ -128,8 +128,8 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
     }
 }
 
-/* Issues part = lo*hi + hi*lo + hi*hi of a stage, from zero; b_hi: tile_address of B's components. It is there after
- * finish_products. */
+/* Issues part = lo*hi + hi*lo + hi*hi of a stage, from zero; b_hi: tile_address of B's components. The sums are there
+ * after finish_products. */
 template <int N>
 static __device__ __forceinline__ void issue_products(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
                                                       uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
@@ -152,13 +152,15 @@ template <int SUMS> static __device__ __forceinline__ void finish_products(float
     hold(part);
 }
 
-/* A stage by fma, in little code: it happens rarely. */
+/* part = A*B of a stage, from zero, by fma, in little code: it happens rarely. */
 template <typename LAYOUT_A, typename LAYOUT_B, int SUMS>
-static __device__ __forceinline__ void multiply_exact(float (&sum)[SUMS], const float *stage_a, const float *stage_b,
+static __device__ __forceinline__ void multiply_exact(float (&part)[SUMS], const float *stage_a, const float *stage_b,
                                                       bool a_along_k, bool b_along_k) {
     const int b_line = b_along_k ? LAYOUT_B::K_PITCH : 1, b_term = b_along_k ? 1 : LAYOUT_B::LINE_PITCH;
     const sums_place at;
     const float *b = stage_b + at.col * b_line;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) part[i] = 0;
 #pragma unroll 1
     for (int term = 0; term < STAGE_K; term++, b += b_term) {
         const float x[2] = {stage_a[LAYOUT_A::at(a_along_k, at.row, term)], /* of two rows */
@@ -167,7 +169,7 @@ static __device__ __forceinline__ void multiply_exact(float (&sum)[SUMS], const 
         for (int i = 0; i < SUMS; i += 4) {
             const float y[2] = {b[2 * i * b_line], b[(2 * i + 1) * b_line]}; /* of two columns */
 #pragma unroll
-            for (int j = 0; j < 4; j++) sum[i + j] = fmaf(x[j / 2], y[j % 2], sum[i + j]);
+            for (int j = 0; j < 4; j++) part[i + j] = fmaf(x[j / 2], y[j % 2], part[i + j]);
         }
     }
 }

@@ -1,15 +1,17 @@
-/* split_direct_wide.cu: C = alpha*A*B + beta*S at float32 accuracy in one launch, operands in place, on tensor cores:
- * for products with so few columns, or so small, that packing would take as long as multiplying.
+/* split_direct_wide.cu: C = alpha*A*B + beta*S at float32 accuracy, operands in place, on tensor cores: for products
+ * with a narrow C, or so small that packing would take as long as multiplying.
  *
  * How operands are split, and what happens where that cannot be done: split_direct.cuh. Unlike in split_direct.cu, the
- * warps of a thread block share a tile of 128 rows. Half of them, the copiers, copy stages of STAGE_K terms to shared
- * memory by cp.async, and split those of B there. The others, two warpgroups, have 64 rows of A each, which they split
- * in registers, and multiply. They take turns to issue products, so that one splits while the other multiplies.
+ * warps of a thread block share a tile of 128 rows. Half of them, the producers, copy stages of STAGE_K terms to shared
+ * memory by cp.async, and split those of B there. The others, two warpgroups of consumers, have 64 rows of A each,
+ * which they split in registers, and multiply. They take turns to issue products, so that one splits while the other
+ * multiplies.
  *
  *   landed[s]      stage s has come
- *   split[p]       components p of B are where they belong
- *   read[s]        both warpgroups have read what they need of stage s; copiers meet before they copy, anyway
- *   multiplied[p]  both warpgroups have multiplied by components p of B
+ *   split[p]       B's components are in place p
+ *   read[s]        consumers have read what they need of stage s. Producers are not counted: between their splitting of
+ *                  a stage and the next copy to its place they meet at a barrier
+ *   multiplied[p]  consumers have multiplied by the components in place p
  *
  * Tile map: thread blocks are persistent: each takes every gridDim.x-th tile, or slice of a tile's k. The sums of
  * slices go to `partial`, for ieee_reduce. Or, if there are few tiles, a cluster of thread blocks computes each, k_each
@@ -18,18 +20,18 @@
  * A warpgroup whose sums are not all finite does not store them, but notes the tile. When a block has come to the end
  * of its tiles it computes those again, by fma.
  *
- * Names: wg number of a warpgroup that multiplies, 0 or 1; pieces the components of B in a stage.
- * Limits: 176 registers in the warpgroups that multiply (N/2 sums of a stage and N/2 of all, 32 components of A), 80 in
- * copiers; 4 stages of up to 31 KB, 3 pieces of up to 24 KB; one thread block per SM. Tiles of 128 columns have no
- * registers to spare, and were slower.
+ * Names: wg number of a warpgroup of consumers, 0 or 1; mine number of a tile among those of this block.
+ * Limits: 176 registers in consumers (N/2 sums of a stage and N/2 of all, 32 components of A), 80 in producers; 4
+ * stages of up to 31 KB, 3 places of up to 24 KB; one thread block per SM. Tiles of 128 columns have no registers to
+ * spare, and were slower.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_direct.cuh"
 
-constexpr int STAGES = 4, PIECES = 3, AHEAD = 2; /* stages that are copied ahead of the one that is split */
-constexpr int COPIERS = 2 * WARPGROUP, MULTIPLIERS = 2 * WARPGROUP, THREADS = COPIERS + MULTIPLIERS, WG_ROWS = 64;
-constexpr int BARRIER_OF_ALL = 1, BARRIER_OF_MULTIPLIERS = 2, BARRIER_OF_COPIERS = 3, BARRIER_OF_WG = 4, TURN_OF_WG = 6;
+constexpr int STAGES = 4, PLACES = 3, AHEAD = 2; /* stages that are copied ahead of the one that is split */
+constexpr int PRODUCERS = 2 * WARPGROUP, CONSUMERS = 2 * WARPGROUP, THREADS = PRODUCERS + CONSUMERS, WG_ROWS = 64;
+constexpr int BARRIER_OF_ALL = 1, BARRIER_OF_CONSUMERS = 2, BARRIER_OF_PRODUCERS = 3, BARRIER_OF_WG = 4, TURN_OF_WG = 6;
 
 /* What a thread block computes at a time: a tile, and the terms of k that it sums for it. */
 struct wide_work {
@@ -43,21 +45,22 @@ template <int TILE_N> struct wide_tile {
     static constexpr int M = 128, N = TILE_N, SUMS = N / 2; /* of a thread */
     using stage_a = stage_layout_a<M>;
     using stage_b = stage_layout_b<N>;
-    static constexpr int COPIERS_OF_B = N % 64 ? 2 * N : COPIERS; /* threads: they share B's lines evenly */
-    template <bool ALONG_K> using operand_a = stage_operand<ALONG_K, false, M, STAGE_K, stage_a::K_PITCH, COPIERS>;
-    template <bool ALONG_K> using operand_b = stage_operand<ALONG_K, false, N, STAGE_K, stage_b::K_PITCH, COPIERS_OF_B>;
+    static constexpr int PRODUCERS_OF_B = N % 64 ? 2 * N : PRODUCERS; /* threads: they share B's lines evenly */
+    template <bool ALONG_K> using operand_a = stage_operand<ALONG_K, false, M, STAGE_K, stage_a::K_PITCH, PRODUCERS>;
+    template <bool ALONG_K>
+    using operand_b = stage_operand<ALONG_K, false, N, STAGE_K, stage_b::K_PITCH, PRODUCERS_OF_B>;
 
     struct memory {
-        float pieces[PIECES][2 * N * STAGE_K];
+        float b_components[PLACES][2 * N * STAGE_K];
         float stages[STAGES][stage_a::FLOATS + stage_b::FLOATS];
     };
 
     struct barriers {
-        uint64_t landed[STAGES], read[STAGES], split[PIECES], multiplied[PIECES], sums_are_here;
-        uint32_t least_b[PIECES][COPIERS / 32]; /* of each warp's part of B: least_magnitude */
+        uint64_t landed[STAGES], read[STAGES], split[PLACES], multiplied[PLACES], sums_are_here;
+        uint32_t least_b[PLACES][PRODUCERS / 32]; /* of each warp's part of B: least_magnitude */
         int low_stage[2][2]; /* of each warpgroup: the last with what cannot be split, of odd and even numbers, because
                               * some warps may be one ahead of others */
-        uint32_t noted[2][DIRECT_TILES_OF_BLOCK / 32]; /* by warpgroup: a bit for each tile of this block */
+        uint32_t noted[2][WIDE_TILES_OF_BLOCK / 32]; /* by warpgroup: a bit for each tile of this block */
     };
 
     static __device__ __forceinline__ int work_count(const ieee_args &args) {
@@ -89,18 +92,17 @@ template <int TILE_N> struct wide_tile {
     }
     static __device__ __forceinline__ bool any_noted(const barriers &s) {
         uint32_t any = 0;
-        for (int i = (int)threadIdx.x % 32; i < DIRECT_TILES_OF_BLOCK / 32; i += 32)
-            any |= s.noted[0][i] | s.noted[1][i];
+        for (int i = (int)threadIdx.x % 32; i < WIDE_TILES_OF_BLOCK / 32; i += 32) any |= s.noted[0][i] | s.noted[1][i];
         return __any_sync(0xffffffffu, any != 0);
     }
 
-    /* ---- Warpgroup 0: copies, and splits B ----------------------------------------------------------------------- */
+    /* ---- Producers: copy, split B -------------------------------------------------------------------------------- */
 
     template <bool A_ALONG_K, bool B_ALONG_K>
-    static __device__ __forceinline__ void bring(const ieee_args &args, barriers &s, memory &m) {
+    static __device__ __forceinline__ void produce(const ieee_args &args, barriers &s, memory &m) {
         const int thread = (int)threadIdx.x;
         ring<STAGES> copied, split;
-        ring<PIECES> piece;
+        ring<PLACES> place;
 #pragma unroll 1
         for (bool again = false;; again = true) {
             int index = first_work(args) - work_step(args), mine = -1; /* of the tile that is copied */
@@ -113,20 +115,20 @@ template <int TILE_N> struct wide_tile {
                 if (i >= AHEAD) {
                     if (under_way == 0) break;
                     cp_async_wait<AHEAD - 1>();
-                    named_barrier(BARRIER_OF_COPIERS, COPIERS);
+                    named_barrier(BARRIER_OF_PRODUCERS, PRODUCERS);
                     if (thread == 0) barrier_arrive(&s.landed[split.index]);
-                    barrier_wait(&s.multiplied[piece.index], piece.phase ^ 1);
+                    barrier_wait(&s.multiplied[place.index], place.phase ^ 1);
                     least_magnitude least;
-                    if (thread < COPIERS_OF_B)
-                        split_b<B_ALONG_K, stage_b, COPIERS_OF_B>(m.pieces[piece.index], least,
-                                                                  m.stages[split.index] + stage_a::FLOATS, thread);
+                    if (thread < PRODUCERS_OF_B)
+                        split_b<B_ALONG_K, stage_b, PRODUCERS_OF_B>(m.b_components[place.index], least,
+                                                                    m.stages[split.index] + stage_a::FLOATS, thread);
                     const uint32_t of_warp = __reduce_min_sync(0xffffffffu, least.bits);
-                    if (thread % 32 == 0) s.least_b[piece.index][thread / 32] = of_warp;
+                    if (thread % 32 == 0) s.least_b[place.index][thread / 32] = of_warp;
                     fence_for_wgmma();
-                    barrier_arrive(&s.split[piece.index]);
+                    barrier_arrive(&s.split[place.index]);
                     under_way--;
                     split.advance();
-                    piece.advance();
+                    place.advance();
                 }
                 if (stages_left == 0 && index < work_count(args)) {
                     do {
@@ -145,7 +147,7 @@ template <int TILE_N> struct wide_tile {
                     barrier_wait(&s.read[copied.index], copied.phase ^ 1);
                     const uint32_t to = shared_address(m.stages[copied.index]);
                     a.copy(to, terms_left);
-                    if (thread < COPIERS_OF_B) b.copy(to + stage_a::FLOATS * 4, terms_left);
+                    if (thread < PRODUCERS_OF_B) b.copy(to + stage_a::FLOATS * 4, terms_left);
                     terms_left -= STAGE_K, stages_left--, under_way++;
                     copied.advance();
                 }
@@ -160,44 +162,43 @@ template <int TILE_N> struct wide_tile {
         }
     }
 
-    /* ---- Warpgroups 1 and 2: split A, multiply, store ------------------------------------------------------------ */
+    /* ---- Consumers: split A, multiply, store ----------------------------------------------------------------------- */
 
     /* Adds a stage, the block's number `number`, to the sums. A thread that sees what cannot be split says so before
      * the warpgroup's turn; then its products are not used. */
     template <bool A_ALONG_K>
     static __device__ __forceinline__ void add_stage(const ieee_args &args, float (&sum)[SUMS], bool exact, barriers &s,
-                                                     memory &m, ring<STAGES> &at, ring<PIECES> &piece, int number,
+                                                     memory &m, ring<STAGES> &at, ring<PLACES> &place, int number,
                                                      int wg) {
         barrier_wait(&s.landed[at.index], at.phase);
         const float *stage = m.stages[at.index] + wg * WG_ROWS * (A_ALONG_K ? stage_a::K_PITCH : 1);
         least_magnitude least_a, least_b;
         uint32_t hi[STEPS][4], lo[STEPS][4];
         split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage);
-        barrier_wait(&s.split[piece.index], piece.phase);
+        barrier_wait(&s.split[place.index], place.phase);
 #pragma unroll
-        for (int i = 0; i < COPIERS / 32; i++) least_b.bits = min(least_b.bits, s.least_b[piece.index][i]);
+        for (int i = 0; i < PRODUCERS / 32; i++) least_b.bits = min(least_b.bits, s.least_b[place.index][i]);
         const auto are_low = [&](int of_a, int of_b) { return least_a.is_below(of_a) || least_b.is_below(of_b); };
         if (exact || (are_low(-52, -52) && are_low(-80, -24) && are_low(-24, -80)))
             s.low_stage[wg][number % 2] = number;
         const bool leads = threadIdx.x % 32 == 0;
-        named_barrier(TURN_OF_WG + wg, MULTIPLIERS);
+        named_barrier(TURN_OF_WG + wg, CONSUMERS);
         float part[SUMS];
-        issue_products<N>(part, hi, lo, tile_address(m.pieces[piece.index]));
-        named_barrier_arrive(TURN_OF_WG + 1 - wg, MULTIPLIERS);
+        issue_products<N>(part, hi, lo, tile_address(m.b_components[place.index]));
+        named_barrier_arrive(TURN_OF_WG + 1 - wg, CONSUMERS);
         const bool by_fma = __any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number); /* see warp_number */
         finish_products(part);
         if (by_fma) {
-            multiply_exact<stage_a, stage_b>(sum, stage, m.stages[at.index] + stage_a::FLOATS, A_ALONG_K,
+            multiply_exact<stage_a, stage_b>(part, stage, m.stages[at.index] + stage_a::FLOATS, A_ALONG_K,
                                              args.b.col_stride != 1);
             __syncwarp();
-        } else {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++) sum[i] += part[i];
         }
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) sum[i] += part[i];
         if (leads) barrier_arrive(&s.read[at.index]);
-        if (leads) barrier_arrive(&s.multiplied[piece.index]);
+        if (leads) barrier_arrive(&s.multiplied[place.index]);
         at.advance();
-        piece.advance();
+        place.advance();
     }
 
     /* Stores a warpgroup's sums, of a whole tile or of a slice. */
@@ -259,7 +260,7 @@ template <int TILE_N> struct wide_tile {
     static __device__ __forceinline__ void add_blocks(const ieee_args &args, const float (&sum)[SUMS], barriers &s,
                                                       memory &m, int wg) {
         const wide_work w = work_number(args, first_work(args));
-        const int blocks = args.cluster, rank = cluster_rank(), thread = (int)threadIdx.x - COPIERS;
+        const int blocks = args.cluster, rank = cluster_rank(), thread = (int)threadIdx.x - PRODUCERS;
         const int each = quads_of_block(blocks), first = rank * each;
         float *sums = &m.stages[0][0], *inbox = sums + M * SUM_PITCH; /* [blocks][each] quads */
         const sums_place at;
@@ -267,18 +268,18 @@ template <int TILE_N> struct wide_tile {
 #pragma unroll
         for (int i = 0; i < SUMS; i += 2)
             *(float2 *)(own + i / 2 % 2 * 8 * SUM_PITCH + i / 4 * 8) = make_float2(sum[i], sum[i + 1]);
-        named_barrier(BARRIER_OF_MULTIPLIERS, MULTIPLIERS);
+        named_barrier(BARRIER_OF_CONSUMERS, CONSUMERS);
         cluster_arrive_when_done();
         cluster_wait();
 #pragma unroll 1
-        for (int quad = thread; quad < QUADS; quad += MULTIPLIERS) {
+        for (int quad = thread; quad < QUADS; quad += CONSUMERS) {
             const int owner = quad / each;
             send_to_block(shared_address(inbox + (rank * each + quad - owner * each) * 4), owner,
                           *(const float4 *)(sums + quad / (N / 4) * SUM_PITCH + quad % (N / 4) * 4), &s.sums_are_here);
         }
         if (first < QUADS) wait_for_cluster(&s.sums_are_here);
 #pragma unroll 1
-        for (int i = thread; i < each && first + i < QUADS; i += MULTIPLIERS) {
+        for (int i = thread; i < each && first + i < QUADS; i += CONSUMERS) {
             const int row = w.row0 + (first + i) / (N / 4), col = w.col0 + (first + i) % (N / 4) * 4;
             if (row >= args.m || col >= args.n) continue;
             float4 total = *(const float4 *)(inbox + i * 4);
@@ -293,9 +294,9 @@ template <int TILE_N> struct wide_tile {
     static __device__ __forceinline__ void multiply(const ieee_args &args, barriers &s, memory &m, int wg) {
         wait_for_previous_kernel();
         allow_next_kernel();
-        if (wg == 1) named_barrier_arrive(TURN_OF_WG, MULTIPLIERS); /* the first turn is the other's */
+        if (wg == 1) named_barrier_arrive(TURN_OF_WG, CONSUMERS); /* the first turn is the other's */
         ring<STAGES> at;
-        ring<PIECES> piece;
+        ring<PLACES> place;
         float sum[SUMS];
         int stage = 0;
 #pragma unroll 1
@@ -310,7 +311,7 @@ template <int TILE_N> struct wide_tile {
                 for (int i = 0; i < SUMS; i++) sum[i] = 0;
 #pragma unroll 1
                 for (int left = __shfl_sync(0xffffffffu, w.stages(), 0); left > 0; left--) /* see warp_number */
-                    add_stage<A_ALONG_K>(args, sum, exact, s, m, at, piece, ++stage, wg);
+                    add_stage<A_ALONG_K>(args, sum, exact, s, m, at, place, ++stage, wg);
                 if (named_barrier_any(BARRIER_OF_WG + wg, WARPGROUP, !exact && any_not_finite(sum))) {
                     if (threadIdx.x % WARPGROUP == 0) s.noted[wg][mine / 32] |= 1u << mine % 32;
                 } else if (args.cluster == 1 && (!again || is_noted(s, wg, mine)))
@@ -319,7 +320,7 @@ template <int TILE_N> struct wide_tile {
             named_barrier(BARRIER_OF_ALL, THREADS);
             if (again || !any_noted(s)) break;
         }
-        if (wg == 0) named_barrier(TURN_OF_WG, MULTIPLIERS); /* what would be its next */
+        if (wg == 0) named_barrier(TURN_OF_WG, CONSUMERS); /* what would be its next */
         if (args.cluster > 1) add_blocks(args, sum, s, m, wg);
     }
 
@@ -329,11 +330,11 @@ template <int TILE_N> struct wide_tile {
         if (threadIdx.x == 0) {
             for (int i = 0; i < STAGES; i++) {
                 barrier_init(&s.landed[i], 1);
-                barrier_init(&s.read[i], MULTIPLIERS / 32);
+                barrier_init(&s.read[i], CONSUMERS / 32);
             }
-            for (int i = 0; i < PIECES; i++) {
-                barrier_init(&s.split[i], COPIERS);
-                barrier_init(&s.multiplied[i], MULTIPLIERS / 32);
+            for (int i = 0; i < PLACES; i++) {
+                barrier_init(&s.split[i], PRODUCERS);
+                barrier_init(&s.multiplied[i], CONSUMERS / 32);
             }
             for (int i = 0; i < 4; i++) s.low_stage[i / 2][i % 2] = 0;
             begin_receiving(&s.sums_are_here);
@@ -342,17 +343,17 @@ template <int TILE_N> struct wide_tile {
                 barrier_arrive_and_expect(&s.sums_are_here, args.cluster * max(quads, 0) * 16);
             }
         }
-        for (int i = (int)threadIdx.x; i < 2 * DIRECT_TILES_OF_BLOCK / 32; i += THREADS) (&s.noted[0][0])[i] = 0;
+        for (int i = (int)threadIdx.x; i < 2 * WIDE_TILES_OF_BLOCK / 32; i += THREADS) (&s.noted[0][0])[i] = 0;
         __syncthreads();
 
         const bool a_along_k = args.a.row_stride != 1, b_along_k = args.b.col_stride != 1;
-        const int wg = (warp_number() - COPIERS / 32) / (WARPGROUP / 32);
-        if (warp_number() < COPIERS / 32) {
+        const int wg = (warp_number() - PRODUCERS / 32) / (WARPGROUP / 32);
+        if (warp_number() < PRODUCERS / 32) {
             registers_release_to<80>();
             if (a_along_k)
-                b_along_k ? bring<true, true>(args, s, m) : bring<true, false>(args, s, m);
+                b_along_k ? produce<true, true>(args, s, m) : produce<true, false>(args, s, m);
             else
-                b_along_k ? bring<false, true>(args, s, m) : bring<false, false>(args, s, m);
+                b_along_k ? produce<false, true>(args, s, m) : produce<false, false>(args, s, m);
         } else {
             registers_take<176>();
             a_along_k ? multiply<true>(args, s, m, wg) : multiply<false>(args, s, m, wg);
