@@ -43,8 +43,8 @@ def alone(records):
         table.append([name, f"{torch_us:.1f}", f"{ours:.1f}", ratio(torch_us / ours), f"{yardstick:.1f}",
                       f"{yardstick / ours:.2f}"])
     return table and bars_figure(
-        "alone", "Products by themselves", "Some products beside a yardstick for what packs its operands: copies of both, "
-        "which read and write what packing does, and three fp16 products of cuBLAS.", groups,
+        "alone", "Products by themselves", "Some products beside a yardstick for what packs its operands: copies of "
+        "both, which read and write what packing does, and three fp16 products of cuBLAS.", groups,
         (["product", "torch, us", "Tessera, us", "speedup", "the yardstick, us", "of the yardstick"], table),
         "Normal data, CUDA graphs, in turns. A product that is split as it is multiplied may take less.")
 

@@ -17,8 +17,8 @@ enum { CHUNK_STEP = 2 * PANEL_ROWS };
 /* Whether a call's first kernel may begin before the kernel in front of it has finished, which gains 0.5 us and more:
  * what comes before the first read runs meanwhile. But thread blocks that are placed early land in any order, and some
  * SMs get more than their share. Where a call is long, by estimate, that costs as much as it gains; except with TF32
- * and wide kernels, of which an SM has one or two blocks. Only on Hopper, where measurements show that a kernel which begins
- * early still waits for everything in front of it in the stream. */
+ * and wide kernels, of which an SM has one or two blocks. Only on Hopper, where measurements show that a kernel which
+ * begins early still waits for everything in front of it in the stream. */
 static bool begins_early(const cuda_device *device, const cuda_candidate *c) {
     return device->capability == 90 &&
            (c->kernel->family == FAMILY_TF32 || c->kernel->family == FAMILY_WIDE || c->seconds < COST_EARLY);

@@ -162,7 +162,7 @@ template <int TILE_N> struct wide_tile {
         }
     }
 
-    /* ---- Consumers: split A, multiply, store ----------------------------------------------------------------------- */
+    /* ---- Consumers: split A, multiply, store --------------------------------------------------------------------- */
 
     /* Adds a stage, the block's number `number`, to the sums. A thread that sees what cannot be split says so before
      * the warpgroup's turn; then its products are not used. */
