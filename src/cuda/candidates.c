@@ -150,7 +150,6 @@ cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *
     for (int i = 0; i < CUDA_KERNELS; i++) {
         const cuda_kernel *kernel = &cuda_kernels[i];
         if (!cuda_kernel_runs_on(kernel, device)) continue;
-        if (kernel == &cuda_kernels[IEEE_MMA_SHORT_96] && p->k <= cuda_kernels[IEEE_MMA_SHORT_K].tile_k) continue;
         if (kernel->family == FAMILY_THIN && p->n <= CUDA_THIN && !by_vectors && cuda_can_read(kernel, p)) {
             const cuda_candidate thin = thin_candidate(device, kernel, p, max_workspace);
             if (!best.kernel || thin.seconds < best.seconds) best = thin;

@@ -100,10 +100,19 @@ static double cost_slices(const device_costs *costs, const cuda_device *device, 
     return seconds;
 }
 
+/* Tiles of the busiest SM, where thread blocks stay and take one tile after the other. Blocks that begin early land
+ * unevenly: of more than one on an SM, some SMs get one more than their share, while they have a place for it. */
+static int64_t busiest_of_short(const cuda_device *device, const cuda_kernel *kernel, int64_t tiles) {
+    const int64_t blocks = ceil_div(tiles, device->multiprocessors), resident = kernel->blocks;
+    if (blocks == 1) return 1;
+    if (blocks > resident) return ceil_div(tiles, device->multiprocessors * resident) * resident;
+    return min64(resident, blocks + 1);
+}
+
 static double cost_short(const device_costs *costs, const cuda_device *device, const cuda_candidate *c,
                          const tsr_problem *p) {
     const short_costs *of = c->kernel == &cuda_kernels[IEEE_MMA_SHORT_K] ? &costs->short_64 : &costs->short_96;
-    const int64_t busiest = ceil_div(c->tiles * p->batch, device->multiprocessors);
+    const int64_t busiest = busiest_of_short(device, c->kernel, c->tiles * p->batch);
     const int slow = copies_singles(p->a.row_stride, p->a.col_stride) +
                      copies_singles(p->b.col_stride, p->b.row_stride);
     const double writing = p->n % 4 ? 1 + of->unaligned : 1;
@@ -265,9 +274,11 @@ static double cost_vector(const vector_costs *costs, const cuda_candidate *c, co
     for (int64_t share = c->share; along_m && share < 32; share *= 2) rate *= costs->narrow;
     double blocks = rows * (double)c->k_each * sizeof(float) /
                     (rate * costs->block_bytes * (aligned ? 1 : costs->unaligned));
-    if ((double)busiest > resident)
-        blocks = blocks * (double)busiest / resident + ((double)busiest - resident) * costs->block;
-    const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes);
+    const double turns = (double)busiest > resident ? (double)busiest / resident : 1;
+    blocks = blocks * turns + (turns - 1) * resident * costs->block;
+    /* In the last turn, some of an SM's places are empty, and fewer loads are under way. */
+    const double memory = (double)p->batch * (double)p->m * (double)p->k * sizeof(float) / (rate * costs->bytes) *
+                          (1 + costs->idle * (ceil(turns) / turns - 1));
     return costs->start[columns] + (c->share > 1 && !along_m ? costs->share : 0) +
            cluster_seconds(costs->cluster, costs->many, c->cluster) + hypot(blocks, memory);
 }

@@ -80,6 +80,7 @@ typedef struct vector_costs {
     double bytes;             /* that all of them do */
     double unaligned;         /* what is left of block_bytes where A is read by single floats */
     double narrow;            /* what is left of the rates with half as many rows side by side */
+    double idle;              /* added share of memory's time for each share of the last turn that is empty */
 } vector_costs;
 
 /* Of a TF32 kernel, by how it reads: A along k, A across k, and with B turned. */

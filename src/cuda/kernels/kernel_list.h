@@ -80,7 +80,7 @@
   ROW(IEEE_WARP_32X32,      ieee_warp_32x32,      IEEE_WARP,            WARP,     32,  32,  24, 128, 3, 1, 0, WARP,  2)\
   ROW(IEEE_WARP_32X64,      ieee_warp_32x64,      IEEE_WARP,            WARP,     32,  64,  24, 128, 2, 1, 0, WARP,  2)\
   ROW(IEEE_VECTOR_K,        ieee_vector_k,        IEEE_VECTOR,          VECTOR,    8,   1, 256, 128, 6, 1, 0, NONE,  0)\
-  ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   1,  32, 256, 2, 1, 0, NONE,  0)\
+  ROW(IEEE_VECTOR_M,        ieee_vector_m,        IEEE_VECTOR,          VECTOR,  128,   1,  32, 256, 3, 1, 0, NONE,  0)\
   ROW(IEEE_COLUMNS_K,       ieee_columns_k,       IEEE_VECTOR,          VECTOR,   32,   8,1024, 256, 2, 1, 0, B,     2)\
   ROW(IEEE_COLUMNS_M,       ieee_columns_m,       IEEE_VECTOR,          VECTOR,  128,   8,1024, 256, 2, 1, 0, B,     2)\
   ROW(IEEE_THIN_K,          ieee_thin_k,          IEEE_THIN_K,          THIN,     16,   8, 128, 128, 6, 1, 0, NONE,  0)\

@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(K_THREADS, 6) ieee_vector_k(const _
     run_along_k<1, K_THREADS, K_ROWS>(args, sums, inbox);
 }
 
-extern "C" __global__ void __launch_bounds__(M_THREADS, 2) ieee_vector_m(const __grid_constant__ ieee_args args) {
+extern "C" __global__ void __launch_bounds__(M_THREADS, 3) ieee_vector_m(const __grid_constant__ ieee_args args) {
     __shared__ float sums[M_THREADS / 32 * MOST_ROWS], inbox[2 * MOST_ROWS];
     run_along_m<1, M_THREADS>(args, sums, inbox);
 }
