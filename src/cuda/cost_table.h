@@ -99,16 +99,16 @@ struct device_costs {
     double clock;              /* Hz, under load */
     double bytes_per_cycle;    /* of device memory, for each SM */
     double launch;             /* seconds from the end of one kernel to the work of the next */
-    double late;               /* seconds more for a call too long to begin early, by ieee_mma, long, direct kernels */
-    double split_launches;     /* what packing and recomputing, three kernels, cost a small product, in launches */
-    double split_item;         /* the same for each product of a batch, in seconds */
-    double segment;            /* seconds for each segment of a tile, or slice, that is added up */
-    double short_stall;        /* as of tiles, of the kernels for short k */
-    double cached;             /* reading and writing everything once, in times of product_seconds: L2 has a part */
+    double late; /* seconds more for a call too long to begin early, by ieee_mma, long, direct kernels of 64 rows */
+    double split_launches; /* what packing and recomputing, three kernels, cost a small product, in launches */
+    double split_item;     /* the same for each product of a batch, in seconds */
+    double segment;        /* seconds for each segment of a tile, or slice, that is added up */
+    double short_stall;    /* as of tiles, of the kernels for short k */
+    double cached;         /* reading and writing everything once, in times of product_seconds: L2 has a part */
     tile_costs tile[CUDA_KERNELS];
     short_costs short_64, short_96;
     tf32_costs tf32_128x256, tf32_128x128, tf32_64x64;
-    double tf32_reduce;  /* seconds from a TF32 kernel's end to the work of ieee_reduce */
+    double tf32_reduce;  /* seconds from a TF32 or wide kernel's end to the work of ieee_reduce */
     double tf32_copy;    /* seconds from the end of tf32_copy to its work */
     double tf32_writing; /* of bytes_per_cycle, for C */
     small_costs small_16, small_32, long_16, long_32;
