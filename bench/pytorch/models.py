@@ -317,7 +317,7 @@ def main():
         parser.error("--save needs products and steps")
     chosen = [name for name in MODELS if not options.model or any(part.lower() in name.lower()
                                                                    for part in options.model)]
-    if not chosen:
+    if not chosen and not options.alone:
         parser.error(f"no model is called so; there are: {'; '.join(MODELS)}")
     chosen = [name for name in chosen if can_be_built(name)]
     libraries = ["torch float32", "tessera fp32"] + ["torch TF32", "tessera tf32"] * options.tf32
