@@ -171,6 +171,8 @@ static inline __attribute__((always_inline)) void transpose_square(vector x[LANE
     }
 }
 
+enum { VECTOR_REGISTERS = 32 };
+
 #include "cpu/few_rows.h"
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */

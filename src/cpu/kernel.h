@@ -89,11 +89,15 @@ enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
  * always better for up to four rows of C. */
 enum { CPU_FEW_ROWS = 8 };
 
+/* The most elements of a few columns of C that are computed, transposed, in a buffer. Short parts of A's columns would
+ * be read more slowly from memory. */
+enum { CPU_FEW_FLOATS = 2048 };
+
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
-    enum { LEAST_TERMS = 16, FAR = 1 << 16, FAR_FOR_MANY = 1 << 20 };
+    enum { LEAST_TERMS = 16, FAR = 1 << 15, DEEP = 96, FAR_IF_SHALLOW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
-    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
+    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < DEEP ? FAR_IF_SHALLOW : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
 }

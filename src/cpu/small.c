@@ -218,8 +218,8 @@ static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, cons
 /* C transposed, part by part in a buffer. */
 static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
                                                            int64_t b_col, bool by_tiles) {
-    _Alignas(64) float buffer[CPU_TILE_FLOATS];
-    const int few = tile->n, most = CPU_TILE_FLOATS / few / CPU_LINE * CPU_LINE;
+    _Alignas(64) float buffer[CPU_FEW_FLOATS];
+    const int few = tile->n, most = CPU_FEW_FLOATS / few / CPU_LINE * CPU_LINE;
     for (int first = 0; first < tile->m; first += most) {
         const int rows = tile->m - first < most ? tile->m - first : most;
         float *c = tile->c + first * tile->c_row;
