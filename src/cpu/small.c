@@ -279,13 +279,15 @@ static inline bool reads_b_in_order(const struct cpu_kernel *kernel, const struc
            t->n <= kernel->nr;
 }
 
-/* Narrow rows of C are written in parts of cache lines, which have to be read first; that matters where there is little
- * else to do. */
+/* A store to a line that is not in cache waits for it, and so would the next product: a small C is prefetched, before
+ * anything waits for A or B. Narrow rows of C are written in parts of cache lines, which have to be read first; that
+ * matters where there is little else to do. */
 static inline void touch_c(const struct cpu_tile *t) {
     enum { FEW_TERMS = 8, LARGE = 1 << 11 };
-    enum { VERY_FEW_TERMS = 4, SHORT_ROW = 96, FEW_LINES = 1 << 8 };
+    enum { VERY_FEW_TERMS = 4, SHORT_ROW = 96, MOST_LINES = 1 << 8, FEW_LINES = 1 << 5 };
     const int64_t floats = t->m * (int64_t)t->n;
-    if (t->k <= VERY_FEW_TERMS && t->n <= SHORT_ROW && t->c_row == t->n && floats <= FEW_LINES * CPU_LINE) {
+    const int64_t lines = t->k <= VERY_FEW_TERMS && t->n <= SHORT_ROW ? MOST_LINES : FEW_LINES;
+    if (floats <= lines * CPU_LINE && (t->c_row == t->n || t->m == 1)) {
         for (int64_t i = 0; i < floats; i += CPU_LINE) __builtin_prefetch(t->c + i, 1, 3);
         return;
     }
@@ -492,7 +494,8 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
     const enum few few = few_rows_or_columns(kernel, &tile, b_col);
     if (threads > 1 &&
-        ((kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS))
+        (cpu_shares_terms(kernel, tile.m, tile.n, tile.k, cpu_useful_threads((double)work, threads)) ||
+         (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS))
         return false; /* a plan shares these */
     const uint64_t mode = cpu_rounding_begin();
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1); /* a plan does that */
