@@ -453,7 +453,8 @@ static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
                              .c = c,
                              .c_row = p->c.row_stride,
                              .alpha = p->alpha,
-                             .beta = p->beta};
+                             .beta = p->beta,
+                             CPU_NOTHING_AHEAD};
 }
 
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end) {
@@ -490,7 +491,8 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
                             .c = c_data,
                             .c_row = c->row_stride,
                             .alpha = alpha,
-                            .beta = beta};
+                            .beta = beta,
+                            CPU_NOTHING_AHEAD};
     const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
     const enum few few = few_rows_or_columns(kernel, &tile, b_col);
     if (threads > 1 &&
