@@ -144,8 +144,7 @@ static void work(struct cpu_member *self, void *argument) {
 
 static void run(struct job *job) {
     const tsr_problem *p = job->problem;
-    /* By row, each element of B is used once or a few times, so reading it takes longer than multiplying. */
-    const double each = job->plan->by_row ? 4 : 1,
+    const double each = job->plan->by_row ? CPU_WORK_OF_READING : 1,
                  all = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
     struct cpu_team team = {.work = work, .argument = job, .is_short = all < SHORT_PRODUCT};
     cpu_counters_start(&job->counters);

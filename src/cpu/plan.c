@@ -191,7 +191,8 @@ static enum cpu_sharing share_of_batch(const cpu_plan *plan, const tsr_problem *
 }
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
-    const double product = (double)p->m * (double)p->n * (double)p->k;
+    const double each = (double)(plan->by_row ? max64(p->m, CPU_WORK_OF_READING) : p->m); /* of B's elements */
+    const double product = each * (double)p->n * (double)p->k;
     plan->threads = cpu_useful_threads(product * (double)p->batch, most);
     if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)min64(plan->threads, max64(1, p->batch));
     const bool shares_products = p->batch < plan->threads || (p->batch < CPU_PARTS_PER_THREAD * plan->threads &&

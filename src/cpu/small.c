@@ -469,13 +469,20 @@ void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, 
     multiply_shared(kernel, &product, p->b.col_stride, threads);
 }
 
+/* Whether members would mostly wait for memory: each would transpose all of B, for a few terms. */
+static inline bool is_too_shallow_to_share(const struct cpu_tile *t, int64_t b_col, int64_t work) {
+    enum { FEW_TERMS = 16, LITTLE_WORK = 1 << 20 };
+    return b_col != 1 && t->k <= FEW_TERMS && work < LITTLE_WORK;
+}
+
 /* A product of small shape, at these addresses; false where they are not plainly valid. */
 static inline bool multiply_if_apart(const tsr_context *context, float alpha, const tsr_operand *a, const float *a_data,
                                      const tsr_operand *b, const float *b_data, float beta, const tsr_result *c,
                                      float *c_data) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     if (!are_apart(a, a_data, b, b_data, c, c_data)) return false;
-    const int64_t work = a->rows * b->cols * a->cols;
+    const int64_t reading = CPU_WORK_OF_READING * (a->rows > b->cols ? a->rows : b->cols) * a->cols;
+    const int64_t work = max64(a->rows * b->cols * a->cols, reading);
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
     struct cpu_tile tile = {.m = (int)a->rows,
@@ -499,6 +506,7 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
         (cpu_shares_terms(kernel, tile.m, tile.n, tile.k, cpu_useful_threads((double)work, threads)) ||
          (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS))
         return false; /* a plan shares these */
+    if (threads > 1 && is_too_shallow_to_share(&tile, b_col, work)) threads = 1;
     const uint64_t mode = cpu_rounding_begin();
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1); /* a plan does that */
     if (!scales_last && threads > 1)
