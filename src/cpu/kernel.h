@@ -100,10 +100,10 @@ enum { CPU_FEW_ROWS = 8 };
 enum { CPU_FEW_FLOATS = 2048 };
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
-    enum { LEAST_TERMS = 16, FAR = 1 << 15, DEEP = 96, FAR_IF_SHALLOW = 1 << 16 };
+    enum { LEAST_TERMS = 16, FAR = 1 << 15, ENOUGH = 96, FAR_IF_FEW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
-    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < DEEP ? FAR_IF_SHALLOW : FAR) / k;
+    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < ENOUGH || n < ENOUGH ? FAR_IF_FEW : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
 }

@@ -472,7 +472,7 @@ void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, 
 /* Whether members would mostly wait for memory: each would transpose all of B, for a few terms. */
 static inline bool is_too_shallow_to_share(const struct cpu_tile *t, int64_t b_col, int64_t work) {
     enum { FEW_TERMS = 16, LITTLE_WORK = 1 << 20 };
-    return b_col != 1 && t->k <= FEW_TERMS && work < LITTLE_WORK;
+    return b_col != 1 && t->k <= FEW_TERMS && t->n >= t->m && work < LITTLE_WORK;
 }
 
 /* A product of small shape, at these addresses; false where they are not plainly valid. */
