@@ -296,6 +296,16 @@ static inline void touch_c(const struct cpu_tile *t) {
         touch_rows(t->c, t->m, t->n, t->c_row);
 }
 
+/* A larger one is prefetched behind A and B, unless so few terms write it that this takes as long, or so many that it
+ * does not matter. */
+static inline void fetch_c(const struct cpu_tile *t) {
+    enum { FEW_TERMS = 10, MANY_TERMS = 64, NARROW = 12, FEW_LINES = 1 << 5, MANY_LINES = 384 };
+    const int64_t floats = t->m * (int64_t)t->n;
+    if (t->k <= FEW_TERMS || t->k > MANY_TERMS || t->n <= NARROW || t->c_row != t->n) return;
+    if (floats <= FEW_LINES * CPU_LINE || floats > MANY_LINES * CPU_LINE) return;
+    for (int64_t i = 0; i < floats; i += CPU_LINE) __builtin_prefetch(t->c + i, 1, 3);
+}
+
 /* A is touched before it is multiplied, a larger one some rows at a time. A larger one whose columns are contiguous is
  * prefetched by the kernel instead, line by line of its columns. */
 static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
@@ -315,6 +325,7 @@ static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_
         part.c += first * part.c_row;
         part.s = part.c;
         touch_matrix(part.a, part.m, part.k, part.a_row, part.a_step);
+        fetch_c(&part);
         multiply_whole(kernel, &part, b_col);
     }
 }
