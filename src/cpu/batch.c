@@ -161,7 +161,8 @@ static __attribute__((noinline)) void run_with_blocks(struct job *job) {
 }
 
 void cpu_batch_execute(const cpu_plan *plan, const tsr_problem *p, float *workspace, int64_t row0, int64_t col0) {
-    if (plan->threads > 1 && plan->sharing != CPU_BY_TERMS && p->batch == 1 && !plan->by_row && cpu_is_direct(plan->kernel, p)) {
+    if (plan->threads > 1 && plan->sharing != CPU_BY_TERMS && p->batch == 1 && !plan->by_row &&
+        cpu_is_direct(plan->kernel, p)) {
         cpu_multiply_shared(plan->kernel, p, plan->threads);
         return;
     }

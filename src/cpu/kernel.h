@@ -49,9 +49,9 @@ struct cpu_tile {
     int next_b_rows;
 };
 
-/* The last members of a tile that has nothing to prefetch. If an initialiser left them out, the compiler would clear the
- * whole struct by `rep stos`, which takes longer than some products. */
-#define CPU_NOTHING_AHEAD \
+/* The last members of a tile that has nothing to prefetch. If an initialiser left them out, the compiler would clear
+ * the whole struct by `rep stos`, which takes longer than some products. */
+#define CPU_NOTHING_AHEAD                                                                                            \
     .whole = 0, .next_a = NULL, .next_b = NULL, .next_c = NULL, .next_a_row = 0, .next_a_step = 0, .next_b_step = 0, \
     .next_b_rows = 0
 

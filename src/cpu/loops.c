@@ -36,7 +36,8 @@
 /* Rows of A that a member packs at a time, in panels of mr. */
 enum { PANELS_PER_PACK = 16 };
 
-/* Where elements of C are not contiguous, they are computed in a buffer on the stack: a tile, or a part of a few rows. */
+/* Where elements of C are not contiguous, they are computed in a buffer on the stack: a tile, or a part of a few rows.
+ * */
 static_assert((int)CPU_TILE_FLOATS <= (int)CPU_FEW_FLOATS, "a tile fits");
 static_assert(CPU_FEW_FLOATS / CPU_FEW_ROWS >= CPU_LINE, "parts of a few rows are whole cache lines");
 

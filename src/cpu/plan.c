@@ -125,10 +125,10 @@ static int64_t share_of_columns(const struct cpu_kernel *kernel, int64_t n, int 
     return best;
 }
 
-/* Whether members take terms, rows or columns of a product as products of their own. Columns, where A has so few rows that
- * barriers would take a good part of the time (each member packs A once, which must be one block). Rows, where there
- * are enough of them for each member to pack all of B, or B is so small that it is read in place: then only one member reads a row of A, and all that it reads of
- * B is in its own cache. */
+/* Whether members take terms, rows or columns of a product as products of their own. Columns, where A has so few rows
+ * that barriers would take a good part of the time (each member packs A once, which must be one block). Rows, where
+ * there are enough of them for each member to pack all of B, or B is so small that it is read in place: then only one
+ * member reads a row of A, and all that it reads of B is in its own cache. */
 static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem *p, int64_t *share) {
     enum { ROWS_WORTH_PACKING_B = 128, ROWS_WORTH_TRANSPOSING_B = 256 };
     const struct cpu_kernel *kernel = plan->kernel;
@@ -141,8 +141,7 @@ static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem
     if (kernel->multiply_and_pack && p->m < 2 * ROWS_WORTH_PACKING_B && !operand_panels(&p->b, p->batch) &&
         (!plan->packs_a || p->k <= plan->kc) && (*share = share_of_columns(kernel, p->n, plan->threads)))
         return CPU_BY_COLUMNS;
-    if (kernel->multiply_and_pack &&
-        rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
+    if (kernel->multiply_and_pack && rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
         *share = round_up(rows, kernel->mr);
         return CPU_BY_ROWS;
     }

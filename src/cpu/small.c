@@ -514,11 +514,12 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
     const enum few few = few_rows_or_columns(kernel, &tile, b_col);
     const uint64_t mode = cpu_rounding_begin();
-    if (threads > 1) threads = is_too_shallow_to_share(&tile, b_col, work) ? 1 : cpu_useful_threads((double)work, threads);
+    if (threads > 1)
+        threads = is_too_shallow_to_share(&tile, b_col, work) ? 1 : cpu_useful_threads((double)work, threads);
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1);
     const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS;
-    const bool needs_plan = scales_last || (threads > 1 && (by_row || cpu_shares_terms(kernel, tile.m, tile.n, tile.k,
-                                                                                       threads)));
+    const bool needs_plan = scales_last ||
+                            (threads > 1 && (by_row || cpu_shares_terms(kernel, tile.m, tile.n, tile.k, threads)));
     if (!needs_plan && threads > 1)
         multiply_shared(kernel, &tile, b_col, threads);
     else if (!needs_plan)
