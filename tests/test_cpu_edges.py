@@ -183,7 +183,7 @@ def test_two_threads_share_a_few_columns(cpu, rng, m, n, k):
     assert np.allclose(results[0], 0.5 * (a.astype(np.float64) @ b), rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.sanitizer)])
 @pytest.mark.parametrize("layout_c", [row_major, column_major])
 @pytest.mark.parametrize("m, n, k", [(24, 8, 4000), (4, 109, 2600), (60, 60, 8000), (9, 30, 4500)])
 def test_members_share_terms(cpu, rng, m, n, k, layout_c, threads):
