@@ -43,7 +43,8 @@ def test_rows_far_apart(cpu, rng, layout_c):
 @pytest.mark.parametrize("layout_c", [row_major, column_major])
 @pytest.mark.parametrize("layout_b", [row_major, column_major])
 @pytest.mark.parametrize("layout_a", [row_major, column_major])
-@pytest.mark.parametrize("few, long, k", [(2, 533, 701), (3, 75, 5003), (4, 1301, 331)])
+@pytest.mark.parametrize("few, long, k", [(2, 533, 701), (3, 75, 5003), (4, 1301, 331), (3, 1301, 99), (6, 413, 701),
+                                           (8, 1301, 131)])
 def test_few_rows_or_columns_of_a_large_matrix(cpu, rng, few, long, k, layout_a, layout_b, layout_c, threads):
     """Which are read where they lie, once."""
     context = cpu.new_context(threads=threads)
@@ -54,7 +55,7 @@ def test_few_rows_or_columns_of_a_large_matrix(cpu, rng, few, long, k, layout_a,
 
 
 @pytest.mark.parametrize("layout_b", [row_major, column_major, padded])
-@pytest.mark.parametrize("few", [2, 3, 4])
+@pytest.mark.parametrize("few", [2, 3, 4, 6, 8])
 def test_few_rows_have_the_bits_of_many(cpu, rng, few, layout_b):
     if cpu.precision != IEEE:
         pytest.skip("other precisions may have tiles of another order")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import binding
-from binding import Operand, Result, gemm, gemm_add
-from layouts import assert_guards, row_major
+from binding import IEEE, Operand, Plan, Result, gemm, gemm_add
+from layouts import assert_guards, column_major, filled, row_major
 from reference import integers
 from toolchain import run_python
 
@@ -176,7 +176,29 @@ def test_two_threads_share_a_few_columns(cpu, rng, m, n, k):
     assert np.allclose(results[0], 0.5 * (a.astype(np.float64) @ b), rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.sanitizer)])
+@pytest.mark.parametrize("layout_c", [row_major, column_major])
+@pytest.mark.parametrize("m, n, k", [(24, 8, 4000), (4, 109, 2600), (60, 60, 8000), (9, 30, 4500)])
+def test_members_share_terms(cpu, rng, m, n, k, layout_c, threads):
+    """Members sum k blocks of a small C beside each other. The bits are those of one thread, for every alpha and
+    addend."""
+    if cpu.precision != IEEE:
+        pytest.skip("AMX shares other parts")
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    old = rng.standard_normal((m, n), np.float32)
+    contexts = [cpu.new_context(threads=count) for count in (1, threads)]
+    text = Plan(contexts[1], cpu.operand(a), cpu.operand(b), cpu.result(layout_c(m, n))).text()
+    assert f"threads: {threads}, each on " in text and " terms at a time" in text
+    for alpha, beta in [(1, 0), (1, 0.75), (0.3, 0), (0.3, -2), (2.5, 0), (2.5, 0.75)]:
+        results = []
+        for context in contexts:
+            c = filled(layout_c, old)
+            cpu.multiply(a, b, c, alpha, beta, context=context)
+            assert_guards(c)
+            results.append(c)
+        assert np.array_equal(*results), (alpha, beta)
 # ---- Memory between rows --------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_memory_between_rows_is_not_read(cpu, rng, transposed):

@@ -115,6 +115,8 @@ static void multiply(const struct cpu_tile *t) {
         multiply_tall_tile(t);
 }
 
+enum { VECTOR_REGISTERS = 16 };
+
 #include "cpu/few_rows.h"
 
 const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",

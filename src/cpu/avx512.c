@@ -171,6 +171,8 @@ static inline __attribute__((always_inline)) void transpose_square(vector x[LANE
     }
 }
 
+enum { VECTOR_REGISTERS = 32 };
+
 #include "cpu/few_rows.h"
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
@@ -183,7 +185,9 @@ static inline __attribute__((always_inline)) void transpose_8x4(float *to, int64
     __m256 x[4];
     CPU_UNROLL
     for (int i = 0; i < 4; i++) {
-        const float *low = from + i * from_col, *high = from + (i + 4) * from_col;
+        /* Columns that are not there are not read, but an address without a page would take a microsecond, even so. */
+        const float *low = from + (whole || i < columns ? i * from_col : 0);
+        const float *high = from + (whole || i + 4 < columns ? (i + 4) * from_col : 0);
         x[i] = _mm256_insertf128_ps(
             _mm256_castps128_ps256(whole ? _mm_loadu_ps(low) : _mm_maskz_loadu_ps(i < columns ? in_terms : 0, low)),
             whole ? _mm_loadu_ps(high) : _mm_maskz_loadu_ps(i + 4 < columns ? in_terms : 0, high), 1);

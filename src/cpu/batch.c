@@ -1,6 +1,8 @@
 /* batch.c: the products of a batch, shared among the members of a team as the plan says. */
 #include "cpu/batch.h"
 
+#include <math.h>
+
 #include "cpu/amx.h"
 #include "cpu/chunks.h"
 #include "cpu/loops.h"
@@ -45,7 +47,51 @@ static problem_range share_at(const cpu_plan *plan, const tsr_problem *p, int64_
     return range;
 }
 
-/* Each member takes products, or rows or columns of one, and computes them on its own. */
+/* The sums of one k block, into the workspace. */
+static void sum_block(const struct job *job, struct cpu_loops *loops, int64_t block) {
+    const cpu_plan *plan = job->plan;
+    problem_range range = problem_whole(job->problem);
+    range.k0 = block * plan->kc;
+    range.k = min64(plan->kc, range.k - range.k0);
+    tsr_problem sum = problem_part(job->problem, &range);
+    sum.c.data = cpu_workspace_sums(plan, job->workspace, block);
+    sum.c.row_stride = sum.n;
+    sum.c.col_stride = 1;
+    sum.addend = result_as_addend(&sum.c);
+    sum.alpha = 1;
+    sum.beta = 0;
+    enum { NEAR_FLOATS = 1 << 14 }; /* of A, which a plan prefetches otherwise */
+    if (sum.m * sum.k <= NEAR_FLOATS && cpu_is_direct(plan->kernel, &sum))
+        cpu_multiply_directly(plan->kernel, &sum, 0, 1);
+    else
+        cpu_multiply_product(plan, &sum, loops);
+}
+
+/* C from the sums of all k blocks, as loops.c would have added them up there. */
+static void add_blocks(const struct job *job) {
+    const cpu_plan *plan = job->plan;
+    const tsr_problem *p = job->problem;
+    const bool waits = cpu_scales_last(plan, p), adds = !waits && !is_zero(p->beta);
+    const float alpha = waits ? 1 : p->alpha;
+    for (int64_t i = 0; i < p->m; i++) {
+        float *const c = p->c.data + i * p->c.row_stride;
+        const float *const s = adds ? p->addend.data + i * p->addend.row_stride : NULL;
+        for (int64_t block = 0; block < plan->sums_copies; block++) {
+            const float *const sums = cpu_workspace_sums(plan, job->workspace, block) + i * p->n;
+            for (int64_t j = 0; j < p->n; j++) {
+                float *const at = c + j * p->c.col_stride;
+                const float before = block ? *at : adds ? p->beta * s[j * p->addend.col_stride] : 0;
+                if (!block && !adds)
+                    *at = alpha * sums[j];
+                else
+                    *at = alpha == 1 ? sums[j] + before : fmaf(alpha, sums[j], before);
+            }
+        }
+    }
+    if (waits) cpu_scale_block(&p->c, p->alpha, &p->addend, p->beta);
+}
+
+/* Each member takes products, or rows, columns or terms of one, and computes them on its own. */
 static void work_alone(struct job *job, const struct cpu_member *self) {
     const cpu_plan *plan = job->plan;
     const tsr_problem *p = job->problem;
@@ -58,6 +104,10 @@ static void work_alone(struct job *job, const struct cpu_member *self) {
     for (int i = 0; i < 2; i++) {
         loops.block_a[i] = cpu_workspace_a(plan, job->workspace, self->index);
         loops.blocks_b[i] = cpu_workspace_b(plan, job->workspace, self->index);
+    }
+    if (plan->sharing == CPU_BY_TERMS) {
+        for (int64_t block; (block = cpu_take(&job->next)) < plan->sums_copies;) sum_block(job, &loops, block);
+        return;
     }
     const bool direct = !plan->share && cpu_is_direct(plan->kernel, p);
     const int64_t length = plan->sharing == CPU_BY_ROWS ? p->m : p->n;
@@ -94,12 +144,12 @@ static void work(struct cpu_member *self, void *argument) {
 
 static void run(struct job *job) {
     const tsr_problem *p = job->problem;
-    /* By row, each element of B is used once or a few times, so reading it takes longer than multiplying. */
-    const double each = job->plan->by_row ? 4 : 1,
+    const double each = job->plan->by_row ? CPU_WORK_OF_READING : 1,
                  all = each * (double)p->m * (double)p->n * (double)p->k * (double)p->batch;
     struct cpu_team team = {.work = work, .argument = job, .is_short = all < SHORT_PRODUCT};
     cpu_counters_start(&job->counters);
     cpu_team_run(&team, job->plan->threads);
+    if (job->plan->sharing == CPU_BY_TERMS) add_blocks(job);
 }
 
 /* The counters of blocks are in a stack frame of their own, because kernels that compute by row need that much stack
@@ -111,7 +161,8 @@ static __attribute__((noinline)) void run_with_blocks(struct job *job) {
 }
 
 void cpu_batch_execute(const cpu_plan *plan, const tsr_problem *p, float *workspace, int64_t row0, int64_t col0) {
-    if (plan->threads > 1 && p->batch == 1 && !plan->by_row && cpu_is_direct(plan->kernel, p)) {
+    if (plan->threads > 1 && plan->sharing != CPU_BY_TERMS && p->batch == 1 && !plan->by_row &&
+        cpu_is_direct(plan->kernel, p)) {
         cpu_multiply_shared(plan->kernel, p, plan->threads);
         return;
     }

@@ -14,6 +14,7 @@ enum cpu_sharing {
     CPU_BY_ITEMS,   /* each takes whole products, or */
     CPU_BY_ROWS,    /* some rows of one, */
     CPU_BY_COLUMNS, /* or some columns, as products of their own, without barriers */
+    CPU_BY_TERMS,   /* each takes k blocks of one, whose sums are added up in order at the end */
     CPU_BY_BLOCKS,  /* all work on each product: they pack a block of B each, wait at a barrier, and multiply */
 };
 
@@ -30,8 +31,9 @@ typedef struct cpu_plan {
     enum cpu_sharing sharing;
     int64_t share; /* rows or columns that a member takes at a time; 0: whole products */
 
-    /* The workspace: a_copies packed blocks of A, then b_copies times the packed blocks of B, in floats. */
-    int64_t a_floats, b_floats, a_copies, b_copies;
+    /* The workspace: a_copies packed blocks of A, then b_copies times the packed blocks of B, then where members share
+     * terms the sums of each k block; in floats. */
+    int64_t a_floats, b_floats, sums_floats, a_copies, b_copies, sums_copies;
     size_t workspace;     /* bytes of it */
     size_t max_workspace; /* the context's limit; 0: none */
     double seconds;       /* estimated: cost.h */

@@ -8,13 +8,17 @@
 #ifndef TESSERA_CPU_FEW_ROWS_H
 #define TESSERA_CPU_FEW_ROWS_H
 
+#include <string.h>
+
 #include "cpu/row.h"
 
-/* Sums that are computed at a time, and the columns that they are of: with two rows, with four, and with more. */
+/* Sums that are computed at a time, and the columns that they are of: with two rows, three, four, and more. The more
+ * columns, the longer the parts of B's rows that are read from end to end; the stack is the limit (cpu.h). */
 enum {
-    FEW_SUMS = 2048,
+    FEW_SUMS = LANES > 8 ? 4096 : 2048,
     PART_OF_TWO = FEW_SUMS / 2,
-    PART_OF_FOUR = FEW_SUMS / 4,
+    PART_OF_THREE = FEW_SUMS / 4,
+    PART_OF_FOUR = 512,
     PART_OF_MORE = FEW_SUMS / CPU_FEW_ROWS
 };
 
@@ -23,6 +27,7 @@ enum {
 enum { LONG_COLUMN = 2048, TERMS_AHEAD = 128 };
 
 static_assert(PART_OF_MORE % LANES == 0, "the sums of a row are whole vectors");
+static_assert((int)PART_OF_FOUR <= (int)PART_OF_THREE, "the sums of four rows fit");
 
 /* Writes the sums of one k block to row i of C, from column j on. */
 static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_to_c, const float *sums, int columns) {
@@ -32,10 +37,10 @@ static void store_sums_of_row(const struct cpu_tile *t, int i, int j, bool adds_
     store_sums(&row, j, adds_to_c, sums, columns);
 }
 
-/* Adds the products of some rows of B to the sums of some vectors of columns, `part` floats for each row of C. How many
- * of all these there are is a constant wherever this is inlined; `last` columns are in the last vector. */
-static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, int part,
-                                                                  vector x[ROWS_AT_ONCE][CPU_FEW_ROWS], const float *b,
+/* Adds the products of some rows of B to the sums of some vectors of columns, `part` floats for each row of C. x has
+ * the elements of A that belong to these rows, those of one row of C after the other. How many of all these there are
+ * is a constant wherever this is inlined; `last` columns are in the last vector. */
+static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, int part, const float *x, const float *b,
                                                                   int64_t b_step, int64_t ahead, int last,
                                                                   const int vectors, const int rows, const int m) {
     vector sum[CPU_FEW_ROWS][2];
@@ -55,8 +60,9 @@ static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, i
         }
         CPU_UNROLL
         for (int i = 0; i < m; i++) {
+            const vector each = every(x[i * rows + p]);
             CPU_UNROLL
-            for (int v = 0; v < vectors; v++) sum[i][v] = multiply_add(x[p][i], y[v], sum[i][v]);
+            for (int v = 0; v < vectors; v++) sum[i][v] = multiply_add(each, y[v], sum[i][v]);
         }
     }
     CPU_UNROLL
@@ -66,30 +72,47 @@ static inline __attribute__((always_inline)) void add_rows_to_few(float *sums, i
     }
 }
 
-/* The same for any number of columns. */
+/* The same for any number of columns. in_registers: a constant; whether vectors of the elements of A are kept. */
+static inline __attribute__((always_inline)) void add_rows_to_columns(float *sums, int part, const float *x,
+                                                                      const float *b, int64_t b_step, int64_t ahead,
+                                                                      int columns, const int rows, const int m,
+                                                                      const bool in_registers) {
+    int j = 0;
+    for (; j + 2 * LANES <= columns; j += 2 * LANES) {
+        if (!in_registers) __asm__("" : "+r"(x)::"memory"); /* or the compiler would keep them, in memory */
+        add_rows_to_few(sums + j, part, x, b + j, b_step, ahead, LANES, 2, rows, m);
+    }
+    for (; j < columns; j += LANES)
+        add_rows_to_few(sums + j, part, x, b + j, b_step, ahead, columns - j < LANES ? columns - j : LANES, 1, rows, m);
+}
+
+/* The same for the elements of A as they lie there. If there are registers for vectors of them, that leaves more loads
+ * to B's rows, which pays if these are long. */
 static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, int part, const struct cpu_tile *t,
                                                                    const float *a, const float *b, int columns,
                                                                    const int rows, const int m) {
-    enum { LEAST_AHEAD = 1024 };
+    enum { LEAST_AHEAD = 1024, LONG_ROW = 1024 };
     const int64_t step = t->b_step < 0 ? -t->b_step : t->b_step; /* 0: all rows of B are one */
-    const int64_t ahead = step ? rows * t->b_step * (1 + LEAST_AHEAD / (ROWS_AT_ONCE * step)) : 0;
-    vector x[ROWS_AT_ONCE][CPU_FEW_ROWS];
+    const int64_t ahead = step ? rows * t->b_step * (1 + LEAST_AHEAD / (ROWS_AT_ONCE * min64(step, part))) : 0;
+    float x[ROWS_AT_ONCE * CPU_FEW_ROWS];
     CPU_UNROLL
-    for (int p = 0; p < rows; p++) {
-        CPU_UNROLL
-        for (int i = 0; i < m; i++) x[p][i] = every(a[i * t->a_row + p * t->a_step]);
+    for (int i = 0; i < m; i++) {
+        const float *from = a + i * t->a_row;
+        if (t->a_step == 1)
+            memcpy(x + i * rows, from, (size_t)rows * sizeof *from);
+        else
+            for (int p = 0; p < rows; p++) x[i * rows + p] = from[p * t->a_step];
     }
-    int j = 0;
-    for (; j + 2 * LANES <= columns; j += 2 * LANES)
-        add_rows_to_few(sums + j, part, x, b + j, t->b_step, ahead, LANES, 2, rows, m);
-    for (; j < columns; j += LANES)
-        add_rows_to_few(sums + j, part, x, b + j, t->b_step, ahead, columns - j < LANES ? columns - j : LANES, 1, rows,
-                        m);
+    if (rows * m + 2 * (m + 1) <= VECTOR_REGISTERS && t->n >= LONG_ROW)
+        add_rows_to_columns(sums, part, x, b, t->b_step, ahead, columns, rows, m, true);
+    else
+        add_rows_to_columns(sums, part, x, b, t->b_step, ahead, columns, rows, m, false);
 }
 
 static inline __attribute__((always_inline)) void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc,
                                                                        const int m) {
-    const int part = m == 2 ? PART_OF_TWO : m <= 4 ? PART_OF_FOUR : PART_OF_MORE;
+    const int most = m == 2 ? PART_OF_TWO : m == 3 ? PART_OF_THREE : m == 4 ? PART_OF_FOUR : PART_OF_MORE;
+    const int part = t->n < most ? (int)round_up(t->n, LANES) : most;
     _Alignas(64) float sums[FEW_SUMS], total[FEW_SUMS];
     for (int j = 0; j < t->n; j += part) {
         const int columns = t->n - j < part ? t->n - j : part;

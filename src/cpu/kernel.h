@@ -49,6 +49,12 @@ struct cpu_tile {
     int next_b_rows;
 };
 
+/* The last members of a tile that has nothing to prefetch. If an initialiser left them out, the compiler would clear
+ * the whole struct by `rep stos`, which takes longer than some products. */
+#define CPU_NOTHING_AHEAD                                                                                            \
+    .whole = 0, .next_a = NULL, .next_b = NULL, .next_c = NULL, .next_a_row = 0, .next_a_step = 0, .next_b_step = 0, \
+    .next_b_rows = 0
+
 /* A tile's `whole`, for vectors of `lanes` floats, where `floats` floats of B follow its first element. */
 static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64_t floats) {
     const int64_t row = (t->n + lanes - 1) / lanes * lanes, most = floats < row ? 0 : (floats - row) / t->b_step + 1;
@@ -89,11 +95,15 @@ enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
  * always better for up to four rows of C. */
 enum { CPU_FEW_ROWS = 8 };
 
+/* The most elements of a few columns of C that are computed, transposed, in a buffer. Short parts of A's columns would
+ * be read more slowly from memory. */
+enum { CPU_FEW_FLOATS = 2048 };
+
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
-    enum { LEAST_TERMS = 16, FAR = 1 << 16, FAR_FOR_MANY = 1 << 20 };
+    enum { LEAST_TERMS = 16, FAR = 1 << 15, ENOUGH = 96, FAR_IF_FEW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
     if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
-    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (m > 5 ? FAR_FOR_MANY : FAR) / k;
+    if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < ENOUGH || n < ENOUGH ? FAR_IF_FEW : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
 }

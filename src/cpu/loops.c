@@ -36,10 +36,10 @@
 /* Rows of A that a member packs at a time, in panels of mr. */
 enum { PANELS_PER_PACK = 16 };
 
-/* Where elements of C are not contiguous, this many are computed in a buffer on the stack: a tile, or a part of a few
- * rows. */
-enum { BUFFER_FLOATS = CPU_TILE_FLOATS };
-static_assert(BUFFER_FLOATS / CPU_FEW_ROWS >= CPU_LINE, "parts of a few rows are whole cache lines");
+/* Where elements of C are not contiguous, they are computed in a buffer on the stack: a tile, or a part of a few rows.
+ * */
+static_assert((int)CPU_TILE_FLOATS <= (int)CPU_FEW_FLOATS, "a tile fits");
+static_assert(CPU_FEW_FLOATS / CPU_FEW_ROWS >= CPU_LINE, "parts of a few rows are whole cache lines");
 
 /* One stage: a k block of some rows of A and some columns of B. */
 struct stage {
@@ -119,7 +119,7 @@ static void multiply_contiguous(const struct stage *s, const struct cpu_tile *ti
 /* The same where columns of C (c_col apart) or of the addend (s_col apart) are not contiguous, through a buffer. */
 static __attribute__((noinline)) void multiply_in_buffer(const struct stage *s, const struct cpu_tile *tile,
                                                          int64_t s_col, int64_t c_col, float *panel_a, float *panel_b) {
-    float buffer[BUFFER_FLOATS];
+    float buffer[CPU_FEW_FLOATS];
     struct cpu_tile inner = *tile;
     if (!is_zero(tile->beta))
         for (int i = 0; i < tile->m; i++)
@@ -359,7 +359,7 @@ static void multiply_rows(const struct stage *s, int64_t block, int64_t i, int64
 static void multiply_by_row(const struct stage *s, int64_t block) {
     const int64_t j_end = block_end(s, block);
     const bool contiguous = s->p->c.col_stride == 1 && (is_zero(s->beta) || s->addend.col_stride == 1);
-    const int64_t most = contiguous ? INT32_MAX / 2 : BUFFER_FLOATS / s->rows;
+    const int64_t most = contiguous ? INT32_MAX / 2 : CPU_FEW_FLOATS / s->rows / CPU_LINE * CPU_LINE;
     for (int64_t j = block * s->plan->nc; j < j_end; j += most) {
         struct cpu_tile tile = tile_at(s, 0, j);
         tile.m = (int)s->rows;

@@ -91,6 +91,8 @@ static void multiply(const struct cpu_tile *t) {
         multiply_1_vector(t);
 }
 
+enum { VECTOR_REGISTERS = 32 };
+
 #include "cpu/few_rows.h"
 
 const struct cpu_kernel cpu_kernel_neon = {.name = "neon",

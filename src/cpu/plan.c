@@ -125,21 +125,23 @@ static int64_t share_of_columns(const struct cpu_kernel *kernel, int64_t n, int 
     return best;
 }
 
-/* Whether members take rows or columns of a product as products of their own. Columns, where A has so few rows that
- * barriers would take a good part of the time (each member packs A once, which must be one block). Rows, where there
- * are enough of them for each member to pack all of B: then only one member reads a row of A, and all that it reads of
- * B is in its own cache. */
+/* Whether members take terms, rows or columns of a product as products of their own. Columns, where A has so few rows
+ * that barriers would take a good part of the time (each member packs A once, which must be one block). Rows, where
+ * there are enough of them for each member to pack all of B, or B is so small that it is read in place: then only one
+ * member reads a row of A, and all that it reads of B is in its own cache. */
 static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem *p, int64_t *share) {
     enum { ROWS_WORTH_PACKING_B = 128, ROWS_WORTH_TRANSPOSING_B = 256 };
     const struct cpu_kernel *kernel = plan->kernel;
     *share = 0;
+    if (p->alpha == 1 && !operand_panels(&p->a, p->batch) && !operand_panels(&p->b, p->batch) && p->batch == 1 &&
+        cpu_shares_terms(kernel, p->m, p->n, p->k, plan->threads))
+        return CPU_BY_TERMS;
     if (plan->threads == 1 || plan->by_row) return CPU_BY_BLOCKS;
     const int64_t rows = ceil_div(p->m, plan->threads);
     if (kernel->multiply_and_pack && p->m < 2 * ROWS_WORTH_PACKING_B && !operand_panels(&p->b, p->batch) &&
         (!plan->packs_a || p->k <= plan->kc) && (*share = share_of_columns(kernel, p->n, plan->threads)))
         return CPU_BY_COLUMNS;
-    if (plan->packs_b && kernel->multiply_and_pack &&
-        rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
+    if (kernel->multiply_and_pack && rows >= (p->b.col_stride == 1 ? ROWS_WORTH_PACKING_B : ROWS_WORTH_TRANSPOSING_B)) {
         *share = round_up(rows, kernel->mr);
         return CPU_BY_ROWS;
     }
@@ -188,7 +190,8 @@ static enum cpu_sharing share_of_batch(const cpu_plan *plan, const tsr_problem *
 }
 
 static void share_among_threads(cpu_plan *plan, const tsr_problem *p, int most) {
-    const double product = (double)p->m * (double)p->n * (double)p->k;
+    const double each = (double)(plan->by_row ? max64(p->m, CPU_WORK_OF_READING) : p->m); /* of B's elements */
+    const double product = each * (double)p->n * (double)p->k;
     plan->threads = cpu_useful_threads(product * (double)p->batch, most);
     if (cpu_useful_threads(product, 2) == 1) plan->threads = (int)min64(plan->threads, max64(1, p->batch));
     const bool shares_products = p->batch < plan->threads || (p->batch < CPU_PARTS_PER_THREAD * plan->threads &&
@@ -211,6 +214,8 @@ static void lay_out(cpu_plan *plan, const tsr_problem *p) {
     if (plan->packs_a) /* otherwise mc may be all of m, and the product overflow */
         plan->a_floats = round_up(plan->by_row ? p->m * p->k : plan->mc * plan->kc, CPU_LINE);
     plan->b_floats = plan->packs_b ? plan->blocks * round_up(plan->nc * plan->kc, CPU_LINE) : 0;
+    plan->sums_copies = plan->sharing == CPU_BY_TERMS ? ceil_div(p->k, plan->kc) : 0;
+    plan->sums_floats = plan->sums_copies ? round_up(p->m * p->n, CPU_LINE) : 0;
     plan->a_copies = plan->b_copies = plan->sharing == CPU_BY_BLOCKS && plan->threads > 1 ? 2 : plan->threads;
     cpu_plan_size_workspace(plan);
 }
@@ -219,7 +224,10 @@ static void lay_out(cpu_plan *plan, const tsr_problem *p) {
 static bool fit_workspace(cpu_plan *plan, const tsr_problem *p, size_t limit) {
     const struct cpu_kernel *kernel = plan->kernel;
     for (lay_out(plan, p); plan->workspace > limit; lay_out(plan, p)) {
-        if (plan->by_row)
+        if (plan->sharing == CPU_BY_TERMS) {
+            plan->sharing = CPU_BY_BLOCKS;
+            cut_blocks(plan, p);
+        } else if (plan->by_row)
             plan->packs_a = false;
         else if (plan->packs_a && plan->mc > kernel->mr)
             plan->mc = round_up(plan->mc / 2, kernel->mr);
@@ -302,6 +310,7 @@ static void print_threads(const cpu_plan *plan, const tsr_problem *p, tsr_text *
     case CPU_BY_COLUMNS:
         tsr_text_add(text, "each on %lld columns of its own at a time\n", (long long)plan->share);
         break;
+    case CPU_BY_TERMS: tsr_text_add(text, "each on %lld terms at a time\n", (long long)plan->kc); break;
     case CPU_BY_ITEMS: tsr_text_add(text, "each on products of its own\n"); break;
     }
 }

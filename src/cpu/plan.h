@@ -19,6 +19,17 @@ static inline int64_t even_block(int64_t whole, int64_t most, int64_t multiple) 
     return round_up(ceil_div(whole, ceil_div(whole, most)), multiple);
 }
 
+/* Whether members share a product by its k blocks: C is so small that adding up their sums takes little, and the blocks
+ * suffice for even shares, or C has too few tiles to be shared otherwise. Then each element of A and B is read by one
+ * member, from end to end. */
+static inline bool cpu_shares_terms(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int threads) {
+    enum { MOST_SUMS = 1 << 12, FEW_SUMS = 1 << 10, MOST_FLOATS = 1 << 20 };
+    if (threads == 1 || k <= kernel->kc || m == 1 || n == 1 || m > MOST_SUMS / n) return false;
+    const int64_t blocks = ceil_div(k, kernel->kc), even = ceil_div(blocks, threads) * threads;
+    if (blocks > MOST_FLOATS / (m * n)) return false;
+    return m * n <= FEW_SUMS ? 3 * even <= 4 * blocks : 5 * even <= 6 * blocks;
+}
+
 /* The product as it is computed. Strides over a single row or column, which may be any number, become 1. */
 tsr_problem cpu_orient(const tsr_problem *problem, bool transposed);
 
@@ -28,7 +39,8 @@ bool cpu_has_narrow_blocks(const struct cpu_kernel *kernel, const tsr_problem *p
 
 /* Sets plan->workspace from the numbers of the layout. */
 static inline void cpu_plan_size_workspace(cpu_plan *plan) {
-    const int64_t floats = plan->a_copies * plan->a_floats + plan->b_copies * plan->b_floats;
+    const int64_t floats = plan->a_copies * plan->a_floats + plan->b_copies * plan->b_floats +
+                           plan->sums_copies * plan->sums_floats;
     plan->workspace = (size_t)floats * sizeof(float);
 }
 
@@ -38,6 +50,11 @@ static inline float *cpu_workspace_a(const cpu_plan *plan, float *workspace, int
 }
 static inline float *cpu_workspace_b(const cpu_plan *plan, float *workspace, int64_t copy) {
     return workspace + plan->a_copies * plan->a_floats + copy * plan->b_floats;
+}
+
+/* Where the sums of a k block begin, row after row. */
+static inline float *cpu_workspace_sums(const cpu_plan *plan, float *workspace, int64_t block) {
+    return cpu_workspace_b(plan, workspace, plan->b_copies) + block * plan->sums_floats;
 }
 
 /* The plan for some rows and columns of a product, all of k, in at most `limit` bytes: the bits are those of the whole.

@@ -11,6 +11,7 @@
  *
  * The kernel's file defines, before it includes this: LANES, the type `vector` of as many floats, and
  *
+ *     VECTOR_REGISTERS                           how many there are (few_rows.h)
  *     NR, multiply(tile)                         the microkernel and the columns of its tile
  *     zeros(), every(x)                          all lanes
  *     load(p), load_first(p, count)              lanes from memory; the first 1..LANES, the others being zero

@@ -218,8 +218,8 @@ static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, cons
 /* C transposed, part by part in a buffer. */
 static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
                                                            int64_t b_col, bool by_tiles) {
-    _Alignas(64) float buffer[CPU_TILE_FLOATS];
-    const int few = tile->n, most = CPU_TILE_FLOATS / few / CPU_LINE * CPU_LINE;
+    _Alignas(64) float buffer[CPU_FEW_FLOATS];
+    const int few = tile->n, most = CPU_FEW_FLOATS / few / CPU_LINE * CPU_LINE;
     for (int first = 0; first < tile->m; first += most) {
         const int rows = tile->m - first < most ? tile->m - first : most;
         float *c = tile->c + first * tile->c_row;
@@ -279,19 +279,31 @@ static inline bool reads_b_in_order(const struct cpu_kernel *kernel, const struc
            t->n <= kernel->nr;
 }
 
-/* Narrow rows of C are written in parts of cache lines, which have to be read first; that matters where there is little
- * else to do. */
+/* A store to a line that is not in cache waits for it, and so would the next product: a small C is prefetched, before
+ * anything waits for A or B. Narrow rows of C are written in parts of cache lines, which have to be read first; that
+ * matters where there is little else to do. */
 static inline void touch_c(const struct cpu_tile *t) {
     enum { FEW_TERMS = 8, LARGE = 1 << 11 };
-    enum { VERY_FEW_TERMS = 4, SHORT_ROW = 96, FEW_LINES = 1 << 8 };
+    enum { VERY_FEW_TERMS = 4, SHORT_ROW = 96, MOST_LINES = 1 << 8, FEW_LINES = 1 << 5 };
     const int64_t floats = t->m * (int64_t)t->n;
-    if (t->k <= VERY_FEW_TERMS && t->n <= SHORT_ROW && t->c_row == t->n && floats <= FEW_LINES * CPU_LINE) {
+    const int64_t lines = t->k <= VERY_FEW_TERMS && t->n <= SHORT_ROW ? MOST_LINES : FEW_LINES;
+    if (floats <= lines * CPU_LINE && (t->c_row == t->n || t->m == 1)) {
         for (int64_t i = 0; i < floats; i += CPU_LINE) __builtin_prefetch(t->c + i, 1, 3);
         return;
     }
     const int narrow = floats > LARGE ? 2 * CPU_LINE : CPU_LINE;
     if (t->k <= FEW_TERMS && t->n < narrow && t->n % (CPU_LINE / 2) && floats <= TOUCHED_FLOATS_OF_B)
         touch_rows(t->c, t->m, t->n, t->c_row);
+}
+
+/* A larger one is prefetched behind A and B, unless so few terms write it that this takes as long, or so many that it
+ * does not matter. */
+static inline void fetch_c(const struct cpu_tile *t) {
+    enum { FEW_TERMS = 10, MANY_TERMS = 64, NARROW = 12, FEW_LINES = 1 << 5, MANY_LINES = 384 };
+    const int64_t floats = t->m * (int64_t)t->n;
+    if (t->k <= FEW_TERMS || t->k > MANY_TERMS || t->n <= NARROW || t->c_row != t->n) return;
+    if (floats <= FEW_LINES * CPU_LINE || floats > MANY_LINES * CPU_LINE) return;
+    for (int64_t i = 0; i < floats; i += CPU_LINE) __builtin_prefetch(t->c + i, 1, 3);
 }
 
 /* A is touched before it is multiplied, a larger one some rows at a time. A larger one whose columns are contiguous is
@@ -313,6 +325,7 @@ static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_
         part.c += first * part.c_row;
         part.s = part.c;
         touch_matrix(part.a, part.m, part.k, part.a_row, part.a_step);
+        fetch_c(&part);
         multiply_whole(kernel, &part, b_col);
     }
 }
@@ -451,7 +464,8 @@ static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
                              .c = c,
                              .c_row = p->c.row_stride,
                              .alpha = p->alpha,
-                             .beta = p->beta};
+                             .beta = p->beta,
+                             CPU_NOTHING_AHEAD};
 }
 
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end) {
@@ -466,13 +480,20 @@ void cpu_multiply_shared(const struct cpu_kernel *kernel, const tsr_problem *p, 
     multiply_shared(kernel, &product, p->b.col_stride, threads);
 }
 
+/* Whether members would mostly wait for memory: each would transpose all of B, for a few terms. */
+static inline bool is_too_shallow_to_share(const struct cpu_tile *t, int64_t b_col, int64_t work) {
+    enum { FEW_TERMS = 16, LITTLE_WORK = 1 << 20 };
+    return b_col != 1 && t->k <= FEW_TERMS && t->n >= t->m && work < LITTLE_WORK;
+}
+
 /* A product of small shape, at these addresses; false where they are not plainly valid. */
 static inline bool multiply_if_apart(const tsr_context *context, float alpha, const tsr_operand *a, const float *a_data,
                                      const tsr_operand *b, const float *b_data, float beta, const tsr_result *c,
                                      float *c_data) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     if (!are_apart(a, a_data, b, b_data, c, c_data)) return false;
-    const int64_t work = a->rows * b->cols * a->cols;
+    const int64_t reading = CPU_WORK_OF_READING * (a->rows > b->cols ? a->rows : b->cols) * a->cols;
+    const int64_t work = max64(a->rows * b->cols * a->cols, reading);
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
     struct cpu_tile tile = {.m = (int)a->rows,
@@ -488,20 +509,23 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
                             .c = c_data,
                             .c_row = c->row_stride,
                             .alpha = alpha,
-                            .beta = beta};
+                            .beta = beta,
+                            CPU_NOTHING_AHEAD};
     const int64_t b_col = b->cols == 1 ? 1 : b->col_stride;
     const enum few few = few_rows_or_columns(kernel, &tile, b_col);
-    if (threads > 1 &&
-        ((kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS))
-        return false; /* a plan shares these */
     const uint64_t mode = cpu_rounding_begin();
-    const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1); /* a plan does that */
-    if (!scales_last && threads > 1)
-        multiply_shared(kernel, &tile, b_col, cpu_useful_threads((double)work, threads));
-    else if (!scales_last)
+    if (threads > 1)
+        threads = is_too_shallow_to_share(&tile, b_col, work) ? 1 : cpu_useful_threads((double)work, threads);
+    const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1);
+    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS;
+    const bool needs_plan = scales_last ||
+                            (threads > 1 && (by_row || cpu_shares_terms(kernel, tile.m, tile.n, tile.k, threads)));
+    if (!needs_plan && threads > 1)
+        multiply_shared(kernel, &tile, b_col, threads);
+    else if (!needs_plan)
         multiply(kernel, &tile, b_col);
     cpu_rounding_end(mode);
-    return !scales_last;
+    return !needs_plan;
 }
 
 bool cpu_is_small(const tsr_context *context, const tsr_operand *a, const tsr_operand *b, const tsr_result *c) {

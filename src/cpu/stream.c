@@ -10,18 +10,21 @@
 #include "problem.h"
 
 /* Elements of C from which on it is far, and the most terms: with more, multiplying takes longer than writing. */
-enum { LEAST_FLOATS = 1 << 15, MOST_TERMS = 64 };
+enum { LEAST_FLOATS = 1 << 15, MOST_TERMS = 64, MOST_TERMS_IN_PLACE = 40 };
 
 /* Columns that are written at a time. */
 enum { MOST_COLUMNS = 512 };
 
-/* Very few terms are computed row after row (few_terms.h). Where B has to be transposed, that must be worth while:
- * small.c hides it behind multiply-adds. */
+/* Very few terms are computed row after row (few_terms.h). With more terms a B that nearly fits into the first-level
+ * cache is left in place, and where its rows are contiguous any B for few rows of C, because tiles prefetch it as they
+ * go. Where B has to be transposed, that must be worth while: small.c hides it behind multiply-adds. */
 bool cpu_is_streamed(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
-    enum { BY_ROWS = 10, LEAST_PANELS = 3, LEAST_USES = 4 };
+    enum { BY_ROWS = 10, LEAST_PANELS = 3, LEAST_USES = 4, LEAST_ROWS = 64, ENOUGH_TERMS = 24, NEAR = 12 << 10 };
     if (t->k == 1 || (t->k <= BY_ROWS && t->n * t->k <= CPU_NEAR_FLOATS)) return false;
-    return kernel->transpose && t->k <= MOST_TERMS && t->n >= LEAST_PANELS * kernel->nr &&
-           t->m * (int64_t)t->n >= LEAST_FLOATS && (b_col == 1 || t->m >= LEAST_USES * t->k);
+    if (!kernel->transpose || t->n < LEAST_PANELS * kernel->nr || t->m * (int64_t)t->n < LEAST_FLOATS) return false;
+    if (t->k >= ENOUGH_TERMS && t->n * t->k <= NEAR) return false;
+    return b_col == 1 ? t->k <= MOST_TERMS_IN_PLACE && t->m >= LEAST_ROWS
+                      : t->k <= MOST_TERMS && t->m >= LEAST_USES * t->k;
 }
 
 static void pack_columns(const struct cpu_kernel *kernel, float *panels, const struct cpu_tile *t, int64_t b_col,

@@ -20,6 +20,10 @@
  * threads needs twice CPU_WORK_PER_FEW_THREADS, each of three threads three times as much. */
 enum { CPU_WORK_PER_THREAD = 450000, CPU_WORK_PER_FEW_THREADS = 50000 };
 
+/* Multiply-adds that take as long as reading an element from memory: where C has few rows or columns, that is the
+ * limit. */
+enum { CPU_WORK_OF_READING = 4 };
+
 /* How many threads are of use, at most as many as there are. */
 static inline int cpu_useful_threads(double multiply_adds, int threads) {
     const double of_many = multiply_adds / CPU_WORK_PER_THREAD, of_few = sqrt(multiply_adds / CPU_WORK_PER_FEW_THREADS);

@@ -253,14 +253,19 @@ static double cost_direct(const direct_costs *costs, const cuda_candidate *c, co
 double cost_wide(const cuda_device *device, const cuda_candidate *c, const tsr_problem *p) {
     const device_costs *costs = device->costs;
     const wide_costs *of = c->kernel == &cuda_kernels[DIRECT_128X64] ? &costs->direct_128x64 : &costs->direct_128x96;
+    const bool whole = c->cluster == 1 && c->slices == 1, pairs = p->c.col_stride == 1 && p->c.row_stride % 2 == 0;
     const double stages = (double)ceil_div(min64(c->k_each, p->k), c->kernel->tile_k);
     const int64_t at_once = c->cluster > 1 ? clusters_at_once(costs, device, c->cluster, 1) : device->multiprocessors;
     const double turns = (double)ceil_div(c->tiles * c->slices * p->batch, at_once);
-    const double multiply = turns * (stages * (of->stage + operands_by_floats(p) * of->slow) + of->tile);
+    const double tile = stages * (of->stage + operands_by_floats(p) * of->slow) + of->tile +
+                        (whole && !pairs ? of->ragged : 0);
+    const double multiply = turns * tile + (p->batch > 1 ? (turns - 1) * of->item : 0);
     const double memory = of->memory * product_seconds(costs, device, p);
     double seconds = of->start + cluster_seconds(of->cluster, of->many, c->cluster) +
                      cbrt(multiply * multiply * multiply + memory * memory * memory);
-    if (c->slices > 1) seconds += costs->tf32_reduce + memory_seconds(costs, device, 2 * (double)c->partial_bytes);
+    if (c->slices > 1)
+        seconds += costs->tf32_reduce + (double)c->slices * of->slice +
+                   memory_seconds(costs, device, 2 * (double)c->partial_bytes);
     return seconds;
 }
 

@@ -80,8 +80,10 @@ static const device_costs measured[] = {{
         {.start = 2.45e-6, .cluster = 0.489e-6, .many = 0.071e-6, .stage = 1.48e-6, .slow = 0.072e-6, .wave = 2.74e-6},
     .direct_64x64 =
         {.start = 2.78e-6, .cluster = 0.55e-6, .many = 0.101e-6, .stage = 1.65e-6, .slow = 0.0688e-6, .wave = 3.29e-6},
-    .direct_128x64 = {2.6e-6, .cluster = 1e-6, .many = 0.1e-6, .stage = 0.96e-6, .slow = 0.14e-6, 1e-6, .memory = 1},
-    .direct_128x96 = {2.6e-6, .cluster = 1e-6, .many = 0.1e-6, .stage = 1.27e-6, .slow = 0.24e-6, 1e-6, .memory = 1},
+    .direct_128x64 = {2.6e-6, .cluster = 1e-6, .many = 0.1e-6, .stage = 0.9e-6, .slow = 0.14e-6, .tile = 1.8e-6,
+                      .memory = 1, .slice = 0.2e-6, .ragged = 2.7e-6, .item = 3e-6},
+    .direct_128x96 = {2.6e-6, .cluster = 1e-6, .many = 0.1e-6, .stage = 1.2e-6, .slow = 0.24e-6, .tile = 2.1e-6,
+                      .memory = 1, .slice = 0.2e-6, .ragged = 4e-6, .item = 3e-6},
     .warp = {[IEEE_WARP_16X16 - IEEE_WARP_16X16] = {1.11e-6, 0.144e-6, 0.0548e-6, 0.0156e-6, 0.0352, 0.0749},
              [IEEE_WARP_16X32 - IEEE_WARP_16X16] = {1.44e-6, 0.156e-6, 0.0616e-6, 0.0258e-6, 0.0168, 0.0667},
              [IEEE_WARP_32X32 - IEEE_WARP_16X16] = {1.82e-6, 0.2e-6, 0.103e-6, 0.0402e-6, 0.0534, 0.0291},
@@ -152,8 +154,9 @@ static const device_costs measured[] = {{
 #define SMALL(X, of) \
     X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.together) X(of.slow) X(of.block)
 #define DIRECT(X, of) X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.slow) X(of.wave)
-#define WIDE(X, of) \
-    X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.slow) X(of.tile) X(of.memory)
+#define WIDE(X, of)                                                                                       \
+    X(of.start) X(of.cluster) X(of.many) X(of.stage) X(of.slow) X(of.tile) X(of.memory) X(of.slice)        \
+    X(of.ragged) X(of.item)
 #define WARP(X, of) X(of.start) X(of.latency) X(of.tile) X(of.step) X(of.unaligned) X(of.ragged)
 #define VECTOR(X, of)                                                                                          \
     X(of.start[0]) X(of.start[1]) X(of.start[2]) X(of.rate[0]) X(of.rate[1]) X(of.rate[2]) X(of.share)        \

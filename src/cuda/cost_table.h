@@ -51,6 +51,9 @@ typedef struct wide_costs {
     double stage, slow;   /* likewise, of a tile */
     double tile;          /* what a tile costs beside its stages */
     double memory;        /* reading and writing everything once, in times of product_seconds */
+    double slice;         /* for each slice of a tile, where ieee_reduce adds them up */
+    double ragged;        /* of a tile, more where rows of C are stored by single floats */
+    double item;          /* for each further turn of a batch, whose thread blocks are not persistent */
 } wide_costs;
 
 /* Of kernels whose warps have tiles of their own. Seconds; a step is eight terms of a tile. */
