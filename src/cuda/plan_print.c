@@ -7,14 +7,14 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
     const int64_t tile_m = kernel->family == FAMILY_VECTOR ? cuda_vector_rows(kernel, plan->share) : kernel->tile_m;
     const int64_t tiles_m = ceil_div(plan->chunk_m, tile_m), tiles_n = ceil_div(plan->chunk_n, kernel->tile_n);
     const bool tf32 = kernel->family == FAMILY_TF32 && plan->cluster == 1;
-    const bool direct = kernel->family == FAMILY_WIDE && plan->cluster == 1;
+    const bool wide = kernel->family == FAMILY_WIDE && plan->cluster == 1;
     const bool whole_batch = plan->split || tf32 || kernel->family == FAMILY_WARP;
     const int64_t tiles = tiles_m * tiles_n, full = plan->slices > 1 ? plan->full_tiles : tiles, cut = tiles - full;
     const bool parts = plan->split && plan->cluster > 1;
     const int64_t blocks = parts                 ? tiles * plan->chunk_batch
                            : plan->split || tf32 ? cuda_split_blocks(kernel, plan->device, plan->chunk_batch * full,
                                                                      plan->chunk_batch * cut * plan->slices)
-                           : direct ? cuda_wide_blocks(kernel, plan->device, plan->chunk_batch, tiles * plan->slices)
+                           : wide ? cuda_wide_blocks(kernel, plan->device, plan->chunk_batch, tiles * plan->slices)
                            : whole_batch ? cuda_warp_blocks(kernel, plan->device, tiles * plan->chunk_batch)
                                          : cuda_ieee_blocks(kernel, plan->device, plan->full_tiles, plan->tail_blocks);
     tsr_text_add(text, "tile: %lld x %d x %d (m, n, k)\n", (long long)tile_m, kernel->tile_n, kernel->tile_k);
@@ -22,7 +22,7 @@ static void print_tiles(const cuda_plan *plan, tsr_text *text) {
                  plan->transposed ? ", of c transposed" : "");
     tsr_text_add(text, "grid: %lld blocks%s\n", (long long)(blocks * (plan->cluster ? plan->cluster : 1)),
                  !whole_batch && plan->chunk_batch > 1 ? " for each item" : "");
-    if ((plan->split || tf32 || direct) && plan->slices > 1)
+    if ((plan->split || tf32 || wide) && plan->slices > 1)
         tsr_text_add(
             text, full ? "slices: %lld of k, %lld long, in the last %lld tiles\n" : "slices: %lld of k, %lld long\n",
             (long long)plan->slices, (long long)(plan->split ? plan->k_per_slice : plan->k_each), (long long)cut);
