@@ -211,12 +211,13 @@ typedef struct pack_args {
 
 /* How far pack_split has come, shared by its thread blocks. */
 typedef struct pack_progress {
-    uint32_t blocks;  /* thread blocks that finished the first pass; plus PACK_OVERFLOWED if a panel overflowed */
+    uint32_t blocks;  /* thread blocks that finished the first pass, and the bits below */
     uint32_t tickets; /* pack tiles handed out in the first pass, beyond those each block starts with */
     uint32_t second_tickets; /* groups of pack tiles handed out in the second pass */
     uint32_t outgrown;       /* bit i: pack_look found a row of operand i that outgrows its sample */
 } pack_progress;
-enum { PACK_OVERFLOWED = 1 << 30 };
+/* A panel overflowed; then whoever finishes last says whether there is a second pass. */
+enum { PACK_OVERFLOWED = 1 << 30, PACK_AGAIN = 1 << 29, PACK_DONE = 1 << 28 };
 
 /* Thread blocks of pack_look, and the elements that each looks at; rows of a block of pack_scan, where rows are
  * neighbours in memory and where they are not. */

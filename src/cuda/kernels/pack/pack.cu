@@ -176,14 +176,15 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS) pack_scan(const __gri
 template <int COMPONENTS> struct counted_components {
     static constexpr int COUNT = COMPONENTS;
 
-    /* The depth of a thread's quads, called by warps that have an element that is not normal. Counts the tiny elements
-     * of each row and notes what overflowed. In the second pass it counts only in rows that have another exponent now,
-     * and notes what does not fit: so a row's count does not depend on the other rows of its panel. */
+    /* The depth of a thread's quads, negative if the panel is to be packed again. Called by warps that have an element
+     * that is not normal. Counts the tiny elements of each row and notes what overflowed. In the second pass it counts
+     * only in rows that have another exponent now, and notes what does not fit: so a row's count does not depend on the
+     * other rows of its panel. */
     template <typename READ>
     static __device__ float depth(const pack_args &o, const pack_tile &t, const pack_stage &from, READ read) {
         const int quad = threadIdx.x % QUADS_PER_ROW;
         float least = HALF_LEAST_NORMAL;
-        bool all_fit = true;
+        bool all_fit = true, may_fit = true;
 #pragma unroll 1
         for (int row = threadIdx.x / QUADS_PER_ROW; row < PACK_ROWS; row += QUAD_ROW_STEP) {
             const int e = from.exponents[row];
@@ -195,6 +196,7 @@ template <int COMPONENTS> struct counted_components {
             for (int k = 0; k < QUAD; k++) found.add(x[k], e);
             least = fminf(least, found.least);
             all_fit &= found.fit;
+            may_fit &= found.may_fit;
             int tiny = found.tiny, overflow = found.overflow;
             for (int step = QUADS_PER_ROW / 2; step > 0; step /= 2) {
                 tiny += __shfl_xor_sync(0xffffffffu, tiny, step);
@@ -207,7 +209,8 @@ template <int COMPONENTS> struct counted_components {
             if (quad == 0 && t.again && lost << (32 - QUADS_PER_ROW))
                 atomicOr(&o.tiny_counts[at], (uint32_t)NOT_CARRIED);
         }
-        return all_fit ? HALF_LEAST_NORMAL / least : INFINITY;
+        const float depth = may_fit ? HALF_LEAST_NORMAL / least : INFINITY;
+        return all_fit || (!may_fit && !o.by_row) ? depth : -depth;
     }
 };
 
@@ -291,6 +294,12 @@ __device__ uint64_t policy_for(const pack_pair_args &pair) {
     return panels <= ROOM ? evict_first_policy() : 0;
 }
 
+/* Raises the mark of a tile's panel. */
+__device__ void mark_panel(const pack_pair_args &pair, const pack_args &o, const pack_tile &t, float depth) {
+    const float before = atomic_max_nonnegative(&o.marks[panel_of(o, t)], depth);
+    if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
+}
+
 /* The first pass: splits all tiles, copying two tiles ahead. Tiles are handed out by tickets, because memory serves
  * some SMs twice as fast as others. A ticket is asked for before a tile is split and needed after it; a block's
  * first FIXED tiles, copied before a ticket can have arrived, are fixed. The loop begins with two rounds that only
@@ -330,12 +339,12 @@ __device__ void pack_all(const pack_pair_args &pair, pack_stage (&stages)[PACK_S
         if (has_now) {
             const pack_args &o = pair.operand[now.operand];
             const float depth = split(o, now, stages[free]);
-            if (depth == INFINITY) {
+            if (depth < 0) {
                 o.overflowed_panels[panel_of(o, now)] = 1;
                 if (!overflowed) atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
                 overflowed = true;
-            } else if (depth > 1)
-                atomic_max_nonnegative(&o.marks[panel_of(o, now)], depth);
+            }
+            if (fabsf(depth) > 1) mark_panel(pair, o, now, fabsf(depth));
         }
         if (asks) tickets[(round + 1) % 2] = ticket;
         now = next, has_now = has_next;
@@ -343,20 +352,20 @@ __device__ void pack_all(const pack_pair_args &pair, pack_stage (&stages)[PACK_S
     }
 }
 
-/* The second pass: splits the tiles of overflowed panels again. A ticket is for 32 tiles far from each other, so that
- * those of one panel go to many blocks; each lane looks at one. No copies ahead: the SM's other blocks hide the
- * latency. */
+/* The second pass: splits the tiles of overflowed panels again. A ticket is for up to 32 tiles far from each other, so
+ * that those of one panel go to many blocks; each lane looks at one. There are two tickets for each block, as all
+ * panels may have overflowed. No copies ahead: the SM's other blocks hide the latency. */
 template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &pair, pack_stage &stage, SPLIT split) {
     __shared__ int ticket;
     const int tiles = tiles_in(pair.operand[0], PACK_ROWS, true) + tiles_in(pair.operand[1], PACK_ROWS, true);
-    const int tickets = ceil_div(tiles, 32), lane = threadIdx.x % 32;
+    const int each = min(32, ceil_div(tiles, 2 * gridDim.x)), tickets = ceil_div(tiles, each), lane = threadIdx.x % 32;
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) ticket = (int)atomicAdd(&pair.progress->second_tickets, 1);
         __syncthreads();
         if (ticket >= tickets) return;
         pack_tile t;
-        bool again = tile_at(pair, ticket + lane * tickets, PACK_ROWS, true, &t);
+        bool again = lane < each && tile_at(pair, ticket + lane * tickets, PACK_ROWS, true, &t);
         if (again) { /* from L2: other blocks wrote it */
             const pack_args &o = pair.operand[t.operand];
             again = __ldcg(&o.overflowed_panels[panel_of(o, t)]);
@@ -371,43 +380,96 @@ template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &
             __syncthreads();
             t.again = true;
             const float depth = split(o, t, stage);
-            if (depth > 1) {
-                const float before = atomic_max_nonnegative(&o.marks[panel_of(o, t)], depth);
-                if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
-            }
+            if (!(fabsf(depth) <= 1)) mark_panel(pair, o, t, depth < 0 ? INFINITY : depth);
             __syncthreads();
         }
     }
 }
 
+/* Whether what is stored of C is found by the panels' marks alone, so that nobody asks about a panel's single rows. */
+__device__ inline bool marks_decide(const pack_args &o) { return o.components == 2 && !o.by_row; }
+
+/* The least mark of an operand's panels so far; 1, the least there is, of an operand that is not packed here. All
+ * threads of the block call it, also the next function. */
+__device__ float least_mark(const pack_args &o) {
+    __shared__ float of_warps[PACK_THREADS / 32];
+    const int panels = ceil_div(o.rows, PANEL_ROWS);
+    float least = o.rows && marks_decide(o) ? INFINITY : 1;
+    for (int i = threadIdx.x; least > 1 && i < o.batch * panels; i += PACK_THREADS)
+        least = fminf(least, __ldcg(&o.marks[i / panels * o.marks_batch_stride + i % panels]));
+    for (int step = 16; step > 0; step /= 2) least = fminf(least, __shfl_xor_sync(0xffffffffu, least, step));
+    __syncthreads(); /* the last call's have been read */
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = least;
+    __syncthreads();
+    for (int i = 0; i < PACK_THREADS / 32; i++) least = fminf(least, of_warps[i]);
+    return least;
+}
+
+/* Looks, after the first pass, for overflowed panels that need no second one: whatever their rows' exponents were, no
+ * sum of theirs would be stored, because the product of their mark and that of any panel they meet is infinite, and
+ * with smaller exponents marks only rise. Their marks become infinite. True if there are others. */
+__device__ bool needs_second_pass(const pack_pair_args &pair) {
+    const float least[2] = {least_mark(pair.operand[0]), least_mark(pair.operand[1])};
+    bool needed = false;
+    for (int i = 0; i < 2; i++) {
+        const pack_args &o = pair.operand[i];
+        const int panels = ceil_div(o.rows, PANEL_ROWS);
+        for (int j = threadIdx.x; j < o.batch * panels; j += PACK_THREADS) {
+            const int64_t at = j / panels * o.marks_batch_stride + j % panels;
+            if (!__ldcg(&o.overflowed_panels[at])) continue;
+            const float mark = __ldcg(&o.marks[at]);
+            if (marks_decide(o) && mark * least[1 - i] == INFINITY) {
+                o.overflowed_panels[at] = 0;
+                o.marks[at] = INFINITY;
+                if (mark < INFINITY) atomicAdd(pair.marked_panels, 1ull);
+            } else
+                needed = true;
+        }
+    }
+    return __syncthreads_or(needed);
+}
+
 /* Called by each block after its last tile; true if the block should join the second pass. The last block to call knows
- * whether there is one. Blocks that already know of an overflow wait for it, but hardly longer than they worked: on a
- * GPU with other work some blocks may start only when others have left. */
-__device__ bool joins_second_pass(pack_progress *progress, long long begun) {
-    __shared__ bool joins;
+ * whether something overflowed, and decides whether there is a second pass. Blocks that already know of an overflow
+ * wait for that, but hardly longer than they worked: on a GPU with other work some blocks may start only when others
+ * have left. */
+__device__ bool joins_second_pass(const pack_pair_args &pair, long long begun) {
+    __shared__ uint32_t seen;
+    pack_progress *const progress = pair.progress;
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence(); /* what this block wrote, and then that it has */
-        uint32_t blocks = atomicAdd(&progress->blocks, 1) + 1;
-        joins = blocks & PACK_OVERFLOWED;
-        if (joins) {
-            const uint32_t all = gridDim.x | PACK_OVERFLOWED;
-            const long long now = clock64(), patience = max(1ll << 16, now - begun); /* cycles */
-            while (blocks != all && clock64() - now < patience) blocks = *(volatile uint32_t *)&progress->blocks;
-            __threadfence();
-            joins = blocks == all;
-        }
+        seen = atomicAdd(&progress->blocks, 1) + 1;
+        __threadfence();
     }
     __syncthreads();
-    return joins;
+    if (!(seen & PACK_OVERFLOWED)) return false;
+    if (seen == (gridDim.x | PACK_OVERFLOWED)) {
+        const bool needed = needs_second_pass(pair);
+        if (threadIdx.x == 0) {
+            __threadfence();
+            atomicOr(&progress->blocks, (uint32_t)(needed ? PACK_AGAIN : PACK_DONE));
+        }
+        return needed;
+    }
+    if (threadIdx.x == 0) {
+        const long long now = clock64(), patience = max(1ll << 16, now - begun); /* cycles */
+        do
+            seen = *(volatile uint32_t *)&progress->blocks;
+        while (!(seen & (PACK_AGAIN | PACK_DONE)) && clock64() - now < patience);
+        __threadfence();
+    }
+    __syncthreads();
+    return seen & PACK_AGAIN;
 }
 
-/* Packs both operands; split(operand, tile, stage) splits a tile and returns the depth of the thread's part. */
+/* Packs both operands; split(operand, tile, stage) splits a tile and returns the depth of the thread's part, negative
+ * where something did not fit that may with other exponents. */
 template <typename SPLIT> __device__ void pack_both(const pack_pair_args &pair, SPLIT split) {
     pack_stage(&stages)[PACK_STAGES] = *(pack_stage(*)[PACK_STAGES])dynamic_shared<16>();
     const long long begun = clock64();
     pack_all(pair, stages, split);
-    if (joins_second_pass(pair.progress, begun)) pack_overflowed(pair, stages[0], split);
+    if (joins_second_pass(pair, begun)) pack_overflowed(pair, stages[0], split);
 }
 
 ASSERT_LISTED_AS(PACK_SAMPLE, SAMPLE_ROWS, 0, PACK_THREADS, 0);
@@ -423,6 +485,7 @@ extern "C" __global__ void __launch_bounds__(PACK_THREADS, 4) pack_split(const _
         if (o.components == 2) return split_tile<counted_components<2>>(o, t, from);
         if (o.by_row) return split_tile<counted_components<1>>(o, t, from);
         const float depth = split_tile<tf32_components>(o, t, from);
-        return __syncthreads_or(depth > 1) ? column_depth(o, t, from) : depth;
+        if (!__syncthreads_or(depth > 1)) return depth;
+        return column_depth(o, t, from) == 1 ? 1.0f : t.again ? INFINITY : -1.0f;
     });
 }

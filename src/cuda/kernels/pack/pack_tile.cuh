@@ -121,13 +121,14 @@ struct element_check {
     static constexpr float INFINITELY_DEEP = 0x1p-142f; /* HALF_LEAST_NORMAL / 2^128: as if it did not fit */
     int tiny = 0, overflow = 0; /* how many are tiny; the bits of the largest that overflows: Inf and NaN come last */
     float least = HALF_LEAST_NORMAL; /* of the tiny ones, scaled */
-    bool fit = true;
+    bool fit = true, may_fit = true; /* may_fit: with the exponents of the second pass, which are smaller */
 
     __device__ void add(float x, int e) {
         const float scaled = fabsf(x * power_of_two(e));
         const bool too_large = overflows(x, e), carried = scaled > INFINITELY_DEEP || x == 0;
         if (too_large) overflow = max(overflow, __float_as_int(fabsf(x)));
         fit &= !too_large && carried;
+        may_fit &= too_large ? fabsf(x) < INFINITY : carried;
         if (x != 0 && carried && !too_large && scaled < HALF_LEAST_NORMAL) tiny++, least = fminf(least, scaled);
     }
 };
