@@ -156,6 +156,13 @@ __device__ inline int warp_max(int x) {
     return most;
 }
 
+/* The least in a warp of numbers that are not negative: as integers such floats have the same order. */
+__device__ inline float warp_min_nonnegative(float x) {
+    int least;
+    asm volatile("redux.sync.min.s32 %0, %1, 0xffffffff;" : "=r"(least) : "r"(__float_as_int(x)));
+    return __int_as_float(least);
+}
+
 /* ---- Barriers in shared memory, waited on by phase (Hopper) ------------------------------------------------------ */
 
 __device__ inline void barrier_init(uint64_t *barrier, int arrivals) {

@@ -80,6 +80,35 @@ __device__ unsigned add_parts(const split_args &g, SHARED &s, const uint64_t *su
     return mine;
 }
 
+/* ---- Work that is left to ieee ------------------------------------------------------------------------------------ */
+
+/* Whether the marks leave the whole product to ieee. Called by whole warps. The least marks so far decide, whichever
+ * panels they belong to: with larger ones more is left. So for most data this is one look at 32 panels. */
+__device__ bool leaves_all(const split_args &g) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int batch = 0; batch < g.batch; batch++) {
+        float least_a = INFINITY, least_b = INFINITY;
+#pragma unroll 1
+        for (int first = 0; first < max(g.m, g.n); first += 32 * PANEL_ROWS) {
+            const int row = first + lane * PANEL_ROWS;
+            const float a = row < g.m ? mark_of(g.a, batch, row) : INFINITY;
+            const float b = row < g.n ? mark_of(g.b, batch, row) : INFINITY;
+            least_a = fminf(least_a, warp_min_nonnegative(a)), least_b = fminf(least_b, warp_min_nonnegative(b));
+            if (__any_sync(0xffffffffu, action_for(g, least_a, least_b) != RECOMPUTE)) return false;
+        }
+    }
+    return true;
+}
+
+/* Called by all warps that multiply, instead of waiting for the stage `at`: they read no more stages. */
+template <int STAGES> __device__ void stop(SHARED &s, volatile bool &stopped, ring<STAGES> at) {
+    if (threadIdx.x % 32 == 0) {
+        stopped = true;
+        barrier_arrive(&s.empty[at.index]); /* the copying thread looks whenever a stage is empty */
+    }
+}
+
 /* ---- The fp32 kernels -------------------------------------------------------------------------------------------- */
 
 enum variant { WHOLE, IN_TURNS, IN_PARTS };
@@ -88,13 +117,15 @@ template <variant VARIANT> __device__ void multiply(const split_args &g) {
     constexpr bool TURNS = VARIANT == IN_TURNS, PARTS = VARIANT == IN_PARTS;
     SHARED &s = *(SHARED *)dynamic_shared<1024>();
     __shared__ uint64_t sums_are_here;
+    __shared__ volatile bool stopped;
     if (PARTS && threadIdx.x == 0) expect_parts(g, &sums_are_here);
+    if (threadIdx.x == 0) stopped = false;
     make_barriers(s);
 
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
         registers_release_to<40>();
-        if (threadIdx.x == 0) produce<PARTS>(g, s);
+        if (threadIdx.x == 0) produce<PARTS>(g, s, [] { return (bool)stopped; });
         __syncwarp();
         if (PARTS) { /* as in add_parts */
             cluster_arrive();
@@ -110,6 +141,14 @@ template <variant VARIANT> __device__ void multiply(const split_args &g) {
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
     };
     ring<STAGES> at;
+    if (leaves_all(g)) { /* known before the first stage has landed */
+        stop(s, stopped, at);
+        if (PARTS) {
+            cluster_arrive();
+            cluster_wait();
+        }
+        return;
+    }
     int turn = 0;
     for (int index = first_work<PARTS>(g); index < work_count(g); index += work_step<PARTS>(g)) {
         const work w = work_of_block<TILE_M, TILE_N, PARTS>(g, index);

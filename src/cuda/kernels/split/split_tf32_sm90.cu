@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(3 * WARPGROUP, 1) split_tf32_sm90(c
     const int wg = warp_number() / (WARPGROUP / 32);
     if (wg == 0) {
         registers_release_to<40>();
-        if (threadIdx.x == 0) produce(g, s);
+        if (threadIdx.x == 0) produce<false>(g, s, [] { return false; });
         return;
     }
     registers_take<232>();

@@ -110,8 +110,16 @@ template <int TILE_M, int TILE_N, int COMPONENTS> struct tile_source {
     }
 };
 
-template <bool PARTS = false, int TILE_M, int TILE_N, int COMPONENTS, int STAGES, int WARPS>
-__device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N, COMPONENTS>, STAGES, WARPS> &s) {
+/* A block must not end before what it copies has landed: waits for the last copy to each stage. `at` is the stage that
+ * would be next. */
+template <typename SHARED, int STAGES> __device__ void wait_for_copies(const SHARED &s, ring<STAGES> at) {
+    for (int i = 0; i < STAGES; i++, at.advance()) barrier_wait(&s.full[at.index], at.phase ^ 1);
+}
+
+/* stopped(), asked each time a stage is empty: whether nobody reads what is copied from now on. */
+template <bool PARTS, int TILE_M, int TILE_N, int COMPONENTS, int STAGES, int WARPS, typename STOPPED>
+__device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N, COMPONENTS>, STAGES, WARPS> &s,
+                        STOPPED stopped) {
     ring<STAGES> at;
     for (int index = first_work<PARTS>(g); index < work_count(g); index += work_step<PARTS>(g)) {
         const work w = work_of_block<TILE_M, TILE_N, PARTS>(g, index);
@@ -121,9 +129,11 @@ __device__ void produce(const split_args &g, shared_layout<stage<TILE_M, TILE_N,
 #pragma unroll 1
         for (int kb = w.kb_begin; kb < w.kb_end; kb++, at.advance()) {
             barrier_wait(&s.empty[at.index], at.phase ^ 1);
+            if (stopped()) return wait_for_copies(s, at);
             source.copy_next(s.stages[at.index], &s.full[at.index]);
         }
     }
+    wait_for_copies(s, at); /* they may have stopped since */
 }
 
 // region: fp32_products
