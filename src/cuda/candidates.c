@@ -167,6 +167,22 @@ cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *
     return best;
 }
 
+/* ---- Recomputing ------------------------------------------------------------------------------------------------- */
+
+/* The first that runs here; on Hopper the smaller tile, if whole tiles of that size take less time. Both sum the terms
+ * of an element in the same order, so that its bits are the same. */
+const cuda_kernel *cuda_recompute_kernel(const cuda_device *device, const tsr_problem *p, bool invariant) {
+    const cuda_kernel *first = NULL, *smaller = &cuda_kernels[IEEE_MMA_64X64];
+    for (int i = 0; i < CUDA_KERNELS && !first; i++)
+        if (cuda_kernels[i].family == FAMILY_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
+            first = &cuda_kernels[i];
+    if (first != &cuda_kernels[IEEE_MMA_64X128] || invariant) return first;
+    cuda_candidate best = {0};
+    consider(&best, device, candidate_whole(first, p), p, 0);
+    consider(&best, device, candidate_whole(smaller, p), p, 0);
+    return best.kernel;
+}
+
 /* ---- Split candidates -------------------------------------------------------------------------------------------- */
 
 double cuda_elements_of_a(const tsr_problem *p) {

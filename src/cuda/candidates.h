@@ -71,6 +71,9 @@ cuda_candidate candidate_split(const cuda_device *device, const cuda_kernel *ker
 cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *problem, size_t max_workspace,
                                   bool split);
 
+/* The ieee kernel that recomputes what a split kernel left of a product. `invariant`: the same for every m. */
+const cuda_kernel *cuda_recompute_kernel(const cuda_device *device, const tsr_problem *problem, bool invariant);
+
 /* The best of the TF32 kernels; none where the copies they need have no room. */
 cuda_candidate candidate_tf32(const cuda_device *device, const tsr_problem *problem, size_t max_workspace);
 

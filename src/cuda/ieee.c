@@ -1,5 +1,6 @@
 /* ieee.c: queues the ieee kernels: products of operands in place, products without terms, and what of a split product
  * must be recomputed. */
+#include "cuda/candidates.h"
 #include "cuda/launch.h"
 
 matrix_in matrix_in_place(const tsr_operand *o) {
@@ -127,7 +128,7 @@ tsr_status queue_reduce(launch_queue *q, const tsr_problem *p, const cuda_kernel
 }
 
 tsr_status queue_recompute(launch_queue *q, const cuda_device *device, const tsr_problem *p, const split_args *split) {
-    const cuda_kernel *kernel = cuda_recompute_kernel(device);
+    const cuda_kernel *kernel = cuda_recompute_kernel(device, p, split->by_row);
     ieee_args args = ieee_args_of(p, kernel);
     args.marks_a = split->a.marks;
     args.marks_b = split->b.marks;

@@ -54,13 +54,6 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device) {
            kernel->shared_bytes <= device->shared_per_block && cuda_module_image(kernel->module, device);
 }
 
-const cuda_kernel *cuda_recompute_kernel(const cuda_device *device) {
-    for (int i = 0; i < CUDA_KERNELS; i++)
-        if (cuda_kernels[i].family == FAMILY_TILE && cuda_kernel_runs_on(&cuda_kernels[i], device))
-            return &cuda_kernels[i];
-    return NULL;
-}
-
 const cuda_kernel *cuda_tf32_recompute_kernel(const cuda_device *device) {
     const cuda_kernel *kernel = &cuda_kernels[TF32_128X128]; /* a tile for each two panels */
     return cuda_kernel_runs_on(kernel, device) ? kernel : NULL;

@@ -90,9 +90,6 @@ bool cuda_kernel_runs_on(const cuda_kernel *kernel, const cuda_device *device);
 /* The kernel that recomputes what a tf32 split kernel could not carry; NULL: the ieee kernel does. */
 const cuda_kernel *cuda_tf32_recompute_kernel(const cuda_device *device);
 
-/* The ieee kernel that recomputes what a split kernel could not carry. */
-const cuda_kernel *cuda_recompute_kernel(const cuda_device *device);
-
 /* The multiply kernel of that name, for options.kernel: refused where there is none, where this GPU cannot run it, or
  * where it does not keep the precision's contract. */
 tsr_status cuda_kernel_find(const char *name, tsr_precision precision, const cuda_device *device,

@@ -449,24 +449,30 @@ template <int TILE_M, int TILE_N, int WARPS_M, int WARPS_N, int MOST_K> struct i
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-/* Large products, and what of a split product is to be computed again. A warp has 64 x 32; 2 blocks per SM. */
+/* With marks, what of a split product is to be computed again. If that is nothing, this is known since before the
+ * split kernel in front of us began. */
+template <class KERNEL> __device__ void run_or_recompute(const ieee_args &args) {
+    if (nothing_marked(args)) {
+        if (blockIdx.x == 0 && blockIdx.z == 0) wait_for_previous_kernel(); /* the grid is not to end before it does */
+        return;
+    }
+    KERNEL::run(args);
+}
+
+/* Large products, and recomputing. A warp has 64 x 32; 2 blocks per SM. */
 using mma_64x128 = ieee_mma<64, 128, 1, 4, 1, 3>;
 ASSERT_LISTED_AS(IEEE_MMA_64X128, mma_64x128::M, mma_64x128::N, mma_64x128::THREADS, mma_64x128::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 2) ieee_mma_64x128(const __grid_constant__ ieee_args args) {
-    if (nothing_marked(args)) { /* known since before the split kernel in front of us began */
-        if (blockIdx.x == 0 && blockIdx.z == 0) wait_for_previous_kernel(); /* the grid is not to end before it does */
-        return;
-    }
-    mma_64x128::run(args);
+    run_or_recompute<mma_64x128>(args);
 }
 
-/* Medium products. A warp has 32 x 32; 3 blocks per SM. */
+/* Medium products, and recomputing. A warp has 32 x 32; 3 blocks per SM. */
 using mma_64x64 = ieee_mma<64, 64, 2, 2, 1, 3>;
 ASSERT_LISTED_AS(IEEE_MMA_64X64, mma_64x64::M, mma_64x64::N, mma_64x64::THREADS, mma_64x64::SHARED_BYTES);
 
 extern "C" __global__ void __launch_bounds__(128, 3) ieee_mma_64x64(const __grid_constant__ ieee_args args) {
-    mma_64x64::run(args);
+    run_or_recompute<mma_64x64>(args);
 }
 
 /* Small products: more tiles. Two warps have 32 x 32 together, half of k each; 3 blocks per SM. */

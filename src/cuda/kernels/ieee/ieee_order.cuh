@@ -206,10 +206,14 @@ static __device__ __noinline__ void compute_row(const ieee_args &args, int row, 
     __syncthreads();
 }
 
-/* If at most FEW_ROWS rows of the tile that begins with this element are to be recomputed, computes them and returns
- * true. by_row: how a row is computed must not depend on the others, so not here. All threads of the block call it. */
+/* What of a tile is still to be computed: nothing, the rows that have a bit, or all of it. */
+enum rest { NOTHING, SOME_ROWS, ALL_ROWS };
+
+/* If at most FEW_ROWS rows of the tile that begins with this element are to be recomputed, computes them: then nothing
+ * is left. by_row: how a row is computed must not depend on the others, so not here. All threads of the block call
+ * it. */
 template <int TILE_M, int TILE_N>
-static __device__ __forceinline__ bool compute_few_rows(const ieee_args &args, const uint16_t *recompute, int row,
+static __device__ __forceinline__ rest compute_few_rows(const ieee_args &args, const uint16_t *recompute, int row,
                                                         int col, float *shared) {
     constexpr int ACROSS = TILE_N / CHECK_COLS, BLOCKS = TILE_M / CHECK_ROWS * ACROSS;
     static_assert(TILE_M % CHECK_ROWS == 0 && TILE_N % CHECK_COLS == 0 && BLOCKS <= 128,
@@ -219,8 +223,12 @@ static __device__ __forceinline__ bool compute_few_rows(const ieee_args &args, c
     const bool there = threadIdx.x < BLOCKS && row < args.m && col < args.n;
     const unsigned left = there ? rows_recomputed(args, recompute, row, col) : 0;
     const int blocks = __syncthreads_count(left);
-    if (blocks == 0) return true;
-    if (args.by_row || blocks > FEW_ROWS || __syncthreads_or(left & (left - 1))) return false; /* one row of each */
+    if (blocks == 0) return NOTHING;
+    if (args.by_row) return SOME_ROWS;
+    if (blocks > FEW_ROWS || __syncthreads_or(left & (left - 1))) { /* or more than one row of a check block */
+        const unsigned all = there ? (1u << min((int)CHECK_ROWS, args.m - row)) - 1 : 0;
+        return __syncthreads_or(left != all) ? SOME_ROWS : ALL_ROWS;
+    }
     struct few {
         int count, row[FEW_ROWS], col[FEW_ROWS];
     } &found = *(few *)shared;
@@ -234,7 +242,7 @@ static __device__ __forceinline__ bool compute_few_rows(const ieee_args &args, c
     __syncthreads();
     const int count = found.count;
     for (int i = 0; i < count; i++) compute_row(args, found.row[i], found.col[i], (double *)(shared + 64));
-    return true;
+    return NOTHING;
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -262,7 +270,9 @@ static __device__ __forceinline__ void compute_segments(const ieee_args &args, f
                 if (action == STORE) continue;
                 if (action == CHECK_SUMS) {
                     recompute = args.recompute + blockIdx.z * args.recompute_batch_stride;
-                    if (compute_few_rows<TILE_M, TILE_N>(args, recompute, rows.own, cols.own, shared)) continue;
+                    const rest rest = compute_few_rows<TILE_M, TILE_N>(args, recompute, rows.own, cols.own, shared);
+                    if (rest == NOTHING) continue;
+                    if (rest == ALL_ROWS) recompute = nullptr;
                 }
                 if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
             }
