@@ -122,7 +122,7 @@ def test_marked_tiles_equal_the_ieee_kernel(driver, rng):
     a[:, 16] = 2.0**100
     b[16] = 0
     c = fp32.product(a, b, context=context)
-    ieee = Engine(CUDA, IEEE, kernel_names(CUDA)[0])  # the first of them recomputes
+    ieee = Engine(CUDA, IEEE, kernel_names(CUDA)[0])  # what recomputes sums in the order of the first of them
     whole_k = ieee.new_context(max_workspace=1)  # no room for partial sums, so k is not cut
     assert np.array_equal(c, ieee.product(a, b, context=whole_k))
 
@@ -141,6 +141,107 @@ def test_fallback_with_alpha_and_beta(accurate_cuda, rng, alpha, beta):
         finite = np.arange(M) != 20
         assert np.array_equal(c[finite], expected[finite].astype(np.float32))
         assert_guards(c)
+
+
+# ---- Products of which little or nothing is carried -----------------------------------------------------------------
+
+def inf_in_each_row(rng, m, n, k):
+    a, b = normal(rng, m, n, k)
+    a[np.arange(m), rng.integers(0, k, m)] = np.inf
+    return a, b
+
+
+def nan_in_each_panel_of_b(rng, m, n, k):
+    a, b = normal(rng, m, n, k)
+    b[rng.integers(0, k), ::100] = np.nan
+    return a, b
+
+
+def graded(exponent):
+    """Column l of A times 2^e, row l of B times 2^-e."""
+    def family(rng, m, n, k):
+        (a, b), grade = normal(rng, m, n, k), powers_of_two(rng, -exponent, exponent, k)
+        return a * grade, b / grade[:, None]
+    return family
+
+
+def spread_over_120(rng, m, n, k):
+    a, b = FAMILIES["exponents_60"](rng, m, n, k)
+    return a * np.float32(2.0**-8), b * np.float32(2.0**-8)  # so that sums stay finite
+
+
+NOT_CARRIED = {"inf": inf_in_each_row, "nan": nan_in_each_panel_of_b, "graded 15": graded(15), "graded 25": graded(25),
+               "graded 60": graded(60), "spread": spread_over_120}
+
+
+def assert_product(c, a, b):
+    finite = np.isfinite(a).all() and np.isfinite(b).all()
+    (assert_componentwise if finite else assert_special_values)(c, a, b)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("kind", NOT_CARRIED)
+@pytest.mark.parametrize("m, n, k", [(300, 260, 64), (2100, 1300, 66), (2100, 1300, 130), (2100, 1300, 256),
+                                     (1500, 2900, 700), (300, 260, 2000), (900, 700, 1536), (130, 70, 20000)])
+def test_nothing_is_carried(fp32_cuda, rng, m, n, k, kind):
+    """Thread blocks with one tile or several, of fewer blocks of k than there are stages, or more; clusters; slices:
+    all of C is computed, whatever they leave out."""
+    a, b = NOT_CARRIED[kind](rng, m, n, k)
+    assert_product(fp32_cuda.product(a, b), a, b)
+
+
+@pytest.mark.parametrize("kind", NOT_CARRIED)
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": 1}, {"max_workspace": 6 << 20}], ids=str)
+def test_nothing_is_carried_where_c_is_the_addend(fp32_cuda, rng, kind, options):
+    """Of a batch, too, all items or some."""
+    (a, b), before = NOT_CARRIED[kind](rng, 3 * 400, 350, 600), integers(rng, 3, 400, 350)
+    a, plain = a.reshape(3, 400, 600), normal(rng, 400, 350, 600)[0]
+    for left in (a, np.stack([plain, a[1], plain])):
+        c = filled(stepped, before)
+        fp32_cuda.multiply(left, b, c, 0.5, 2.0, context=fp32_cuda.new_context(**options))
+        assert_guards(c)
+        for item in range(3):
+            with np.errstate(invalid="ignore"):
+                without = (c[item].astype(np.float64) - 2.0 * before[item]) * 2.0
+            exact, magnitude = product64(left[item], b), product64(np.abs(left[item]), np.abs(b))
+            assert np.array_equal(np.isnan(without), np.isnan(exact))
+            finite = np.isfinite(exact)
+            assert np.array_equal(without[~finite], exact[~finite], equal_nan=True)
+            allowed = 604 * UNIT * (magnitude + 4.0 * np.abs(before[item]))
+            assert (np.abs(without - exact)[finite] <= allowed[finite]).all()
+
+
+MARKED_PANELS = {"first": [0], "last": [16], "every other": range(0, 17, 2), "all but the first": range(1, 17),
+                 "all but the last": range(16), "in the middle": [7, 8]}
+
+
+@pytest.mark.parametrize("panels", MARKED_PANELS)
+def test_some_panels_are_not_carried(fp32_cuda, rng, panels):
+    """What they leave out is theirs alone: all other elements keep their bits, of A's panels and of B's."""
+    a, b = normal(rng, 2100, 1300, 320)
+    spoiled, rows = a.copy(), np.zeros(2100, bool)
+    for panel in MARKED_PANELS[panels]:
+        rows[panel * 128:(panel + 1) * 128] = True
+        spoiled[panel * 128:(panel + 1) * 128:50, 3] = np.inf
+    for transposed in (False, True):
+        left, right, plain = (b.T, spoiled.T, a.T) if transposed else (spoiled, b, a)
+        c = fp32_cuda.product(left, right)
+        assert_special_values(c, left, right)
+        before = fp32_cuda.product(left, plain) if transposed else fp32_cuda.product(plain, right)
+        found, expected = (c.T, before.T) if transposed else (c, before)
+        assert np.array_equal(found[~rows], expected[~rows])
+
+
+@pytest.mark.parametrize("panels", MARKED_PANELS)
+@pytest.mark.parametrize("k", [320, 1500])
+def test_some_panels_have_sums_too_small(fp32_cuda, rng, panels, k):
+    """Graded rows, all of whose sums are tested in vain, before, between and behind rows whose sums are large."""
+    a, b = graded(24)(rng, 2100, 1300, k)
+    for panel in set(range(17)) - set(MARKED_PANELS[panels]):
+        rows = slice(panel * 128, (panel + 1) * 128)
+        a[rows] = normal(rng, a[rows].shape[0], 1, k)[0]
+    a[5::60, ::3] *= np.float32(2.0**-30)  # so that panels of ordinary rows are tested, too
+    assert_componentwise(fp32_cuda.product(a, b), a, b)
 
 
 # ---- Rows the split finds hard --------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def refused(status, expected, *words):
         assert word in message, message
 
 
-SPLIT = ["pack_sample", "pack_split", "split_fp32_sm90", "ieee_mma_64x128"]
+SPLIT = ["pack_sample", "pack_split", "split_fp32_sm90", "ieee_mma_64x64"]
 
 
 # ---- Launches -------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_what_cannot_be_split_is_recomputed(problem):
     context = Context(CUDA, FP32, "split_fp32_sm90")
     assert problem.run(context) == 0
     stats = context.stats()
-    assert stats.marked_panels == 1 and stats.fallback_tiles == 4
+    assert stats.marked_panels == 1 and stats.fallback_tiles == 8
     got, others = problem.got(), np.arange(300) != 130
     assert np.array_equal(got[others], problem.expected[others])
     with np.errstate(invalid="ignore"):
@@ -336,7 +336,7 @@ def test_what_tf32_cannot_pack_is_recomputed_by_its_instruction(m, n, k, batch, 
     problem.operand_a.cols = problem.operand_b.rows = k - start // 4
     context = Context(CUDA, TF32, "split_tf32_sm90")
     assert problem.run(context) == 0
-    assert names()[-1] == ("ieee_mma_64x128" if start or n % 4 else "tf32_128x128")
+    assert names()[-1] == ("ieee_mma_64x64" if start or n % 4 else "tf32_128x128")
     assert context.stats().fallback_tiles
     with np.errstate(invalid="ignore"):
         expected = values[..., start // 4:] @ problem.b[..., :k - start // 4, :]

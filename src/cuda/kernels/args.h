@@ -211,8 +211,8 @@ typedef struct pack_args {
 
 /* How far pack_split has come, shared by its thread blocks. */
 typedef struct pack_progress {
-    uint32_t blocks;  /* thread blocks that finished the first pass, and the bits below */
-    uint32_t tickets; /* pack tiles handed out in the first pass, beyond those each block starts with */
+    uint32_t blocks;         /* thread blocks that finished the first pass, and the bits below */
+    uint32_t tickets;        /* pack tiles handed out in the first pass, beyond those each block starts with */
     uint32_t second_tickets; /* groups of pack tiles handed out in the second pass */
     uint32_t outgrown;       /* bit i: pack_look found a row of operand i that outgrows its sample */
 } pack_progress;

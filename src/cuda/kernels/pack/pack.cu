@@ -454,8 +454,7 @@ __device__ bool joins_second_pass(const pack_pair_args &pair, long long begun) {
     }
     if (threadIdx.x == 0) {
         const long long now = clock64(), patience = max(1ll << 16, now - begun); /* cycles */
-        do
-            seen = *(volatile uint32_t *)&progress->blocks;
+        do seen = *(volatile uint32_t *)&progress->blocks;
         while (!(seen & (PACK_AGAIN | PACK_DONE)) && clock64() - now < patience);
         __threadfence();
     }
