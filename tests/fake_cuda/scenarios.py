@@ -146,6 +146,16 @@ def test_a_split_product_is_packed_multiplied_and_recomputed(problem):
     assert (stats.products, stats.split_products, stats.marked_panels, stats.fallback_tiles) == (1, 1, 0, 0)
 
 
+@pytest.mark.parametrize("m, n, k, options, kernel", [
+    (1024, 1024, 1024, {}, "ieee_mma_64x64"), (4096, 4096, 4096, {}, "ieee_mma_64x128"),
+    (1024, 1024, 1024, {"batch_invariant": 1}, "ieee_mma_64x128")], ids=["small", "large", "batch-invariant"])
+def test_what_recomputes(m, n, k, options, kernel):
+    """The tile that takes less time; in batch-invariant products always the same."""
+    context = Context(CUDA, FP32, "split_fp32_sm90", **options)
+    operands = Operand(4096, m, k, k, 1, 0), Operand(4096, k, n, n, 1, 0), Result(4096, m, n, n, 1, 0)
+    assert f"fallback: {kernel}," in Plan(context, *operands).text()
+
+
 def along_k(problem):
     """Lays B out so that its columns are contiguous, as the rows of A are."""
     problem.buffers[1].put(np.ascontiguousarray(problem.b.swapaxes(-1, -2)))
