@@ -119,7 +119,8 @@ typedef struct split_operand {
 /* C = alpha*A*B + beta*S from split operands (split_*.cu), except for tiles whose marks multiply to more than
  * mark_limit. If those marks are finite and `recompute` is given, each check block is tested: a row of it is stored if
  * every sum, before it is scaled back, is at least least_per_tiny times the number of tiny elements in its row of A and
- * column of B. Of recompute[batch][block row][block column], bit i becomes 0 if row i is stored, else 1.
+ * column of B. Of recompute[batch][block row][block column], bit i becomes 0 if row i is stored, else 1. Without by_row
+ * a kernel may leave rows whose sums are large enough.
  *
  * by_row: in tiles whose panel of A has a mark above 1, rows without a tiny element are stored, if B's mark is at most
  * mark_limit, and others are tested, also where A's mark is infinite.
@@ -191,7 +192,9 @@ typedef struct copy_args {
 
 /* Packs one operand into panels (pack.cu). A first pass scales each row by a sample of it. It notes each element that
  * does not fit: the largest of each row in row_overflows, the panel in overflowed_panels. A second pass packs these
- * panels again, their rows scaled by row_overflows. */
+ * panels again, their rows scaled by row_overflows. Where marks alone decide about a panel (two components, not by_row)
+ * and already leave all of its tiles to ieee, it is not packed again: its mark is infinite, and the panel, its exponents
+ * and tiny_counts mean nothing. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
@@ -204,7 +207,7 @@ typedef struct pack_args {
     int32_t *exponents;
     float *row_overflows;       /* [rows]: 0 where all fits; pack_sample initialises this and what follows */
     uint32_t *tiny_counts;      /* [rows], added to when a row is split, and again when it is with another exponent */
-    int32_t *overflowed_panels; /* [panels]: 1 where something did not fit in the first pass, else 0 */
+    int32_t *overflowed_panels; /* [panels]: 1 where the first pass found that it must be packed again, else 0 */
     float *marks;               /* [panels] */
     int64_t panels_batch_stride, exponents_batch_stride, marks_batch_stride;
 } pack_args;

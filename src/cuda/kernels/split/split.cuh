@@ -142,10 +142,16 @@ __device__ inline float least_sum_of_a(const split_args &g, int batch, int row, 
     return g.by_row && least == 0 && mark_of(g.b, batch, col0) <= g.mark_limit ? -INFINITY : least;
 }
 
+/* Where the flags of a check block are; and its rows, as bits. */
+__device__ inline uint16_t *flags_at(const split_args &g, int batch, int row0, int col0) {
+    const int64_t block = (int64_t)(row0 / CHECK_ROWS) * ceil_div(g.n, CHECK_COLS) + col0 / CHECK_COLS;
+    return g.recompute + batch * g.recompute_batch_stride + block;
+}
+__device__ inline unsigned all_rows(const split_args &g, int row0) { return (1u << min(CHECK_ROWS, g.m - row0)) - 1; }
+
 /* Notes which rows of a check block are left to ieee. */
 __device__ inline void note_rows(const split_args &g, int batch, int row0, int col0, unsigned left) {
-    const int64_t block = (int64_t)(row0 / CHECK_ROWS) * ceil_div(g.n, CHECK_COLS) + col0 / CHECK_COLS;
-    if (threadIdx.x % 32 == 0) g.recompute[batch * g.recompute_batch_stride + block] = (uint16_t)left;
+    if (threadIdx.x % 32 == 0) *flags_at(g, batch, row0, col0) = (uint16_t)left;
 }
 
 /* A warp's own part of shared memory, through which it checks and stores its sums, one check block at a time. */

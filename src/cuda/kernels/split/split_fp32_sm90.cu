@@ -80,7 +80,7 @@ __device__ unsigned add_parts(const split_args &g, SHARED &s, const uint64_t *su
     return mine;
 }
 
-/* ---- Work that is left to ieee ------------------------------------------------------------------------------------ */
+/* ---- Work that is left to ieee ----------------------------------------------------------------------------------- */
 
 /* Whether the marks leave the whole product to ieee. Called by whole warps. The least marks so far decide, whichever
  * panels they belong to: with larger ones more is left. So for most data this is one look at 32 panels. */
@@ -101,12 +101,52 @@ __device__ bool leaves_all(const split_args &g) {
     return true;
 }
 
+constexpr int REST_BARRIER = 3; /* 1 and 2 are for turns */
+
+/* Whether a row of this warp's part of a tile, of which each check block was tested, was stored. */
+__device__ bool stored_any(const split_args &g, const work &w, int row0) {
+    const int lane = threadIdx.x % 32, col0 = w.n0 + lane * CHECK_COLS;
+    __syncwarp(); /* lane 0 has noted them */
+    const bool there = lane < TILE_N / CHECK_COLS && row0 < g.m && col0 < g.n;
+    return __any_sync(0xffffffffu, there && __ldcg(flags_at(g, w.batch, row0, col0)) != all_rows(g, row0));
+}
+
+/* Products of two marks from which on leaves_rest is asked, and the factor by which others may be smaller: then they,
+ * too, are far above mark_limit, which is below 2^10 for any k. */
+constexpr float HARD = 1ull << 32, ALIKE = 1 << 10;
+
+/* If data are graded, nearly all of C is left to ieee. So if no sum of this block's first tile was large enough, and
+ * its other tiles have marks about as large, they are left, too, without being multiplied: this flags all their rows.
+ * Called by all warps that multiply, after that tile, number `index`; `row`: this warp's first row of a tile; mark: the
+ * product of the first tile's marks. True if there is nothing more to multiply. */
+__device__ bool leaves_rest(const split_args &g, const work &w, int index, int row, float mark) {
+    const int count = work_count(g), step = gridDim.x, lane = threadIdx.x % 32;
+    bool alike = true;
+#pragma unroll 1
+    for (int next = index + step; next < count; next += 32 * step) {
+        const int mine = next + lane * step;
+        const work other = work_at<TILE_M, TILE_N>(g, mine < count ? mine : next);
+        alike &= ALIKE * mark_of(g.a, other.batch, other.m0) * mark_of(g.b, other.batch, other.n0) >= mark;
+    }
+    const bool stays = !alike || stored_any(g, w, w.m0 + row);
+    if (named_barrier_any(REST_BARRIER, 2 * WARPGROUP, stays)) return false;
+#pragma unroll 1
+    for (int next = index + step; next < count; next += step) {
+        const work other = work_at<TILE_M, TILE_N>(g, next);
+        const int row0 = other.m0 + row, col0 = other.n0 + lane * CHECK_COLS;
+        if (lane < TILE_N / CHECK_COLS && row0 < g.m && col0 < g.n)
+            *flags_at(g, other.batch, row0, col0) = (uint16_t)all_rows(g, row0);
+    }
+    return true;
+}
+
 /* Called by all warps that multiply, instead of waiting for the stage `at`: they read no more stages. */
 template <int STAGES> __device__ void stop(SHARED &s, volatile bool &stopped, ring<STAGES> at) {
     if (threadIdx.x % 32 == 0) {
         stopped = true;
         barrier_arrive(&s.empty[at.index]); /* the copying thread looks whenever a stage is empty */
     }
+    __syncwarp();
 }
 
 /* ---- The fp32 kernels -------------------------------------------------------------------------------------------- */
@@ -150,6 +190,7 @@ template <variant VARIANT> __device__ void multiply(const split_args &g) {
         return;
     }
     int turn = 0;
+    bool may_leave = !PARTS && g.recompute && !g.by_row && g.slices == 1; /* all but the first tile */
     for (int index = first_work<PARTS>(g); index < work_count(g); index += work_step<PARTS>(g)) {
         const work w = work_of_block<TILE_M, TILE_N, PARTS>(g, index);
         const output<TILE_N> out(g, w, w.m0 + row);
@@ -189,6 +230,13 @@ template <variant VARIANT> __device__ void multiply(const split_args &g) {
         add_corrections(sums);
         const unsigned mine = PARTS ? add_parts(g, s, &sums_are_here, sums.main) : 0;
         out.template store<PARTS>(g, w, sums.main, s.out[threadIdx.x / 32 - 4], mine);
+        const float mark = out.mark_a * out.marks_b[0];
+        if (!PARTS && __any_sync(0xffffffffu, may_leave && mark >= HARD && mark < INFINITY) &&
+            leaves_rest(g, w, index, out.row0 - w.m0, mark)) {
+            stop(s, stopped, at);
+            return;
+        }
+        may_leave = false;
     }
 }
 
