@@ -294,10 +294,13 @@ __device__ uint64_t policy_for(const pack_pair_args &pair) {
     return panels <= ROOM ? evict_first_policy() : 0;
 }
 
-/* Raises the mark of a tile's panel. */
+/* Raises the mark of a tile's panel. What it was is only asked, and waited for, where it may be counted. */
 __device__ void mark_panel(const pack_pair_args &pair, const pack_args &o, const pack_tile &t, float depth) {
-    const float before = atomic_max_nonnegative(&o.marks[panel_of(o, t)], depth);
-    if (before < INFINITY && depth == INFINITY) atomicAdd(pair.marked_panels, 1ull);
+    float *const mark = &o.marks[panel_of(o, t)];
+    if (depth < INFINITY)
+        atomic_max_nonnegative(mark, depth);
+    else if (atomic_max_nonnegative(mark, depth) < INFINITY)
+        atomicAdd(pair.marked_panels, 1ull);
 }
 
 /* The first pass: splits all tiles, copying two tiles ahead. Tiles are handed out by tickets, because memory serves
