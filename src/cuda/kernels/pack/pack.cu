@@ -438,6 +438,7 @@ __device__ bool needs_second_pass(const pack_pair_args &pair) {
  * have left. */
 __device__ bool joins_second_pass(const pack_pair_args &pair, long long begun) {
     __shared__ uint32_t seen;
+    __shared__ bool joins;
     pack_progress *const progress = pair.progress;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -457,12 +458,14 @@ __device__ bool joins_second_pass(const pack_pair_args &pair, long long begun) {
     }
     if (threadIdx.x == 0) {
         const long long now = clock64(), patience = max(1ll << 16, now - begun); /* cycles */
-        do seen = *(volatile uint32_t *)&progress->blocks;
-        while (!(seen & (PACK_AGAIN | PACK_DONE)) && clock64() - now < patience);
+        uint32_t blocks;
+        do blocks = *(volatile uint32_t *)&progress->blocks;
+        while (!(blocks & (PACK_AGAIN | PACK_DONE)) && clock64() - now < patience);
         __threadfence();
+        joins = blocks & PACK_AGAIN;
     }
     __syncthreads();
-    return seen & PACK_AGAIN;
+    return joins;
 }
 
 /* Packs both operands; split(operand, tile, stage) splits a tile and returns the depth of the thread's part, negative
