@@ -31,7 +31,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     template <bool A_ALONG_K, bool B_ALONG_K>
     static __device__ __forceinline__ void sum_terms(const ieee_args &args, float (&sum)[SUMS], int row0, int col0,
                                                      int k0, int terms, float *pieces, float *shared) {
-        const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / 4;
+        const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / (WARPGROUP / 32);
         const int thread = (int)threadIdx.x % WARPGROUP;
         const uint32_t memory = shared_address(shared), b_pieces = tile_address(pieces);
 #pragma unroll 1
@@ -66,15 +66,13 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                     return named_barrier_any(barrier, WARPGROUP,
                                              exact || least_a.is_below(of_a) || least_b.is_below(of_b));
                 };
-                float part[SUMS];
                 if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80))
-                    multiply_exact<stage_a, stage_b>(part, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
+                    add_exact<stage_a, stage_b>(sum, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
                 else {
-                    issue_products<N>(part, hi, lo, b_pieces);
-                    finish_products(part);
+                    stage_sums<N, DIRECT_FORM> sums;
+                    sums.issue(hi, lo, b_pieces);
+                    sums.finish_and_add(sum, hi, b_pieces);
                 }
-#pragma unroll
-                for (int j = 0; j < SUMS; j++) sum[j] += part[j];
             }
             cp_async_wait<0>();
             if (!named_barrier_any(barrier, WARPGROUP, !exact && any_not_finite(sum))) return;
@@ -139,7 +137,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     static __device__ __forceinline__ void run(const ieee_args &args) {
         __shared__ uint64_t sums_are_here;
         float *shared = (float *)dynamic_shared<1024>();
-        const int rank = cluster_rank(), group = (int)threadIdx.x / WARPGROUP;
+        const int rank = cluster_rank(), group = warp_number() / (WARPGROUP / 32);
         if (args.cluster > 1 && threadIdx.x == 0) {
             const int each = quads_of_block(args.cluster), quads = min(each, QUADS - rank * each);
             begin_receiving(&sums_are_here);
@@ -164,10 +162,17 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     }
 };
 
+/* With launch bounds instead ptxas spills registers of direct_64x64, at the same limit. */
+#if DIRECT_FORM == 1 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 4))
+#define REGISTERS_FOR(threads) __maxnreg__(65536 / (threads) / 8 * 8)
+#else
+#define REGISTERS_FOR(threads) __launch_bounds__(threads, 1)
+#endif
+
 #define DIRECT_KERNEL(name, id, ...)                                                                       \
     using name##_tile = direct_tile<__VA_ARGS__>;                                                          \
     ASSERT_LISTED_AS(id, name##_tile::M, name##_tile::N, name##_tile::THREADS, name##_tile::SHARED_BYTES); \
-    extern "C" __global__ void __launch_bounds__(name##_tile::THREADS, 1)                                  \
+    extern "C" __global__ void REGISTERS_FOR(name##_tile::THREADS)                                         \
         name(const __grid_constant__ ieee_args args) {                                                     \
         name##_tile::run(args);                                                                            \
     }
