@@ -69,9 +69,10 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80))
                     add_exact<stage_a, stage_b>(sum, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
                 else {
-                    stage_sums<N, DIRECT_FORM> sums;
+                    stage_sums<N> sums;
                     sums.issue(hi, lo, b_pieces);
-                    sums.finish_and_add(sum, hi, b_pieces);
+                    sums.finish();
+                    sums.add_to(sum);
                 }
             }
             cp_async_wait<0>();
@@ -162,8 +163,9 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     }
 };
 
-/* With launch bounds instead ptxas spills registers of direct_64x64, at the same limit. */
-#if DIRECT_FORM == 1 && (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 4))
+/* As many registers as so many threads may have. By launch bounds, as nvcc before CUDA 12.4 has them only, ptxas spills
+ * some of direct_64x64, which needs 163 of 168. */
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 4)
 #define REGISTERS_FOR(threads) __maxnreg__(65536 / (threads) / 8 * 8)
 #else
 #define REGISTERS_FOR(threads) __launch_bounds__(threads, 1)

@@ -2,9 +2,10 @@
  * STAGE_K terms at a time, and what they do where that cannot be done.
  *
  * An element is split into hi + lo, both tf32: 11 significant bits each and float32's range, so that nothing has to be
- * scaled. Tensor cores compute lo*hi + hi*lo + hi*hi of a stage, from zero, and the sums are added to float32 registers
- * (docs/internals/numerics.md). What cannot be split is multiplied by fma instead: a stage with an element so small
- * that lo, or a product with it, would underflow; everything, if a sum is not finite or k is short.
+ * scaled. Tensor cores compute lo*hi + hi*lo + hi*hi of a stage, from zero, hi*hi of its second half apart, and both
+ * sums are added to float32 registers (docs/internals/numerics.md). What cannot be split is multiplied by fma instead: a
+ * stage with an element so small that lo, or a product with it, would underflow; everything, if a sum is not finite or
+ * k is short.
  *
  * A stage has the order of global memory. A "line" is an index of m for A and of n for B:
  *
@@ -22,9 +23,6 @@
 constexpr int STAGE_K = 32, STEPS = STAGE_K / 8; /* terms of a stage, products along it */
 constexpr int WARPGROUP = 128;
 constexpr int LEAST_K = 64; /* docs/internals/numerics.md */
-#ifndef DIRECT_FORM
-#define DIRECT_FORM 2
-#endif
 
 /* How an operand's lines of a stage lie in shared memory, so that a warp's loads find all banks. */
 template <int LINES_OF_TILE, int PADDING> struct stage_layout {
@@ -64,9 +62,7 @@ struct sums_place {
     int row, col;
     __device__ __forceinline__ sums_place() {
         int thread = (int)threadIdx.x % WARPGROUP;
-#ifdef OPAQUE
-        asm volatile("" : "+r"(thread));
-#endif
+        compute_again(thread);
         row = thread / 32 * 16 + thread % 32 / 4;
         col = thread % 4 * 2;
     }
@@ -105,9 +101,7 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
     constexpr int N = LAYOUT::LINES, UNITS = N * STEPS / THREADS; /* eight terms of a line each */
     static_assert(UNITS * THREADS == N * STEPS, "threads have equal shares");
     float x[UNITS][8];
-#ifdef OPAQUE_B
-    asm volatile("" : "+r"(thread));
-#endif
+    compute_again(thread);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         const int unit = thread + i * THREADS, line = unit % N, step = unit / N;
@@ -137,67 +131,51 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
     }
 }
 
-/* DIRECT_FORM, while it is measured. 32: hi*hi of a stage in one sum. 1: of its halves in two. 2: of its halves in one
- * sum after the other. */
-template <int N, int FORM> struct stage_sums {
-    static constexpr int PARTS = FORM == 1 ? 2 : 1;
-    float part[PARTS][N / 2];
+/* The sums of a stage on tensor cores. Each step truncates what came before, so that hi*hi of the second half of the
+ * terms has sums of its own. */
+template <int N> struct stage_sums {
+    float first[N / 2], second[N / 2];
 
+    /* Issues first = lo*hi + hi*lo + hi*hi, second = hi*hi, from zero; b_hi: tile_address of B's components. */
     __device__ __forceinline__ void issue(uint32_t (&hi)[STEPS][4], uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
         const uint32_t b_lo = b_hi + N * STAGE_K * 4 / 16;
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) hold(part[i]);
+        hold(first);
+        hold(second);
         hold(hi);
         hold(lo);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) wgmma_tf32(part[0], lo[step], b_hi + step * 2, step > 0);
+        for (int step = 0; step < STEPS; step++) wgmma_tf32(first, lo[step], b_hi + step * 2, step > 0);
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) wgmma_tf32(part[0], hi[step], b_lo + step * 2, true);
+        for (int step = 0; step < STEPS; step++) wgmma_tf32(first, hi[step], b_lo + step * 2, true);
 #pragma unroll
-        for (int step = 0; step < (FORM == 32 ? STEPS : STEPS / 2); step++)
-            wgmma_tf32(part[0], hi[step], b_hi + step * 2, true);
-        if (FORM == 1)
+        for (int step = 0; step < STEPS / 2; step++) wgmma_tf32(first, hi[step], b_hi + step * 2, true);
 #pragma unroll
-            for (int step = STEPS / 2; step < STEPS; step++)
-                wgmma_tf32(part[PARTS - 1], hi[step], b_hi + step * 2, step > STEPS / 2);
+        for (int step = STEPS / 2; step < STEPS; step++)
+            wgmma_tf32(second, hi[step], b_hi + step * 2, step > STEPS / 2);
         wgmma_commit();
     }
 
     __device__ __forceinline__ void finish() {
         wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) hold(part[i]);
+        hold(first);
+        hold(second);
     }
 
     __device__ __forceinline__ void add_to(float (&sum)[N / 2]) const {
 #pragma unroll
-        for (int j = 0; j < N / 2; j++) sum[j] += PARTS > 1 ? part[0][j] + part[PARTS - 1][j] : part[0][j];
-    }
-
-    __device__ __forceinline__ void finish_and_add(float (&sum)[N / 2], uint32_t (&hi)[STEPS][4], uint32_t b_hi) {
-        finish();
-        add_to(sum);
-        if (FORM != 2) return;
-        hold(part[0]);
-        hold(hi);
-        wgmma_fence();
-#pragma unroll
-        for (int step = STEPS / 2; step < STEPS; step++)
-            wgmma_tf32(part[0], hi[step], b_hi + step * 2, step > STEPS / 2);
-        wgmma_commit();
-        finish();
-        add_to(sum);
+        for (int i = 0; i < N / 2; i++) sum[i] += first[i] + second[i];
     }
 };
 
-/* part = A*B of a stage, from zero, by fma, in little code: it happens rarely. */
+/* sum += A*B of a stage by fma, from zero, in little code: it happens rarely. */
 template <typename LAYOUT_A, typename LAYOUT_B, int SUMS>
-static __device__ __forceinline__ void multiply_exact(float (&part)[SUMS], const float *stage_a, const float *stage_b,
-                                                      bool a_along_k, bool b_along_k) {
+static __device__ __forceinline__ void add_exact(float (&sum)[SUMS], const float *stage_a, const float *stage_b,
+                                                 bool a_along_k, bool b_along_k) {
     const int b_line = b_along_k ? LAYOUT_B::K_PITCH : 1, b_term = b_along_k ? 1 : LAYOUT_B::LINE_PITCH;
     const sums_place at;
     const float *b = stage_b + at.col * b_line;
+    float part[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) part[i] = 0;
 #pragma unroll 1
@@ -211,15 +189,8 @@ static __device__ __forceinline__ void multiply_exact(float (&part)[SUMS], const
             for (int j = 0; j < 4; j++) part[i + j] = fmaf(x[j / 2], y[j % 2], part[i + j]);
         }
     }
-}
-
-template <typename LAYOUT_A, typename LAYOUT_B, int SUMS>
-static __device__ __forceinline__ void add_exact(float (&sum)[SUMS], const float *stage_a, const float *stage_b,
-                                                 bool a_along_k, bool b_along_k) {
-    float part[SUMS];
-    multiply_exact<LAYOUT_A, LAYOUT_B>(part, stage_a, stage_b, a_along_k, b_along_k);
 #pragma unroll
-    for (int j = 0; j < SUMS; j++) sum[j] += part[j];
+    for (int i = 0; i < SUMS; i++) sum[i] += part[i];
 }
 
 /* Whether a sum is not finite. */

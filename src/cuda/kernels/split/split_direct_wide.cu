@@ -21,7 +21,7 @@
  * of its tiles it computes those again, by fma.
  *
  * Names: wg number of a warpgroup of consumers, 0 or 1; mine number of a tile among those of this block.
- * Limits: 176 registers in consumers (N/2 sums of a stage and N/2 of all, 32 components of A), 80 in producers; 4
+ * Limits: 192 registers in consumers (twice N/2 sums of a stage and N/2 of all, 32 components of A), 64 in producers; 4
  * stages of up to 31 KB, 3 places of up to 24 KB; one thread block per SM. Tiles of 128 columns have no registers to
  * spare, and were slower.
  */
@@ -29,12 +29,6 @@
 #include "cuda/kernels/kernel_list.h"
 #include "cuda/kernels/split/split_direct.cuh"
 
-#ifndef PRODUCER_REGISTERS
-#define PRODUCER_REGISTERS 80
-#endif
-#ifndef WIDE_NOTES
-#define WIDE_NOTES 2
-#endif
 constexpr int STAGES = 4, PLACES = 3, AHEAD = 2; /* stages that are copied ahead of the one that is split */
 constexpr int PRODUCERS = 2 * WARPGROUP, CONSUMERS = 2 * WARPGROUP, THREADS = PRODUCERS + CONSUMERS, WG_ROWS = 64;
 constexpr int BARRIER_OF_ALL = 1, BARRIER_OF_CONSUMERS = 2, BARRIER_OF_PRODUCERS = 3, BARRIER_OF_WG = 4, TURN_OF_WG = 6;
@@ -91,41 +85,16 @@ template <int TILE_N> struct wide_tile {
 
     /* Whether the block's tile number `mine` was noted, by that warpgroup, or by one of the two. */
     static __device__ __forceinline__ bool is_noted(const barriers &s, int wg, int mine) {
-#if WIDE_NOTES == 4
-        const uint32_t word = atomicOr((uint32_t *)&s.noted[wg][mine / 32], 0);
-#else
-        const uint32_t word = s.noted[wg][mine / 32];
-#endif
-        return __any_sync(0xffffffffu, word >> mine % 32 & 1); /* see warp_number */
+        return __any_sync(0xffffffffu, s.noted[wg][mine / 32] >> mine % 32 & 1); /* see warp_number */
     }
     static __device__ __forceinline__ bool is_noted(const barriers &s, int mine) {
         return is_noted(s, 0, mine) || is_noted(s, 1, mine);
     }
-    static __device__ __forceinline__ bool any_noted(const barriers &s) {
-        uint32_t any = 0;
-        for (int i = (int)threadIdx.x % 32; i < WIDE_TILES_OF_BLOCK / 32; i += 32) any |= s.noted[0][i] | s.noted[1][i];
-        return __any_sync(0xffffffffu, any != 0);
-    }
-
-    /* Waits until all threads have done their tiles; whether any tile was noted, by this thread's warpgroup or another. */
-    static __device__ __forceinline__ bool tiles_to_repeat(const barriers &s, bool noted) {
-#if WIDE_NOTES == 0
-        named_barrier(BARRIER_OF_ALL, THREADS);
-        return any_noted(s);
-#elif WIDE_NOTES == 1
-        named_barrier(BARRIER_OF_ALL, THREADS);
-        named_barrier(BARRIER_OF_ALL, THREADS);
-        return any_noted(s);
-#elif WIDE_NOTES == 2
+    /* Waits until all threads have done their tiles; whether any warpgroup has noted one. */
+    static __device__ __forceinline__ bool tiles_to_repeat(bool noted) {
         if (!named_barrier_any(BARRIER_OF_ALL, THREADS, noted)) return false;
-        named_barrier(BARRIER_OF_ALL, THREADS);
+        named_barrier(BARRIER_OF_ALL, THREADS); /* for racecheck alone: docs/internals/testing.md */
         return true;
-#elif WIDE_NOTES == 3
-        __syncthreads();
-        return any_noted(s);
-#else
-        return named_barrier_any(BARRIER_OF_ALL, THREADS, noted);
-#endif
     }
 
     /* ---- Producers: copy, split B -------------------------------------------------------------------------------- */
@@ -185,7 +154,7 @@ template <int TILE_N> struct wide_tile {
                 }
                 cp_async_commit();
             }
-            if (!tiles_to_repeat(s, false) || again) break;
+            if (!tiles_to_repeat(false) || again) break;
         }
         if (args.cluster > 1) { /* as in add_blocks */
             cluster_arrive_when_done();
@@ -214,17 +183,17 @@ template <int TILE_N> struct wide_tile {
             s.low_stage[wg][number % 2] = number;
         const bool leads = threadIdx.x % 32 == 0;
         named_barrier(TURN_OF_WG + wg, CONSUMERS);
-        stage_sums<N, DIRECT_FORM> sums;
-        const uint32_t components = tile_address(m.b_components[place.index]);
-        sums.issue(hi, lo, components);
+        stage_sums<N> sums;
+        sums.issue(hi, lo, tile_address(m.b_components[place.index]));
         named_barrier_arrive(TURN_OF_WG + 1 - wg, CONSUMERS);
-        if (__any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number)) { /* see warp_number */
-            sums.finish();
+        const bool by_fma = __any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number); /* see warp_number */
+        sums.finish();
+        if (by_fma) {
             add_exact<stage_a, stage_b>(sum, stage, m.stages[at.index] + stage_a::FLOATS, A_ALONG_K,
                                         args.b.col_stride != 1);
             __syncwarp();
         } else
-            sums.finish_and_add(sum, hi, components);
+            sums.add_to(sum);
         if (leads) barrier_arrive(&s.read[at.index]);
         if (leads) barrier_arrive(&s.multiplied[place.index]);
         at.advance();
@@ -345,15 +314,11 @@ template <int TILE_N> struct wide_tile {
                     add_stage<A_ALONG_K>(args, sum, exact, s, m, at, place, ++stage, wg);
                 if (named_barrier_any(BARRIER_OF_WG + wg, WARPGROUP, !exact && any_not_finite(sum))) {
                     noted = true;
-#if WIDE_NOTES == 4
-                    if (threadIdx.x % WARPGROUP == 0) atomicOr(&s.noted[wg][mine / 32], 1u << mine % 32);
-#else
                     if (threadIdx.x % WARPGROUP == 0) s.noted[wg][mine / 32] |= 1u << mine % 32;
-#endif
                 } else if (args.cluster == 1 && (!again || is_noted(s, wg, mine)))
                     store(args, sum, w, wg);
             }
-            if (!tiles_to_repeat(s, noted) || again) break;
+            if (!tiles_to_repeat(noted) || again) break;
         }
         if (wg == 0) named_barrier(TURN_OF_WG, CONSUMERS); /* what would be its next */
         if (args.cluster > 1) add_blocks(args, sum, s, m, wg);
@@ -384,13 +349,13 @@ template <int TILE_N> struct wide_tile {
         const bool a_along_k = args.a.row_stride != 1, b_along_k = args.b.col_stride != 1;
         const int wg = (warp_number() - PRODUCERS / 32) / (WARPGROUP / 32);
         if (warp_number() < PRODUCERS / 32) {
-            registers_release_to<PRODUCER_REGISTERS>();
+            registers_release_to<64>();
             if (a_along_k)
                 b_along_k ? produce<true, true>(args, s, m) : produce<true, false>(args, s, m);
             else
                 b_along_k ? produce<false, true>(args, s, m) : produce<false, false>(args, s, m);
         } else {
-            registers_take<256 - PRODUCER_REGISTERS>();
+            registers_take<192>();
             a_along_k ? multiply<true>(args, s, m, wg) : multiply<false>(args, s, m, wg);
         }
     }
