@@ -6,7 +6,10 @@
  * cluster's, in a fixed order.
  *
  * Operands come to shared memory by cp.async, STAGE_K terms at a time. How they are split there, and what happens where
- * that cannot be done: split_direct.cuh.
+ * that cannot be done: split_direct.cuh. Both halves of a stage are multiplied at once, and their sums added to each
+ * other before they are added to all.
+ *
+ * Limits: direct_64x64 has 168 registers (three times N/2 sums, 32 components of A), direct_64x32 has 128.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/kernel_list.h"
@@ -32,7 +35,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     static __device__ __forceinline__ void sum_terms(const ieee_args &args, float (&sum)[SUMS], int row0, int col0,
                                                      int k0, int terms, float *pieces, float *shared) {
         const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / (WARPGROUP / 32);
-        const int thread = (int)threadIdx.x % WARPGROUP;
+        int thread = (int)threadIdx.x % WARPGROUP;
         const uint32_t memory = shared_address(shared), b_pieces = tile_address(pieces);
 #pragma unroll 1
         for (bool exact = args.k < LEAST_K;; exact = true) {
@@ -59,8 +62,9 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 const float *stage = shared + i % STAGES * STAGE;
                 least_magnitude least_a, least_b;
                 uint32_t hi[STEPS][4], lo[STEPS][4];
+                compute_again(thread); /* or places in a stage are kept in registers, which spill */
                 split_b<B_ALONG_K, stage_b, WARPGROUP>(pieces, least_b, stage + stage_a::FLOATS, thread);
-                split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage);
+                split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage, sums_place(thread));
                 fence_for_wgmma();
                 auto any_below = [&](int of_a, int of_b) {
                     return named_barrier_any(barrier, WARPGROUP,
@@ -69,10 +73,14 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80))
                     add_exact<stage_a, stage_b>(sum, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
                 else {
-                    stage_sums<N> sums;
-                    sums.issue(hi, lo, b_pieces);
-                    sums.finish();
-                    sums.add_to(sum);
+                    float first[SUMS], second[SUMS];
+                    begin_products(first, second, hi, lo);
+                    issue_first_half<N>(first, hi, lo, b_pieces);
+                    issue_second_half<N>(second, hi, b_pieces);
+                    wgmma_commit();
+                    end_products(first, second);
+#pragma unroll
+                    for (int j = 0; j < SUMS; j++) sum[j] += first[j] + second[j];
                 }
             }
             cp_async_wait<0>();
@@ -163,18 +171,10 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     }
 };
 
-/* As many registers as so many threads may have. By launch bounds, as nvcc before CUDA 12.4 has them only, ptxas spills
- * some of direct_64x64, which needs 163 of 168. */
-#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 4)
-#define REGISTERS_FOR(threads) __maxnreg__(65536 / (threads) / 8 * 8)
-#else
-#define REGISTERS_FOR(threads) __launch_bounds__(threads, 1)
-#endif
-
 #define DIRECT_KERNEL(name, id, ...)                                                                       \
     using name##_tile = direct_tile<__VA_ARGS__>;                                                          \
     ASSERT_LISTED_AS(id, name##_tile::M, name##_tile::N, name##_tile::THREADS, name##_tile::SHARED_BYTES); \
-    extern "C" __global__ void REGISTERS_FOR(name##_tile::THREADS)                                         \
+    extern "C" __global__ void __launch_bounds__(name##_tile::THREADS, 1)                                  \
         name(const __grid_constant__ ieee_args args) {                                                     \
         name##_tile::run(args);                                                                            \
     }

@@ -60,20 +60,15 @@ struct least_magnitude {
  * apart. */
 struct sums_place {
     int row, col;
-    __device__ __forceinline__ sums_place() {
-        int thread = (int)threadIdx.x % WARPGROUP;
-        compute_again(thread);
-        row = thread / 32 * 16 + thread % 32 / 4;
-        col = thread % 4 * 2;
-    }
+    __device__ __forceinline__ sums_place(int thread = (int)threadIdx.x % WARPGROUP)
+        : row(thread / 32 * 16 + thread % 32 / 4), col(thread % 4 * 2) {}
 };
 
 /* The components of a stage's terms of A: those of a row, then of the row eight below, of an even term, then of the odd
  * one. `stage` is where the warpgroup's first row is. */
 template <bool ALONG_K, typename LAYOUT>
 static __device__ __forceinline__ void split_a(uint32_t (&hi)[STEPS][4], uint32_t (&lo)[STEPS][4],
-                                               least_magnitude &least, const float *stage) {
-    const sums_place at;
+                                               least_magnitude &least, const float *stage, sums_place at) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
 #pragma unroll
@@ -101,7 +96,6 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
     constexpr int N = LAYOUT::LINES, UNITS = N * STEPS / THREADS; /* eight terms of a line each */
     static_assert(UNITS * THREADS == N * STEPS, "threads have equal shares");
     float x[UNITS][8];
-    compute_again(thread);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         const int unit = thread + i * THREADS, line = unit % N, step = unit / N;
@@ -131,42 +125,43 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
     }
 }
 
-/* The sums of a stage on tensor cores. Each step truncates what came before, so that hi*hi of the second half of the
- * terms has sums of its own. */
-template <int N> struct stage_sums {
-    float first[N / 2], second[N / 2];
+/* Products of a stage on tensor cores, in two sums from zero, because each step truncates what came before:
+ *
+ *     first half      lo*hi + hi*lo of the stage + hi*hi of its first terms
+ *     second half     hi*hi of the others
+ *
+ * begin_products comes first, for all that they read and write; end_products when they are issued. b_hi is the
+ * tile_address of B's components. */
+template <typename... ARRAYS> static __device__ __forceinline__ void begin_products(ARRAYS &...arrays) {
+    (hold(arrays), ...);
+    wgmma_fence();
+}
+template <int N>
+static __device__ __forceinline__ void issue_first_half(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
+                                                        uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
+    const uint32_t b_lo = b_hi + N * STAGE_K * 4 / 16;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) wgmma_tf32(part, lo[step], b_hi + step * 2, step > 0);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) wgmma_tf32(part, hi[step], b_lo + step * 2, true);
+#pragma unroll
+    for (int step = 0; step < STEPS / 2; step++) wgmma_tf32(part, hi[step], b_hi + step * 2, true);
+}
+template <int N>
+static __device__ __forceinline__ void issue_second_half(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
+                                                         uint32_t b_hi) {
+#pragma unroll
+    for (int step = STEPS / 2; step < STEPS; step++) wgmma_tf32(part, hi[step], b_hi + step * 2, step > STEPS / 2);
+}
+template <typename... ARRAYS> static __device__ __forceinline__ void end_products(ARRAYS &...parts) {
+    wgmma_wait<0>();
+    (hold(parts), ...);
+}
 
-    /* Issues first = lo*hi + hi*lo + hi*hi, second = hi*hi, from zero; b_hi: tile_address of B's components. */
-    __device__ __forceinline__ void issue(uint32_t (&hi)[STEPS][4], uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
-        const uint32_t b_lo = b_hi + N * STAGE_K * 4 / 16;
-        hold(first);
-        hold(second);
-        hold(hi);
-        hold(lo);
-        wgmma_fence();
+template <int SUMS> static __device__ __forceinline__ void add_sums(float (&sum)[SUMS], const float (&part)[SUMS]) {
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) wgmma_tf32(first, lo[step], b_hi + step * 2, step > 0);
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) wgmma_tf32(first, hi[step], b_lo + step * 2, true);
-#pragma unroll
-        for (int step = 0; step < STEPS / 2; step++) wgmma_tf32(first, hi[step], b_hi + step * 2, true);
-#pragma unroll
-        for (int step = STEPS / 2; step < STEPS; step++)
-            wgmma_tf32(second, hi[step], b_hi + step * 2, step > STEPS / 2);
-        wgmma_commit();
-    }
-
-    __device__ __forceinline__ void finish() {
-        wgmma_wait<0>();
-        hold(first);
-        hold(second);
-    }
-
-    __device__ __forceinline__ void add_to(float (&sum)[N / 2]) const {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[i] += first[i] + second[i];
-    }
-};
+    for (int i = 0; i < SUMS; i++) sum[i] += part[i];
+}
 
 /* sum += A*B of a stage by fma, from zero, in little code: it happens rarely. */
 template <typename LAYOUT_A, typename LAYOUT_B, int SUMS>
@@ -189,8 +184,7 @@ static __device__ __forceinline__ void add_exact(float (&sum)[SUMS], const float
             for (int j = 0; j < 4; j++) part[i + j] = fmaf(x[j / 2], y[j % 2], part[i + j]);
         }
     }
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) sum[i] += part[i];
+    add_sums(sum, part);
 }
 
 /* Whether a sum is not finite. */

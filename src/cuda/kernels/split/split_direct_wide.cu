@@ -5,7 +5,8 @@
  * warps of a thread block share a tile of 128 rows. Half of them, the producers, copy stages of STAGE_K terms to shared
  * memory by cp.async, and split those of B there. The others, two warpgroups of consumers, have 64 rows of A each,
  * which they split in registers, and multiply. They take turns to issue products, so that one splits while the other
- * multiplies.
+ * multiplies. A turn is the first half of a stage; its sums are added to those of all before the second half is
+ * multiplied in the same registers.
  *
  *   landed[s]      stage s has come
  *   split[p]       B's components are in place p
@@ -21,7 +22,7 @@
  * of its tiles it computes those again, by fma.
  *
  * Names: wg number of a warpgroup of consumers, 0 or 1; mine number of a tile among those of this block.
- * Limits: 192 registers in consumers (twice N/2 sums of a stage and N/2 of all, 32 components of A), 64 in producers; 4
+ * Limits: 176 registers in consumers (N/2 sums of a stage and N/2 of all, 32 components of A), 80 in producers; 4
  * stages of up to 31 KB, 3 places of up to 24 KB; one thread block per SM. Tiles of 128 columns have no registers to
  * spare, and were slower.
  */
@@ -165,7 +166,8 @@ template <int TILE_N> struct wide_tile {
     /* ---- Consumers: split A, multiply, store --------------------------------------------------------------------- */
 
     /* Adds a stage, the block's number `number`, to the sums. A thread that sees what cannot be split says so before
-     * the warpgroup's turn; then its products are not used. */
+     * the warpgroup's turn; then its products are not used. Each way from there waits for them itself: with one
+     * end_products in front of both, ptxas finds too few registers and waits for every product (C7511). */
     template <bool A_ALONG_K>
     static __device__ __forceinline__ void add_stage(const ieee_args &args, float (&sum)[SUMS], bool exact, barriers &s,
                                                      memory &m, ring<STAGES> &at, ring<PLACES> &place, int number,
@@ -174,7 +176,7 @@ template <int TILE_N> struct wide_tile {
         const float *stage = m.stages[at.index] + wg * WG_ROWS * (A_ALONG_K ? stage_a::K_PITCH : 1);
         least_magnitude least_a, least_b;
         uint32_t hi[STEPS][4], lo[STEPS][4];
-        split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage);
+        split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage, sums_place());
         barrier_wait(&s.split[place.index], place.phase);
 #pragma unroll
         for (int i = 0; i < PRODUCERS / 32; i++) least_b.bits = min(least_b.bits, s.least_b[place.index][i]);
@@ -183,17 +185,26 @@ template <int TILE_N> struct wide_tile {
             s.low_stage[wg][number % 2] = number;
         const bool leads = threadIdx.x % 32 == 0;
         named_barrier(TURN_OF_WG + wg, CONSUMERS);
-        stage_sums<N> sums;
-        sums.issue(hi, lo, tile_address(m.b_components[place.index]));
+        const uint32_t b_hi = tile_address(m.b_components[place.index]);
+        float part[SUMS];
+        begin_products(part, hi, lo);
+        issue_first_half<N>(part, hi, lo, b_hi);
+        wgmma_commit();
         named_barrier_arrive(TURN_OF_WG + 1 - wg, CONSUMERS);
-        const bool by_fma = __any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number); /* see warp_number */
-        sums.finish();
-        if (by_fma) {
+        if (__any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number)) { /* see warp_number */
+            end_products(part);
             add_exact<stage_a, stage_b>(sum, stage, m.stages[at.index] + stage_a::FLOATS, A_ALONG_K,
                                         args.b.col_stride != 1);
             __syncwarp();
-        } else
-            sums.add_to(sum);
+        } else {
+            end_products(part);
+            add_sums(sum, part);
+            begin_products(part, hi);
+            issue_second_half<N>(part, hi, b_hi);
+            wgmma_commit();
+            end_products(part);
+            add_sums(sum, part);
+        }
         if (leads) barrier_arrive(&s.read[at.index]);
         if (leads) barrier_arrive(&s.multiplied[place.index]);
         at.advance();
@@ -349,13 +360,13 @@ template <int TILE_N> struct wide_tile {
         const bool a_along_k = args.a.row_stride != 1, b_along_k = args.b.col_stride != 1;
         const int wg = (warp_number() - PRODUCERS / 32) / (WARPGROUP / 32);
         if (warp_number() < PRODUCERS / 32) {
-            registers_release_to<64>();
+            registers_release_to<80>();
             if (a_along_k)
                 b_along_k ? produce<true, true>(args, s, m) : produce<true, false>(args, s, m);
             else
                 b_along_k ? produce<false, true>(args, s, m) : produce<false, false>(args, s, m);
         } else {
-            registers_take<192>();
+            registers_take<176>();
             a_along_k ? multiply<true>(args, s, m, wg) : multiply<false>(args, s, m, wg);
         }
     }
