@@ -154,9 +154,10 @@ def tf32_components(x):
     return tf32_of(hi), tf32_of(((x - hi).view(np.uint32) & upper).view(np.float32))
 
 
-def direct_product(a, b, sum_k=DIRECT_SUM_K):
+def direct_product(a, b, wide, sum_k=DIRECT_SUM_K):
     """The sums of one warpgroup: each stage's, from zero, to a float32 sum. hi*hi of its first sum_k terms is added to
-    the corrections, that of others is summed apart."""
+    the corrections, that of others is summed apart. Wide kernels add each of these sums to that of all, others their
+    sum."""
     a, b = (np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -x.shape[-1] % STAGE_K)]) for x in (a, b))
     (a_hi, a_lo), (b_hi, b_lo) = tf32_components(a), tf32_components(b)
     total = np.zeros((*a.shape[:-1], b.shape[-2]), np.float32)
@@ -166,7 +167,8 @@ def direct_product(a, b, sum_k=DIRECT_SUM_K):
         part = add_products(HOPPER_TF32, part, a_hi.at(k, STAGE_K), b_lo.at(k, STAGE_K))
         parts = [add_products(HOPPER_TF32, zero if i else part, a_hi.at(k + i, sum_k), b_hi.at(k + i, sum_k))
                  for i in range(0, STAGE_K, sum_k)]
-        total += sum(part.astype(np.float32) for part in parts)
+        for part in parts if wide else [sum(part.astype(np.float32) for part in parts)]:
+            total += part.astype(np.float32)
     return total
 
 
@@ -419,22 +421,25 @@ def test_promotion(rng):
     assert every < 3e-7 and error(8) > 2 * every and error(8192) > 50 * every
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("k", [64, 65, 96, 200, 1000])
-def test_direct_kernels(rng, k):
+def test_direct_kernels(rng, k, wide):
     """The bound, where no stage is left to fma: what is split has components and products that are no subnormals."""
     names = ["uniform", "normal", "exponents 2^-12..2^12", "balanced grading 2^+-10", "cancellation", "large low parts",
              "one huge value per row", "swallowed terms"]
     a, b = (np.stack(side) for side in zip(*(FAMILIES[name][0](rng, k) for name in names)))
-    error = np.abs(direct_product(a, b) - product64(a, b)) / (UNIT * product64(np.abs(a), np.abs(b)))
+    error = np.abs(direct_product(a, b, wide) - product64(a, b)) / (UNIT * product64(np.abs(a), np.abs(b)))
     for name, worst in zip(names, error.max(axis=(1, 2))):
         assert worst <= k + 2, f"{name}: an element is off by {worst:.3g} units"
 
 
-def test_direct_sums_are_short(rng):
+@pytest.mark.parametrize("wide", [False, True])
+def test_direct_sums_are_short(rng, wide):
     """On uniform data tensor cores truncate half as much of sums of 16 terms as of 32."""
-    a, b = (uniform(rng, (40, 512)) for _ in range(2))
+    a, b = (uniform(rng, (40, 256)) for _ in range(2))
     exact = product64(a, b)
-    short, long = (np.linalg.norm(direct_product(a, b, sum_k) - exact) / np.linalg.norm(exact) for sum_k in (16, 32))
+    short, long = (np.linalg.norm(direct_product(a, b, wide, sum_k) - exact) / np.linalg.norm(exact)
+                   for sum_k in (16, 32))
     assert short < 0.95e-7 and long > 1.2e-7
 
 
