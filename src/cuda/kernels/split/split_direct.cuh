@@ -3,9 +3,9 @@
  *
  * An element is split into hi + lo, both tf32: 11 significant bits each and float32's range, so that nothing has to be
  * scaled. Tensor cores compute lo*hi + hi*lo + hi*hi of a stage, from zero, hi*hi of its second half apart, and both
- * sums are added to float32 registers (docs/internals/numerics.md). What cannot be split is multiplied by fma instead: a
- * stage with an element so small that lo, or a product with it, would underflow; everything, if a sum is not finite or
- * k is short.
+ * sums are added to float32 registers (docs/internals/numerics.md). What cannot be split is multiplied by fma instead:
+ * a stage with an element so small that lo, or a product with it, would underflow; everything, if a sum is not finite
+ * or k is short.
  *
  * A stage has the order of global memory. A "line" is an index of m for A and of n for B:
  *
