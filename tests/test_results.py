@@ -345,6 +345,27 @@ def test_a_long_run_is_shown(tmp_path):
         assert words in said
 
 
+def random_product(what, **changed):
+    """A record as bench/gpu/sweep.py writes it."""
+    shape = {"kind": "any", "batch": 1, "m": 300, "n": 200, "k": 100, "layout": "nt", "padding": 1}
+    times = {"torch_us": 8.0, "tessera_us": 4.0, "speedup": 2.0, "limit_share": 0.5, "worst_units": 3.0}
+    errors = {"data": "rand", "error": 1e-7, "torch_error": 2e-7}
+    also = times if what == "sweep" else errors
+    return {"what": what, **shape, **also, "kernel": "direct_64x64", "seed": 1, **ABOUT, **changed}
+
+
+def test_random_products_are_shown(tmp_path):
+    results.save(tmp_path / "test.json", [product()])
+    results.save(tmp_path / "sweep-test.json", [random_product("sweep")] + [
+        random_product("sweep accuracy", data=data, error=error)
+        for data, error in (("rand", 1e-7), ("rand", 2.02e-7), ("rand", 2.5e-7), ("rand", 3e-7), ("randn", 2.3e-7))])
+    assert program("bench/report", "--results", tmp_path, "--docs", tmp_path).returncode == 0
+    said = " ".join((tmp_path / "results.md").read_text().split())
+    assert "error is above torch's for 2 of them on uniform data, for 1 on normal data" in said
+    assert "on random products of uniform data | 300 x 200 x 100 nt (3.00e-07, 2.00e-07); 300" in said
+    assert "on random products of normal data | 300 x 200 x 100 nt (2.30e-07, 2.00e-07) |" in said
+
+
 def attention_record(direction, **changed):
     """A record as bench/gpu/attention.py writes it."""
     sizes = {"batch": 8, "heads": 12, "kv_heads": 12, "q_length": 1024, "k_length": 1024, "dim": 64, "causal": True}

@@ -136,6 +136,42 @@ def multiply(chip, a, b, limit, least):
     return split, np.where(split & (error > 0), error / bound, 0)
 
 
+# ---- The direct kernels ---------------------------------------------------------------------------------------------
+
+HOPPER_TF32 = Adder("Hopper, tf32", 8, 25)
+STAGE_K, DIRECT_SUM_K = 32, 16  # terms that are split together, and whose hi*hi tensor cores sum
+
+
+def tf32_of(x):
+    values = x.astype(np.float64)
+    return Halves(values, np.where(values == 0, NOTHING, np.frexp(values)[1] - 1))
+
+
+def tf32_components(x):
+    """hi and lo, of which tensor cores read the upper 19 bits."""
+    upper = np.uint32(0xffffe000)
+    hi = ((x.view(np.uint32) + np.uint32(0x1000)) & upper).view(np.float32)
+    return tf32_of(hi), tf32_of(((x - hi).view(np.uint32) & upper).view(np.float32))
+
+
+def direct_product(a, b, wide, sum_k=DIRECT_SUM_K):
+    """The sums of one warpgroup: each stage's, from zero, to a float32 sum. hi*hi of its first sum_k terms is added to
+    the corrections, that of others is summed apart. Wide kernels add each of these sums to that of all, others their
+    sum."""
+    a, b = (np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -x.shape[-1] % STAGE_K)]) for x in (a, b))
+    (a_hi, a_lo), (b_hi, b_lo) = tf32_components(a), tf32_components(b)
+    total = np.zeros((*a.shape[:-1], b.shape[-2]), np.float32)
+    for k in range(0, a.shape[-1], STAGE_K):
+        zero = np.zeros(total.shape)
+        part = add_products(HOPPER_TF32, zero, a_lo.at(k, STAGE_K), b_hi.at(k, STAGE_K))
+        part = add_products(HOPPER_TF32, part, a_hi.at(k, STAGE_K), b_lo.at(k, STAGE_K))
+        parts = [add_products(HOPPER_TF32, zero if i else part, a_hi.at(k + i, sum_k), b_hi.at(k + i, sum_k))
+                 for i in range(0, STAGE_K, sum_k)]
+        for part in parts if wide else [sum(part.astype(np.float32) for part in parts)]:
+            total += part.astype(np.float32)
+    return total
+
+
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
 LARGEST = np.finfo(np.float32).max
@@ -383,6 +419,28 @@ def test_promotion(rng):
 
     every = error(1)
     assert every < 3e-7 and error(8) > 2 * every and error(8192) > 50 * every
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("k", [64, 65, 96, 200, 1000])
+def test_direct_kernels(rng, k, wide):
+    """The bound, where no stage is left to fma: what is split has components and products that are no subnormals."""
+    names = ["uniform", "normal", "exponents 2^-12..2^12", "balanced grading 2^+-10", "cancellation", "large low parts",
+             "one huge value per row", "swallowed terms"]
+    a, b = (np.stack(side) for side in zip(*(FAMILIES[name][0](rng, k) for name in names)))
+    error = np.abs(direct_product(a, b, wide) - product64(a, b)) / (UNIT * product64(np.abs(a), np.abs(b)))
+    for name, worst in zip(names, error.max(axis=(1, 2))):
+        assert worst <= k + 2, f"{name}: an element is off by {worst:.3g} units"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_direct_sums_are_short(rng, wide):
+    """On uniform data tensor cores truncate half as much of sums of 16 terms as of 32."""
+    a, b = (uniform(rng, (40, 256)) for _ in range(2))
+    exact = product64(a, b)
+    short, long = (np.linalg.norm(direct_product(a, b, wide, sum_k) - exact) / np.linalg.norm(exact)
+                   for sum_k in (16, 32))
+    assert short < 0.95e-7 and long > 1.2e-7
 
 
 TF32_KINDS = {  # and whether the hi components carry them

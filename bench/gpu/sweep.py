@@ -6,6 +6,9 @@ Shapes are drawn on logarithmic scales from a seed, for each kind of product; la
 random. Both libraries multiply the same tensors into results of their own, GPU times from CUDA graphs, interleaved in
 one process. A product below BEHIND x is measured again for longer. `limit_share` is the least time that the copy rate
 and the tensor cores allow, divided by ours.
+
+Errors of both are against float64, on uniform and on normal data, of some elements that lie all over C; of a small C,
+of several products.
 """
 
 import argparse
@@ -23,6 +26,10 @@ BEHIND = 0.95
 COPY_RATE, SPLIT_RATE = 4.3e12, 230e12  # bytes and float32 operations a second that the H200 reaches at most
 MOST_BYTES = 2 << 30
 LARGE = 1e9  # multiply-adds
+DATA = {"rand": torch.Tensor.uniform_, "randn": torch.Tensor.normal_}
+NOISE = 1.02  # of the quotient of two such errors
+SIDE = 256  # rows, columns of C looked at
+ELEMENTS, MOST_DRAWS = 1 << 14, 64  # of C, over several products if need be; products at most
 
 
 def drawn(numbers, least, most):
@@ -102,6 +109,28 @@ def worst_error(a, b, c):
     return ((c - exact).abs() / (scale * 2.0**-24 + 1e-300)).max().item()
 
 
+def spread(count):
+    """Up to SIDE of so many indices, over all of them."""
+    wanted = min(count, SIDE)
+    return torch.arange(wanted, device="cuda") * count // wanted
+
+
+def relative_errors(fill, a, b, functions, outs):
+    """Relative Frobenius errors of what the functions make in outs, each from a and b filled anew."""
+    rows, columns, batch = spread(a.shape[-2]), spread(b.shape[-1]), slice(0, 4) if a.dim() > 2 else slice(None)
+    elements = len(rows) * len(columns) * (min(4, a.shape[0]) if a.dim() > 2 else 1)
+    squares, norm = [0.0] * len(outs), 0.0
+    for _ in range(max(1, min(MOST_DRAWS, ELEMENTS // elements))):
+        fill(a), fill(b)
+        exact = a[batch].index_select(-2, rows).double() @ b[batch].index_select(-1, columns).double()
+        norm += exact.square().sum().item()
+        for i, (function, out) in enumerate(zip(functions, outs)):
+            function()
+            made = out[batch].index_select(-2, rows).index_select(-1, columns).double()
+            squares[i] += (made - exact).square().sum().item()
+    return [(square / norm)**0.5 for square in squares]
+
+
 def measure(seconds, seed, job):
     kind, batch, m, n, k, layout, padding = job
     a, b, (ours, theirs) = make(job)
@@ -120,12 +149,26 @@ def measure(seconds, seed, job):
         "speedup": round(speedup, 3), "limit_share": round(limit / tessera_time.median, 3),
         "kernel": product.kernel, "worst_units": round(worst_error(a, b, ours), 2), "seed": seed
     }
-    return [record], (f"{kind:8s} {batch:4d} of {m:5d} x {n:5d} x {k:5d} {layout} +{padding}: "
-                      f"{record['tessera_us']:9.2f} us, torch {record['torch_us']:9.2f}, {speedup:5.2f} x, "
-                      f"{record['kernel']}")
+    accuracy = []
+    for data, fill in DATA.items():
+        error, torch_error = relative_errors(fill, a, b, functions, [ours, theirs])
+        accuracy.append({
+            "what": "sweep accuracy", "kind": kind, "batch": batch, "m": m, "n": n, "k": k, "layout": layout,
+            "padding": padding, "data": data, "error": float(f"{error:.3g}"),
+            "torch_error": float(f"{torch_error:.3g}"), "kernel": product.kernel, "seed": seed
+        })
+    return [record, *accuracy], (f"{kind:8s} {batch:4d} of {m:5d} x {n:5d} x {k:5d} {layout} +{padding}: "
+                                 f"{record['tessera_us']:9.2f} us, torch {record['torch_us']:9.2f}, {speedup:5.2f} x, "
+                                 f"{record['kernel']}; error over torch's "
+                                 + ", ".join(f"{r['error'] / (r['torch_error'] or 1):.2f}" for r in accuracy))
 
 
 def summary(records):
+    for data in DATA:
+        of = [r for r in records if r["what"] == "sweep accuracy" and r["data"] == data]
+        worse = sorted((r["error"] / r["torch_error"] for r in of if r["error"] > NOISE * r["torch_error"] > 0))
+        print(f"{data}: error above torch's for {len(worse)} of {len(of)}, at most {max(worse, default=1):.2f} times")
+    records = [r for r in records if r["what"] == "sweep"]
     groups = {kind: [r for r in records if r["kind"] == kind] for kind in KINDS}
     groups["large"] = [r for r in groups["any"] if r["m"] * r["n"] * r["k"] > LARGE]
     for kind, of in groups.items():

@@ -149,6 +149,8 @@ KINDS = {
     # random products beside torch (bench/gpu/sweep.py)
     "sweep": "kind batch m n k layout padding torch_us tessera_us speedup limit_share kernel worst_units seed gpu "
              "torch commit date",
+    # one of them: errors on uniform or on normal data
+    "sweep accuracy": "kind batch m n k layout padding data error torch_error kernel seed gpu torch commit date",
     # random products on the CPU beside the best of the other libraries (bench/cpu/sweep.py)
     "cpu_sweep": "m n k layout threads seed gflops_best peer peer_gflops ratio_to_best_peer samples machine commit "
                  "date",

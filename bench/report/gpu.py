@@ -257,6 +257,7 @@ def losses(records):
             lose(f"{ours} is less accurate than {peer}", briefly(r) + ", normal data" * (r["data"] == "randn"),
                  f"{r['error']:.2e}, {r['peer_error']:.2e}")
     attention.losses(records, lose)
+    sweep.losses(records, lose)
     for r in of(records, "call"):
         peers = of(records, "call", m=r["m"], library="torch float32")
         if r["library"] in ("tessera fp32", "tessera ieee") and peers and r["host_us"] > peers[0]["host_us"]:

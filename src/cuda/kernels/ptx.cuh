@@ -131,6 +131,9 @@ __device__ inline void forget_origin(int64_t &w, int64_t &x, int64_t &y, int64_t
 __device__ inline void forget_origin(int64_t &x, int64_t &y) { asm volatile("" : "+l"(x), "+l"(y)); }
 __device__ inline void forget_origin(int &x, int &y, uint32_t &z) { asm volatile("" : "+r"(x), "+r"(y), "+r"(z)); }
 
+/* Keeps the compiler from computing in front of a loop, and holding in registers, what follows from x in it. */
+__device__ inline void compute_again(int &x) { asm volatile("" : "+r"(x)); }
+
 /* A cache policy: L2 evicts what is read under it before anything else. */
 __device__ inline uint64_t evict_first_policy() {
     uint64_t policy;

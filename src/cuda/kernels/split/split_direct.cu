@@ -6,7 +6,10 @@
  * cluster's, in a fixed order.
  *
  * Operands come to shared memory by cp.async, STAGE_K terms at a time. How they are split there, and what happens where
- * that cannot be done: split_direct.cuh.
+ * that cannot be done: split_direct.cuh. Both halves of a stage are multiplied at once, and their sums added to each
+ * other before they are added to all.
+ *
+ * Limits: direct_64x64 has 168 registers (three times N/2 sums, 32 components of A), direct_64x32 has 128.
  */
 #include "cuda/kernels/ieee/ieee_order.cuh"
 #include "cuda/kernels/kernel_list.h"
@@ -31,8 +34,8 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     template <bool A_ALONG_K, bool B_ALONG_K>
     static __device__ __forceinline__ void sum_terms(const ieee_args &args, float (&sum)[SUMS], int row0, int col0,
                                                      int k0, int terms, float *pieces, float *shared) {
-        const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / 4;
-        const int thread = (int)threadIdx.x % WARPGROUP;
+        const int stages = (terms + STAGE_K - 1) / STAGE_K, barrier = 1 + warp_number() / (WARPGROUP / 32);
+        int thread = (int)threadIdx.x % WARPGROUP;
         const uint32_t memory = shared_address(shared), b_pieces = tile_address(pieces);
 #pragma unroll 1
         for (bool exact = args.k < LEAST_K;; exact = true) {
@@ -59,22 +62,26 @@ template <int TILE_N, int GROUPS> struct direct_tile {
                 const float *stage = shared + i % STAGES * STAGE;
                 least_magnitude least_a, least_b;
                 uint32_t hi[STEPS][4], lo[STEPS][4];
+                compute_again(thread); /* or places in a stage are kept in registers, which spill */
                 split_b<B_ALONG_K, stage_b, WARPGROUP>(pieces, least_b, stage + stage_a::FLOATS, thread);
-                split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage);
+                split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage, sums_place(thread));
                 fence_for_wgmma();
                 auto any_below = [&](int of_a, int of_b) {
                     return named_barrier_any(barrier, WARPGROUP,
                                              exact || least_a.is_below(of_a) || least_b.is_below(of_b));
                 };
-                float part[SUMS];
                 if (any_below(-52, -52) && any_below(-80, -24) && any_below(-24, -80))
-                    multiply_exact<stage_a, stage_b>(part, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
+                    add_exact<stage_a, stage_b>(sum, stage, stage + stage_a::FLOATS, A_ALONG_K, B_ALONG_K);
                 else {
-                    issue_products<N>(part, hi, lo, b_pieces);
-                    finish_products(part);
-                }
+                    float first[SUMS], second[SUMS];
+                    begin_products(first, second, hi, lo);
+                    issue_first_half<N>(first, hi, lo, b_pieces);
+                    issue_second_half<N>(second, hi, b_pieces);
+                    wgmma_commit();
+                    end_products(first, second);
 #pragma unroll
-                for (int j = 0; j < SUMS; j++) sum[j] += part[j];
+                    for (int j = 0; j < SUMS; j++) sum[j] += first[j] + second[j];
+                }
             }
             cp_async_wait<0>();
             if (!named_barrier_any(barrier, WARPGROUP, !exact && any_not_finite(sum))) return;
@@ -139,7 +146,7 @@ template <int TILE_N, int GROUPS> struct direct_tile {
     static __device__ __forceinline__ void run(const ieee_args &args) {
         __shared__ uint64_t sums_are_here;
         float *shared = (float *)dynamic_shared<1024>();
-        const int rank = cluster_rank(), group = (int)threadIdx.x / WARPGROUP;
+        const int rank = cluster_rank(), group = warp_number() / (WARPGROUP / 32);
         if (args.cluster > 1 && threadIdx.x == 0) {
             const int each = quads_of_block(args.cluster), quads = min(each, QUADS - rank * each);
             begin_receiving(&sums_are_here);

@@ -2,9 +2,10 @@
  * STAGE_K terms at a time, and what they do where that cannot be done.
  *
  * An element is split into hi + lo, both tf32: 11 significant bits each and float32's range, so that nothing has to be
- * scaled. Tensor cores compute lo*hi + hi*lo + hi*hi of a stage, from zero, and the sums are added to float32 registers
- * (docs/internals/numerics.md). What cannot be split is multiplied by fma instead: a stage with an element so small
- * that lo, or a product with it, would underflow; everything, if a sum is not finite or k is short.
+ * scaled. Tensor cores compute lo*hi + hi*lo + hi*hi of a stage, from zero, hi*hi of its second half apart, and both
+ * sums are added to float32 registers (docs/internals/numerics.md). What cannot be split is multiplied by fma instead:
+ * a stage with an element so small that lo, or a product with it, would underflow; everything, if a sum is not finite
+ * or k is short.
  *
  * A stage has the order of global memory. A "line" is an index of m for A and of n for B:
  *
@@ -59,19 +60,15 @@ struct least_magnitude {
  * apart. */
 struct sums_place {
     int row, col;
-    __device__ __forceinline__ sums_place() {
-        const int thread = (int)threadIdx.x % WARPGROUP;
-        row = thread / 32 * 16 + thread % 32 / 4;
-        col = thread % 4 * 2;
-    }
+    __device__ __forceinline__ sums_place(int thread = (int)threadIdx.x % WARPGROUP)
+        : row(thread / 32 * 16 + thread % 32 / 4), col(thread % 4 * 2) {}
 };
 
 /* The components of a stage's terms of A: those of a row, then of the row eight below, of an even term, then of the odd
  * one. `stage` is where the warpgroup's first row is. */
 template <bool ALONG_K, typename LAYOUT>
 static __device__ __forceinline__ void split_a(uint32_t (&hi)[STEPS][4], uint32_t (&lo)[STEPS][4],
-                                               least_magnitude &least, const float *stage) {
-    const sums_place at;
+                                               least_magnitude &least, const float *stage, sums_place at) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
 #pragma unroll
@@ -128,37 +125,52 @@ static __device__ __forceinline__ void split_b(float *pieces, least_magnitude &l
     }
 }
 
-/* Issues part = lo*hi + hi*lo + hi*hi of a stage, from zero; b_hi: tile_address of B's components. The sums are there
- * after finish_products. */
-template <int N>
-static __device__ __forceinline__ void issue_products(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
-                                                      uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
-    const uint32_t b_lo = b_hi + N * STAGE_K * 4 / 16;
-    hold(part);
-    hold(hi);
-    hold(lo);
+/* Products of a stage on tensor cores, in two sums from zero, because each step truncates what came before:
+ *
+ *     first half      lo*hi + hi*lo of the stage + hi*hi of its first terms
+ *     second half     hi*hi of the others
+ *
+ * begin_products comes first, for all that they read and write; end_products when they are issued. b_hi is the
+ * tile_address of B's components. */
+template <typename... ARRAYS> static __device__ __forceinline__ void begin_products(ARRAYS &...arrays) {
+    (hold(arrays), ...);
     wgmma_fence();
+}
+template <int N>
+static __device__ __forceinline__ void issue_first_half(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
+                                                        uint32_t (&lo)[STEPS][4], uint32_t b_hi) {
+    const uint32_t b_lo = b_hi + N * STAGE_K * 4 / 16;
 #pragma unroll
     for (int step = 0; step < STEPS; step++) wgmma_tf32(part, lo[step], b_hi + step * 2, step > 0);
 #pragma unroll
     for (int step = 0; step < STEPS; step++) wgmma_tf32(part, hi[step], b_lo + step * 2, true);
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) wgmma_tf32(part, hi[step], b_hi + step * 2, true);
-    wgmma_commit();
+    for (int step = 0; step < STEPS / 2; step++) wgmma_tf32(part, hi[step], b_hi + step * 2, true);
 }
-
-template <int SUMS> static __device__ __forceinline__ void finish_products(float (&part)[SUMS]) {
+template <int N>
+static __device__ __forceinline__ void issue_second_half(float (&part)[N / 2], uint32_t (&hi)[STEPS][4],
+                                                         uint32_t b_hi) {
+#pragma unroll
+    for (int step = STEPS / 2; step < STEPS; step++) wgmma_tf32(part, hi[step], b_hi + step * 2, step > STEPS / 2);
+}
+template <typename... ARRAYS> static __device__ __forceinline__ void end_products(ARRAYS &...parts) {
     wgmma_wait<0>();
-    hold(part);
+    (hold(parts), ...);
 }
 
-/* part = A*B of a stage, from zero, by fma, in little code: it happens rarely. */
+template <int SUMS> static __device__ __forceinline__ void add_sums(float (&sum)[SUMS], const float (&part)[SUMS]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sum[i] += part[i];
+}
+
+/* sum += A*B of a stage by fma, from zero, in little code: it happens rarely. */
 template <typename LAYOUT_A, typename LAYOUT_B, int SUMS>
-static __device__ __forceinline__ void multiply_exact(float (&part)[SUMS], const float *stage_a, const float *stage_b,
-                                                      bool a_along_k, bool b_along_k) {
+static __device__ __forceinline__ void add_exact(float (&sum)[SUMS], const float *stage_a, const float *stage_b,
+                                                 bool a_along_k, bool b_along_k) {
     const int b_line = b_along_k ? LAYOUT_B::K_PITCH : 1, b_term = b_along_k ? 1 : LAYOUT_B::LINE_PITCH;
     const sums_place at;
     const float *b = stage_b + at.col * b_line;
+    float part[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) part[i] = 0;
 #pragma unroll 1
@@ -172,6 +184,7 @@ static __device__ __forceinline__ void multiply_exact(float (&part)[SUMS], const
             for (int j = 0; j < 4; j++) part[i + j] = fmaf(x[j / 2], y[j % 2], part[i + j]);
         }
     }
+    add_sums(sum, part);
 }
 
 /* Whether a sum is not finite. */

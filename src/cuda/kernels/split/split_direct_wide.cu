@@ -5,7 +5,8 @@
  * warps of a thread block share a tile of 128 rows. Half of them, the producers, copy stages of STAGE_K terms to shared
  * memory by cp.async, and split those of B there. The others, two warpgroups of consumers, have 64 rows of A each,
  * which they split in registers, and multiply. They take turns to issue products, so that one splits while the other
- * multiplies.
+ * multiplies. A turn is the first half of a stage; its sums are added to those of all before the second half is
+ * multiplied in the same registers.
  *
  *   landed[s]      stage s has come
  *   split[p]       B's components are in place p
@@ -90,10 +91,11 @@ template <int TILE_N> struct wide_tile {
     static __device__ __forceinline__ bool is_noted(const barriers &s, int mine) {
         return is_noted(s, 0, mine) || is_noted(s, 1, mine);
     }
-    static __device__ __forceinline__ bool any_noted(const barriers &s) {
-        uint32_t any = 0;
-        for (int i = (int)threadIdx.x % 32; i < WIDE_TILES_OF_BLOCK / 32; i += 32) any |= s.noted[0][i] | s.noted[1][i];
-        return __any_sync(0xffffffffu, any != 0);
+    /* Waits until all threads have done their tiles; whether any warpgroup has noted one. */
+    static __device__ __forceinline__ bool tiles_to_repeat(bool noted) {
+        if (!named_barrier_any(BARRIER_OF_ALL, THREADS, noted)) return false;
+        named_barrier(BARRIER_OF_ALL, THREADS); /* for racecheck alone: docs/internals/testing.md */
+        return true;
     }
 
     /* ---- Producers: copy, split B -------------------------------------------------------------------------------- */
@@ -153,8 +155,7 @@ template <int TILE_N> struct wide_tile {
                 }
                 cp_async_commit();
             }
-            named_barrier(BARRIER_OF_ALL, THREADS);
-            if (again || !any_noted(s)) break;
+            if (!tiles_to_repeat(false) || again) break;
         }
         if (args.cluster > 1) { /* as in add_blocks */
             cluster_arrive_when_done();
@@ -165,7 +166,8 @@ template <int TILE_N> struct wide_tile {
     /* ---- Consumers: split A, multiply, store --------------------------------------------------------------------- */
 
     /* Adds a stage, the block's number `number`, to the sums. A thread that sees what cannot be split says so before
-     * the warpgroup's turn; then its products are not used. */
+     * the warpgroup's turn; then its products are not used. Each way from there waits for them itself: with one
+     * end_products in front of both, ptxas finds too few registers and waits for every product (C7511). */
     template <bool A_ALONG_K>
     static __device__ __forceinline__ void add_stage(const ieee_args &args, float (&sum)[SUMS], bool exact, barriers &s,
                                                      memory &m, ring<STAGES> &at, ring<PLACES> &place, int number,
@@ -174,7 +176,7 @@ template <int TILE_N> struct wide_tile {
         const float *stage = m.stages[at.index] + wg * WG_ROWS * (A_ALONG_K ? stage_a::K_PITCH : 1);
         least_magnitude least_a, least_b;
         uint32_t hi[STEPS][4], lo[STEPS][4];
-        split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage);
+        split_a<A_ALONG_K, stage_a>(hi, lo, least_a, stage, sums_place());
         barrier_wait(&s.split[place.index], place.phase);
 #pragma unroll
         for (int i = 0; i < PRODUCERS / 32; i++) least_b.bits = min(least_b.bits, s.least_b[place.index][i]);
@@ -183,18 +185,26 @@ template <int TILE_N> struct wide_tile {
             s.low_stage[wg][number % 2] = number;
         const bool leads = threadIdx.x % 32 == 0;
         named_barrier(TURN_OF_WG + wg, CONSUMERS);
+        const uint32_t b_hi = tile_address(m.b_components[place.index]);
         float part[SUMS];
-        issue_products<N>(part, hi, lo, tile_address(m.b_components[place.index]));
+        begin_products(part, hi, lo);
+        issue_first_half<N>(part, hi, lo, b_hi);
+        wgmma_commit();
         named_barrier_arrive(TURN_OF_WG + 1 - wg, CONSUMERS);
-        const bool by_fma = __any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number); /* see warp_number */
-        finish_products(part);
-        if (by_fma) {
-            multiply_exact<stage_a, stage_b>(part, stage, m.stages[at.index] + stage_a::FLOATS, A_ALONG_K,
-                                             args.b.col_stride != 1);
+        if (__any_sync(0xffffffffu, s.low_stage[wg][number % 2] == number)) { /* see warp_number */
+            end_products(part);
+            add_exact<stage_a, stage_b>(sum, stage, m.stages[at.index] + stage_a::FLOATS, A_ALONG_K,
+                                        args.b.col_stride != 1);
             __syncwarp();
+        } else {
+            end_products(part);
+            add_sums(sum, part);
+            begin_products(part, hi);
+            issue_second_half<N>(part, hi, b_hi);
+            wgmma_commit();
+            end_products(part);
+            add_sums(sum, part);
         }
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) sum[i] += part[i];
         if (leads) barrier_arrive(&s.read[at.index]);
         if (leads) barrier_arrive(&s.multiplied[place.index]);
         at.advance();
@@ -302,6 +312,7 @@ template <int TILE_N> struct wide_tile {
 #pragma unroll 1
         for (bool again = false;; again = true) {
             const bool exact = again || args.k < LEAST_K;
+            bool noted = false;
             int mine = 0;
 #pragma unroll 1
             for (int index = first_work(args); index < work_count(args); index += work_step(args), mine++) {
@@ -313,12 +324,12 @@ template <int TILE_N> struct wide_tile {
                 for (int left = __shfl_sync(0xffffffffu, w.stages(), 0); left > 0; left--) /* see warp_number */
                     add_stage<A_ALONG_K>(args, sum, exact, s, m, at, place, ++stage, wg);
                 if (named_barrier_any(BARRIER_OF_WG + wg, WARPGROUP, !exact && any_not_finite(sum))) {
+                    noted = true;
                     if (threadIdx.x % WARPGROUP == 0) s.noted[wg][mine / 32] |= 1u << mine % 32;
                 } else if (args.cluster == 1 && (!again || is_noted(s, wg, mine)))
                     store(args, sum, w, wg);
             }
-            named_barrier(BARRIER_OF_ALL, THREADS);
-            if (again || !any_noted(s)) break;
+            if (!tiles_to_repeat(noted) || again) break;
         }
         if (wg == 0) named_barrier(TURN_OF_WG, CONSUMERS); /* what would be its next */
         if (args.cluster > 1) add_blocks(args, sum, s, m, wg);
