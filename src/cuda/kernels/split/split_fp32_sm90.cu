@@ -121,6 +121,7 @@ constexpr float HARD = 1ull << 32, ALIKE = 1 << 10;
  * product of the first tile's marks. True if there is nothing more to multiply. */
 __device__ bool leaves_rest(const split_args &g, const work &w, int index, int row, float mark) {
     const int count = work_count(g), step = gridDim.x, lane = threadIdx.x % 32;
+    if (index + step >= count) return false;
     bool alike = true;
 #pragma unroll 1
     for (int next = index + step; next < count; next += 32 * step) {
@@ -140,8 +141,11 @@ __device__ bool leaves_rest(const split_args &g, const work &w, int index, int r
     return true;
 }
 
-/* Called by all warps that multiply, instead of waiting for the stage `at`: they read no more stages. */
+/* Called by all warps that multiply, instead of reading the stage `at`, which is still to come: they read no more
+ * stages. It must have landed before it is released, for the copying thread waits for earlier releases by their
+ * phase. */
 template <int STAGES> __device__ void stop(SHARED &s, volatile bool &stopped, ring<STAGES> at) {
+    barrier_wait(&s.full[at.index], at.phase);
     if (threadIdx.x % 32 == 0) {
         stopped = true;
         barrier_arrive(&s.empty[at.index]); /* the copying thread looks whenever a stage is empty */
