@@ -129,7 +129,7 @@ __device__ bool leaves_rest(const split_args &g, const work &w, int index, int r
         const work other = work_at<TILE_M, TILE_N>(g, mine < count ? mine : next);
         alike &= ALIKE * mark_of(g.a, other.batch, other.m0) * mark_of(g.b, other.batch, other.n0) >= mark;
     }
-    const bool stays = !alike || stored_any(g, w, w.m0 + row);
+    const bool stored = stored_any(g, w, w.m0 + row), stays = stored || !alike; /* all lanes ask */
     if (named_barrier_any(REST_BARRIER, 2 * WARPGROUP, stays)) return false;
 #pragma unroll 1
     for (int next = index + step; next < count; next += step) {
