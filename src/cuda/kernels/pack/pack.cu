@@ -294,12 +294,16 @@ __device__ uint64_t policy_for(const pack_pair_args &pair) {
     return panels <= ROOM ? evict_first_policy() : 0;
 }
 
-/* Raises the mark of a tile's panel. What it was is only asked, and waited for, where it may be counted. */
+/* Raises the mark of a tile's panel to the largest depth in a warp, all of whose lanes call it: one atomic operation, as
+ * those of all tiles go to a few cache lines. What the mark was is only asked, and waited for, where it may be
+ * counted. */
 __device__ void mark_panel(const pack_pair_args &pair, const pack_args &o, const pack_tile &t, float depth) {
+    const float deepest = __int_as_float(warp_max(__float_as_int(depth)));
+    if (threadIdx.x % 32 || deepest <= 1) return;
     float *const mark = &o.marks[panel_of(o, t)];
-    if (depth < INFINITY)
-        atomic_max_nonnegative(mark, depth);
-    else if (atomic_max_nonnegative(mark, depth) < INFINITY)
+    if (deepest < INFINITY)
+        atomic_max_nonnegative(mark, deepest);
+    else if (atomic_max_nonnegative(mark, deepest) < INFINITY)
         atomicAdd(pair.marked_panels, 1ull);
 }
 
@@ -342,12 +346,15 @@ __device__ void pack_all(const pack_pair_args &pair, pack_stage (&stages)[PACK_S
         if (has_now) {
             const pack_args &o = pair.operand[now.operand];
             const float depth = split(o, now, stages[free]);
-            if (depth < 0) {
-                o.overflowed_panels[panel_of(o, now)] = 1;
-                if (!overflowed) atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
-                overflowed = true;
+            if (__any_sync(0xffffffffu, depth != 1)) {
+                if (__any_sync(0xffffffffu, depth < 0)) {
+                    o.overflowed_panels[panel_of(o, now)] = 1;
+                    if (!overflowed && threadIdx.x % 32 == 0)
+                        atomicOr(&pair.progress->blocks, (uint32_t)PACK_OVERFLOWED);
+                    overflowed = true;
+                }
+                mark_panel(pair, o, now, fabsf(depth));
             }
-            if (fabsf(depth) > 1) mark_panel(pair, o, now, fabsf(depth));
         }
         if (asks) tickets[(round + 1) % 2] = ticket;
         now = next, has_now = has_next;
@@ -383,7 +390,7 @@ template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &
             __syncthreads();
             t.again = true;
             const float depth = split(o, t, stage);
-            if (!(fabsf(depth) <= 1)) mark_panel(pair, o, t, depth < 0 ? INFINITY : depth);
+            mark_panel(pair, o, t, depth < 0 ? INFINITY : depth);
             __syncthreads();
         }
     }
