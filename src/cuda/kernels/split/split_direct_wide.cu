@@ -241,19 +241,26 @@ template <int TILE_N> struct wide_tile {
             }
             return;
         }
-        const auto value = [&](float x, const float *before) {
-            return args.beta == 0 ? args.alpha * x : fmaf(args.alpha, x, args.beta * *before);
-        };
+        if (cols <= 0) return;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (row + 8 * half >= args.m) break;
             float *to = c + 8 * half * args.c.row_stride;
             const float *from = s + 8 * half * args.addend.row_stride;
+            constexpr int AT_ONCE = N / 8; /* elements whose addends are all read before any is needed */
 #pragma unroll
-            for (int j = 0; j < N; j += 8, to += 8 * c_step, from += 8 * s_step) {
-                const float x = sum[j / 2 + 2 * half], y = sum[j / 2 + 2 * half + 1];
-                if (j < cols) to[0] = value(x, from);
-                if (j + 1 < cols) to[c_step] = value(y, from + s_step);
+            for (int first = 0; first < N / 4; first += AT_ONCE) {
+                float before[AT_ONCE]; /* past the end the last again */
+                if (args.beta != 0)
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; i++)
+                        before[i] = from[min((first + i) / 2 * 8 + i % 2, cols - 1) * s_step];
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++, to += i % 2 ? c_step : 7 * c_step) {
+                    const float x = sum[(first + i) / 2 * 4 + 2 * half + i % 2];
+                    if ((first + i) / 2 * 8 + i % 2 < cols)
+                        *to = args.beta == 0 ? args.alpha * x : fmaf(args.alpha, x, args.beta * before[i]);
+                }
             }
         }
     }
