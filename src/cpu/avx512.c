@@ -145,6 +145,14 @@ static inline float sum_lanes(vector x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+static inline void sum_lanes_of_four(const vector x[4], float sums[4]) {
+    const vector eight01 = add(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee));
+    const vector eight23 = add(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
+    const vector four = add(_mm512_shuffle_f32x4(eight01, eight23, 0x88), _mm512_shuffle_f32x4(eight01, eight23, 0xdd));
+    const vector two = add(four, _mm512_permute_ps(four, 0x4e)), one = add(two, _mm512_permute_ps(two, 0xb1));
+    _mm512_mask_compressstoreu_ps(sums, 0x1111, one);
+}
+
 /* Pairs of lanes, then pairs of those, and so on: lanes of 4 x 4 elements first, in each quarter of a vector, then
  * quarters. */
 static inline __attribute__((always_inline)) void transpose_square(vector x[LANES]) {
@@ -173,6 +181,7 @@ static inline __attribute__((always_inline)) void transpose_square(vector x[LANE
 
 enum { VECTOR_REGISTERS = 32 };
 
+#include "cpu/dots.h"
 #include "cpu/few_rows.h"
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
@@ -447,5 +456,6 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .transpose = transpose,
                                              .multiply_row = multiply_row,
                                              .multiply_few = multiply_few,
+                                             .multiply_dots = multiply_dots,
                                              .multiply_row_in_order = multiply_row_in_order,
                                              .multiply_whole = multiply_whole};

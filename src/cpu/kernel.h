@@ -133,6 +133,9 @@ struct cpu_kernel {
      * batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
+    /* Any number of rows and columns of C in the same way, where both operands are contiguous along k: a_step = 1 and
+     * b_step = 1. The order of the sums is its own, so a batch-invariant context does without. NULL: so do all. */
+    void (*multiply_dots)(const struct cpu_tile *product, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along
      * a row. Either b_col or b_step is 1, and unless b_col is, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
      * calls multiply for each tile. */
@@ -157,6 +160,24 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
                               int64_t b_col) {
     return m == 1 && kernel->multiply_row && (b_row == 1 || b_col == 1 || k == 1 || n == 1);
 }
+
+/* Whether the kernel's multiply_dots computes C, both operands being contiguous along k. Again for both paths. It is
+ * better where sums are so few that tiles would be mostly empty; and where there are so few rows or columns that making
+ * rows of B's columns would take a good part of the time, if the sums have terms enough to repay adding their lanes,
+ * and the longer operand can be touched beforehand. */
+static inline bool cpu_is_dots(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t a_col,
+                               int64_t b_row) {
+    enum { LEAST_TERMS = 16, LONG = 1024, VERY_FEW_SUMS = 20 };
+    enum { MOST = 32, ENOUGH_TERMS = 96, TERMS_FOR_EACH = 8, NEAR_OF_FEW = 1 << 13, NEAR = 1 << 15 };
+    if (m < 2 || n < 2 || !kernel->multiply_dots || a_col != 1 || b_row != 1) return false;
+    const int64_t few = min64(m, n), many = max64(m, n);
+    if (many <= CPU_FEW_ROWS) return k >= LEAST_TERMS && (k <= LONG || m * n <= VERY_FEW_SUMS);
+    return few <= MOST && k >= max64(ENOUGH_TERMS, TERMS_FOR_EACH * few) &&
+           many <= (few <= CPU_FEW_ROWS ? NEAR_OF_FEW : NEAR) / k;
+}
+
+/* The most terms of a k block of theirs. */
+static inline int64_t cpu_dot_terms(const struct cpu_kernel *kernel) { return (int64_t)CPU_CHAIN * kernel->lanes; }
 
 /* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels
  * load vectors along B's rows; where B's columns are contiguous instead, rows must be made. C^T loads along A's columns

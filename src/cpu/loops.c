@@ -108,7 +108,9 @@ static void scale_part(const struct stage *s, int64_t i, int64_t rows, int64_t j
  * packed, or NULL. */
 static void multiply_contiguous(const struct stage *s, const struct cpu_tile *tile, float *panel_a, float *panel_b) {
     const struct cpu_kernel *kernel = s->plan->kernel;
-    if (s->plan->by_row)
+    if (s->plan->by_dots)
+        kernel->multiply_dots(tile, s->p->b.col_stride, s->plan->kc);
+    else if (s->plan->by_row)
         (tile->m == 1 ? kernel->multiply_row : kernel->multiply_few)(tile, s->p->b.col_stride, s->plan->kc);
     else if (panel_a || panel_b)
         kernel->multiply_and_pack(tile, panel_a, panel_b);

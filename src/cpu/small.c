@@ -64,7 +64,8 @@ static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n)
 static inline bool is_small_in_blocks(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b) {
     enum { NEAR_FLOATS = 1 << 16 };
     const int64_t m = a->rows, n = b->cols, k = a->cols;
-    if (m == 1 || n == 1 || cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
+    if (m == 1 || n == 1 || cpu_is_dots(kernel, m, n, k, a->col_stride, b->row_stride) ||
+        cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
         cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride))
         return true;
     return (n <= CPU_FEW_ROWS || m * k <= NEAR_FLOATS) &&
@@ -85,7 +86,8 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
            has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
            has_plain_strides(c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
-           (b->col_stride == 1 || n == 1 || fits_strips(kernel, n, k, b->row_stride));
+           (b->col_stride == 1 || n == 1 || fits_strips(kernel, n, k, b->row_stride) ||
+            cpu_is_dots(kernel, a->rows, b->cols, a->cols, a->col_stride, b->row_stride));
 }
 
 /* Whether the pointers of such a product are valid and C is apart from A and B, for certain. */
@@ -204,10 +206,11 @@ static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile
 
 /* ---- A few rows or columns of C, in the order of tiles ----------------------------------------------------------- */
 
-enum few { NOT_FEW, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY_TILES };
+enum few { NOT_FEW, DOTS, DOTS_OF_COLUMNS, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY_TILES };
 
 /* By tiles, where a transposed A is near. */
 static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
+    if (cpu_is_dots(kernel, t->m, t->n, t->k, t->a_step, t->b_step)) return t->m > t->n ? DOTS_OF_COLUMNS : DOTS;
     if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
     if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
@@ -217,7 +220,7 @@ static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, cons
 
 /* C transposed, part by part in a buffer. */
 static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
-                                                           int64_t b_col, bool by_tiles) {
+                                                           int64_t b_col, enum few how) {
     _Alignas(64) float buffer[CPU_FEW_FLOATS];
     const int few = tile->n, most = CPU_FEW_FLOATS / few / CPU_LINE * CPU_LINE;
     for (int first = 0; first < tile->m; first += most) {
@@ -239,8 +242,10 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
                                 .beta = tile->beta};
         for (int j = 0; !is_zero(tile->beta) && j < rows; j++)
             for (int i = 0; i < few; i++) buffer[i * most + j] = c[j * tile->c_row + i];
-        if (by_tiles)
+        if (how == FEW_COLUMNS_BY_TILES)
             multiply_whole(kernel, &part, 1);
+        else if (how == DOTS_OF_COLUMNS)
+            kernel->multiply_dots(&part, tile->a_row, even_block(part.k, cpu_dot_terms(kernel), 1));
         else
             kernel->multiply_few(&part, tile->a_row, block_terms(kernel, part.k));
         for (int j = 0; j < rows; j++)
@@ -270,6 +275,12 @@ static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
     if (short_columns && cpu_prefetches_columns(t->n, t->k)) return;
     if (t->k * t->n <= (short_columns ? TOUCHED_FLOATS_OF_A : TOUCHED_FLOATS_OF_B))
         touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+}
+
+/* Whether multiply_dots does: a few long streams are prefetched well as they are. */
+static inline bool dots_want_touching(const struct cpu_tile *t) {
+    enum { LONG = 1024 };
+    return t->k <= LONG || t->m > CPU_FEW_ROWS || t->n > CPU_FEW_ROWS;
 }
 
 /* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
@@ -334,6 +345,13 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
     const enum few few = few_rows_or_columns(kernel, product, b_col);
     touch_c(product);
     switch (few) {
+    case DOTS:
+    case DOTS_OF_COLUMNS:
+        if (dots_want_touching(product)) {
+            touch_a(product);
+            touch_b(product, b_col);
+        }
+        break;
     case FEW_ROWS:
         if (few_wants_touching(product->n, product->k, b_col == 1)) touch_b(product, b_col);
         break;
@@ -351,13 +369,17 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
                                 !cpu_prefetches_columns(product->m, product->k);
         if (short_rows || product->m * product->k <= FEW_FLOATS) touch_a(product);
         multiply_row(kernel, product, b_col);
-    } else if (few == FEW_ROWS)
+    } else if (few == DOTS)
+        kernel->multiply_dots(product, b_col, even_block(product->k, cpu_dot_terms(kernel), 1));
+    else if (few == DOTS_OF_COLUMNS)
+        multiply_few_columns(kernel, product, b_col, few);
+    else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, block_terms(kernel, product->k));
     else if (few == FEW_COLUMNS)
-        multiply_few_columns(kernel, product, b_col, false);
+        multiply_few_columns(kernel, product, b_col, few);
     else if (few == FEW_COLUMNS_BY_TILES && kernel->multiply_whole) {
         touch_a(product);
-        multiply_few_columns(kernel, product, b_col, true);
+        multiply_few_columns(kernel, product, b_col, few);
     } else
         multiply_touched(kernel, product, b_col);
 }
@@ -409,7 +431,7 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
         part.s = part.c;
         if (s->by_tiles) {
             touch_a(&part);
-            multiply_few_columns(s->kernel, &part, s->b_col, true);
+            multiply_few_columns(s->kernel, &part, s->b_col, FEW_COLUMNS_BY_TILES);
         } else
             multiply_touched(s->kernel, &part, s->b_col);
     }
@@ -517,9 +539,9 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     if (threads > 1)
         threads = is_too_shallow_to_share(&tile, b_col, work) ? 1 : cpu_useful_threads((double)work, threads);
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1);
-    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS;
+    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || (few != NOT_FEW && few != FEW_COLUMNS_BY_TILES);
     const bool needs_plan = scales_last ||
-                            (threads > 1 && (by_row || cpu_shares_terms(kernel, tile.m, tile.n, tile.k, threads)));
+                            (threads > 1 && (by_row || cpu_shares_terms(kernel->kc, tile.m, tile.n, tile.k, threads)));
     if (!needs_plan && threads > 1)
         multiply_shared(kernel, &tile, b_col, threads);
     else if (!needs_plan)
