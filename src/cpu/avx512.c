@@ -16,6 +16,9 @@ enum { FEW_TERMS = 24, FEW_TERMS_OF_TWO = 16, FEW_TERMS_OF_WIDE = 12 };
 /* Rows of a small product's tile. */
 enum { SMALL_MR = 4 };
 
+/* The most sums of multiply_by_chains. */
+enum { CHAIN_SUMS = 8192 };
+
 /* The fewest terms for which the lines of C are prefetched. */
 enum { FETCHES_C = 3 };
 
@@ -183,6 +186,71 @@ enum { VECTOR_REGISTERS = 32 };
 
 #include "cpu/dots.h"
 #include "cpu/few_rows.h"
+
+/* More rows than multiply_few's. Tiles read a strip of 64 columns, a pattern that no prefetcher follows. So one chain
+ * after the other is computed for many columns, and while it is, tiles prefetch B's rows of the next one, each from end
+ * to end. The sums stay near, and have the order of tiles. */
+static __attribute__((noinline)) void multiply_by_chains(const struct cpu_tile *t, int64_t kc) {
+    _Alignas(64) float total[CHAIN_SUMS];
+    const int tiles_of_rows = (t->m + MR - 1) / MR, most = CHAIN_SUMS / t->m / NR * NR;
+    const bool is_one_run = t->b_step == t->n && t->n <= most;
+    /* So long that the tiles of a chain, which prefetch as much of a row in each CPU_FETCH_STEPS, suffice for all. */
+    const int panels = tiles_of_rows < 3 ? 8 : tiles_of_rows < 4 ? 6 : 4;
+    const int part = is_one_run ? t->n : panels * NR < most ? panels * NR : most;
+    const int stride = (int)round_up(part, LANES), wide_tiles = tiles_of_rows * ((part + NR - TALL_NR - 1) / NR);
+    touch_rows(t->b, cpu_chain(min64(kc, t->k)), part, t->b_step);
+    for (int j0 = 0; j0 < t->n; j0 += part) {
+        const int columns = t->n - j0 < part ? t->n - j0 : part;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const int64_t block_end = min64(first + kc, t->k), chain = cpu_chain(block_end - first);
+            for (int64_t begin = first, end; begin < block_end; begin = end) {
+                end = min64(begin + chain, block_end);
+                const bool ends = end == t->k;
+                const int64_t rows = ends ? chain : min64(chain, t->k - end),
+                              points = ceil_div(end - begin, CPU_FETCH_STEPS);
+                const float *next = ends ? t->b + j0 + part : t->b + end * t->b_step + j0;
+                const float *const stop = ends && j0 + part >= t->n ? next : next + rows * t->b_step;
+                struct cpu_tile tile = {.k = end - begin,
+                                        .a_row = t->a_row,
+                                        .a_step = t->a_step,
+                                        .b_step = t->b_step,
+                                        .s_row = stride,
+                                        .c_row = stride,
+                                        .alpha = 1,
+                                        .beta = begin > first,
+                                        .next_b_step = NR,
+                                        .next_b_rows = is_one_run ? (int)ceil_div(rows * part, wide_tiles * points * NR)
+                                                                  : part / NR,
+                                        .next_b_skip = is_one_run ? 0 : t->b_step - part};
+                const int64_t fetched = points * (tile.next_b_rows * NR + tile.next_b_skip);
+                if (t->a_step == 1 && !ends)
+                    for (int i = 0; i < t->m; i++)
+                        for (int64_t p = end; p < end + rows; p += LANES) ask_for(t->a + i * t->a_row + p);
+                for (int j = 0; j < columns; j += NR) {
+                    tile.n = columns - j < NR ? columns - j : NR;
+                    tile.b = t->b + begin * t->b_step + j0 + j;
+                    tile.whole = t->b_step == t->n ? cpu_whole_steps(&tile, LANES, (t->k - begin) * t->n - j0 - j) : 0;
+                    for (int i = 0, tiles = tiles_of_rows; i < t->m; i += tile.m, tiles--) {
+                        tile.m = (t->m - i + tiles - 1) / tiles;
+                        tile.a = t->a + i * t->a_row + begin * t->a_step;
+                        tile.s = tile.c = total + i * stride + j;
+                        tile.next_b = next < stop ? next : NULL;
+                        multiply(&tile);
+                        if (tile.n > TALL_NR) next += fetched;
+                    }
+                }
+            }
+            for (int i = 0; i < t->m; i++) store_sums_of_row(t, i, j0, first > 0, total + i * stride, columns);
+        }
+    }
+}
+
+static void multiply_few_or_by_chains(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    if (t->m > CPU_GROUPED_ROWS)
+        multiply_by_chains(t, kc);
+    else
+        multiply_few(t, b_col, kc);
+}
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 
@@ -455,7 +523,7 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .multiply_and_pack = multiply_and_pack,
                                              .transpose = transpose,
                                              .multiply_row = multiply_row,
-                                             .multiply_few = multiply_few,
+                                             .multiply_few = multiply_few_or_by_chains,
                                              .multiply_dots = multiply_dots,
                                              .multiply_row_in_order = multiply_row_in_order,
                                              .multiply_whole = multiply_whole};

@@ -42,10 +42,10 @@ struct cpu_tile {
     float alpha, beta; /* beta = 0: s is not read */
 
     /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for
-     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns.
+     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns, and then next_b_skip floats are skipped.
      * NULL: nothing. next_c: where the tile of C lies whose lines are prefetched; NULL: this one's. */
     const float *next_a, *next_b, *next_c;
-    int64_t next_a_row, next_a_step, next_b_step;
+    int64_t next_a_row, next_a_step, next_b_step, next_b_skip;
     int next_b_rows;
 };
 
@@ -53,7 +53,7 @@ struct cpu_tile {
  * the whole struct by `rep stos`, which takes longer than some products. */
 #define CPU_NOTHING_AHEAD                                                                                            \
     .whole = 0, .next_a = NULL, .next_b = NULL, .next_c = NULL, .next_a_row = 0, .next_a_step = 0, .next_b_step = 0, \
-    .next_b_rows = 0
+    .next_b_skip = 0, .next_b_rows = 0
 
 /* A tile's `whole`, for vectors of `lanes` floats, where `floats` floats of B follow its first element. */
 static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64_t floats) {
@@ -89,20 +89,30 @@ static inline int64_t cpu_chain(int64_t k) {
  * most columns of a strip, and the most floats of its copy, whose rows are padded to a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
-/* The most rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is
- * the limit unless B is near. Where B's rows are contiguous, several whole rows are read side by side, where tiles
- * would read a strip of each: better if B is far. Where its columns are contiguous, they are transposed in registers:
- * always better for up to four rows of C. */
-enum { CPU_FEW_ROWS = 8 };
+/* Rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is the limit
+ * unless B is near. Where B's rows are contiguous, several whole rows are read side by side, where tiles would read a
+ * strip of each: better if B is far. Where its columns are contiguous, they are transposed in registers: always better
+ * for up to four rows of C. The most rows that are computed together; in groups, which read B from cache; and at all,
+ * if the kernel has a better way for those. */
+enum { CPU_FEW_ROWS = 8, CPU_GROUPED_ROWS = 11, CPU_MANY_ROWS = 32 };
 
 /* The most elements of a few columns of C that are computed, transposed, in a buffer. Short parts of A's columns would
  * be read more slowly from memory. */
 enum { CPU_FEW_FLOATS = 2048 };
 
+/* More than CPU_FEW_ROWS rows. */
+static inline bool cpu_is_many_rows(int64_t m, int64_t n, int64_t k) {
+    enum { LEAST_COLUMNS = 96, TERMS_FOR_EACH = 8, FAR = 1 << 15, FAR_OF_GROUPS = 40000 };
+    enum { LONG_ROW = 384, MANY_TERMS = 640 };
+    if (n < LEAST_COLUMNS || k < TERMS_FOR_EACH * m) return false;
+    return m > CPU_GROUPED_ROWS ? n >= FAR / k : n >= FAR_OF_GROUPS / k && (n <= LONG_ROW || k <= MANY_TERMS);
+}
+
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
     enum { LEAST_TERMS = 16, FAR = 1 << 15, ENOUGH = 96, FAR_IF_FEW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
-    if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
+    if (m < 2 || m > CPU_MANY_ROWS || n < m || k < LEAST_TERMS) return false;
+    if (m > CPU_FEW_ROWS) return b_col == 1 && cpu_is_many_rows(m, n, k);
     if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < ENOUGH || n < ENOUGH ? FAR_IF_FEW : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);

@@ -56,7 +56,7 @@ static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
 
 /* Whether C has so few rows or columns that a kernel may compute them side by side. */
 static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n) {
-    return kernel->multiply_few && (m <= CPU_FEW_ROWS || n <= CPU_FEW_ROWS);
+    return kernel->multiply_few && (m <= CPU_MANY_ROWS || n <= CPU_FEW_ROWS);
 }
 
 /* Whether several k blocks are not worth a plan: one is, if C^T is better, or if A is so large that a plan prefetches
@@ -66,7 +66,7 @@ static inline bool is_small_in_blocks(const struct cpu_kernel *kernel, const tsr
     const int64_t m = a->rows, n = b->cols, k = a->cols;
     if (m == 1 || n == 1 || cpu_is_dots(kernel, m, n, k, a->col_stride, b->row_stride) ||
         cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
-        cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride))
+        (n <= CPU_FEW_ROWS && cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride)))
         return true;
     return (n <= CPU_FEW_ROWS || m * k <= NEAR_FLOATS) &&
            !cpu_is_better_transposed(kernel, m, n, k, a->row_stride, b->col_stride, true);
@@ -212,7 +212,7 @@ enum few { NOT_FEW, DOTS, DOTS_OF_COLUMNS, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY
 static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
     if (cpu_is_dots(kernel, t->m, t->n, t->k, t->a_step, t->b_step)) return t->m > t->n ? DOTS_OF_COLUMNS : DOTS;
     if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
-    if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
+    if (t->n <= CPU_FEW_ROWS && cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
     enum { TILES = 8, LEAST_TERMS = 16 };
     return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES : NOT_FEW;
@@ -539,7 +539,8 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     if (threads > 1)
         threads = is_too_shallow_to_share(&tile, b_col, work) ? 1 : cpu_useful_threads((double)work, threads);
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1);
-    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || (few != NOT_FEW && few != FEW_COLUMNS_BY_TILES);
+    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) ||
+                        (few != NOT_FEW && few != FEW_COLUMNS_BY_TILES);
     const bool needs_plan = scales_last ||
                             (threads > 1 && (by_row || cpu_shares_terms(kernel->kc, tile.m, tile.n, tile.k, threads)));
     if (!needs_plan && threads > 1)
