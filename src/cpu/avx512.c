@@ -187,60 +187,86 @@ enum { VECTOR_REGISTERS = 32 };
 #include "cpu/dots.h"
 #include "cpu/few_rows.h"
 
+/* The columns of the next panel of so many: without one of a few vectors at the end, which would prefetch nothing. */
+static inline int panel_width(int left) {
+    enum { THREE = 3 * LANES };
+    return left <= NR ? left : left > NR + LANES && left <= NR + TALL_NR ? THREE : NR;
+}
+
+/* Prefetches some terms of all rows of A, whose rows are contiguous: columns are near each other as they are. */
+static void fetch_terms(const struct cpu_tile *t, int64_t first, int64_t end) {
+    for (int i = 0; i < t->m && t->a_step == 1; i++)
+        for (int64_t p = first; p < end; p += LANES) ask_for(t->a + i * t->a_row + p);
+}
+
+/* One chain of all rows of C and some columns, added to the sums of chains before it unless it is the first of a block.
+ * Panels of more than TALL_NR columns prefetch B, `fetched` floats further on with each tile, until `stop`. */
+static void add_chain(struct cpu_tile *tile, const struct cpu_tile *t, int columns, const float *next,
+                      const float *stop, int64_t fetched, int64_t whole_floats) {
+    const float *const a = tile->a, *const b = tile->b;
+    float *const sums = tile->c;
+    for (int j = 0; j < columns; j += tile->n) {
+        tile->n = panel_width(columns - j);
+        tile->b = b + j;
+        tile->whole = whole_floats ? cpu_whole_steps(tile, LANES, whole_floats - j) : 0;
+        const int most = tile->n > TALL_NR ? MR : TALL_MR;
+        for (int i = 0, tiles = (t->m + most - 1) / most; i < t->m; i += tile->m, tiles--) {
+            tile->m = (t->m - i + tiles - 1) / tiles;
+            tile->a = a + i * t->a_row;
+            tile->s = tile->c = sums + i * tile->c_row + j;
+            tile->next_b = next < stop ? next : NULL;
+            multiply(tile);
+            if (tile->n > TALL_NR) next += fetched;
+        }
+    }
+}
+
 /* More rows than multiply_few's. Tiles read a strip of 64 columns, a pattern that no prefetcher follows. So one chain
  * after the other is computed for many columns, and while it is, tiles prefetch B's rows of the next one, each from end
  * to end. The sums stay near, and have the order of tiles. */
 static __attribute__((noinline)) void multiply_by_chains(const struct cpu_tile *t, int64_t kc) {
-    _Alignas(64) float total[CHAIN_SUMS];
-    const int tiles_of_rows = (t->m + MR - 1) / MR, most = CHAIN_SUMS / t->m / NR * NR;
-    const bool is_one_run = t->b_step == t->n && t->n <= most;
+    _Alignas(64) float sums[CHAIN_SUMS];
+    const int tiles = (t->m + MR - 1) / MR, most = CHAIN_SUMS / t->m / NR * NR;
+    const bool is_one_run = t->b_step == t->n && t->n <= most; /* all of B, from end to end */
     /* So long that the tiles of a chain, which prefetch as much of a row in each CPU_FETCH_STEPS, suffice for all. */
-    const int panels = tiles_of_rows < 3 ? 8 : tiles_of_rows < 4 ? 6 : 4;
+    const int panels = tiles < 3 ? 8 : tiles < 4 ? 6 : 4;
     const int part = is_one_run ? t->n : panels * NR < most ? panels * NR : most;
-    const int stride = (int)round_up(part, LANES), wide_tiles = tiles_of_rows * ((part + NR - TALL_NR - 1) / NR);
+    const int wide_tiles = tiles * ((part + NR - LANES - 1) / NR), sums_row = (int)round_up(part, LANES);
     touch_rows(t->b, cpu_chain(min64(kc, t->k)), part, t->b_step);
-    for (int j0 = 0; j0 < t->n; j0 += part) {
-        const int columns = t->n - j0 < part ? t->n - j0 : part;
+    for (int j = 0; j < t->n; j += part) {
+        const int columns = t->n - j < part ? t->n - j : part;
         for (int64_t first = 0; first < t->k; first += kc) {
             const int64_t block_end = min64(first + kc, t->k), chain = cpu_chain(block_end - first);
             for (int64_t begin = first, end; begin < block_end; begin = end) {
                 end = min64(begin + chain, block_end);
-                const bool ends = end == t->k;
-                const int64_t rows = ends ? chain : min64(chain, t->k - end),
-                              points = ceil_div(end - begin, CPU_FETCH_STEPS);
-                const float *next = ends ? t->b + j0 + part : t->b + end * t->b_step + j0;
-                const float *const stop = ends && j0 + part >= t->n ? next : next + rows * t->b_step;
+                const bool is_last = end == t->k; /* then the next columns follow, if there are any */
+                const int64_t rows = is_last ? chain : min64(chain, t->k - end);
+                const int64_t fetches = ceil_div(end - begin, CPU_FETCH_STEPS);
+                const float *const next = is_last ? t->b + j + part : t->b + end * t->b_step + j;
+                const float *const stop = is_last && j + part >= t->n ? next : next + rows * t->b_step;
                 struct cpu_tile tile = {.k = end - begin,
+                                        .a = t->a + begin * t->a_step,
                                         .a_row = t->a_row,
                                         .a_step = t->a_step,
+                                        .b = t->b + begin * t->b_step + j,
                                         .b_step = t->b_step,
-                                        .s_row = stride,
-                                        .c_row = stride,
+                                        .s_row = sums_row,
+                                        .c = sums,
+                                        .c_row = sums_row,
                                         .alpha = 1,
                                         .beta = begin > first,
                                         .next_b_step = NR,
-                                        .next_b_rows = is_one_run ? (int)ceil_div(rows * part, wide_tiles * points * NR)
-                                                                  : part / NR,
-                                        .next_b_skip = is_one_run ? 0 : t->b_step - part};
-                const int64_t fetched = points * (tile.next_b_rows * NR + tile.next_b_skip);
-                if (t->a_step == 1 && !ends)
-                    for (int i = 0; i < t->m; i++)
-                        for (int64_t p = end; p < end + rows; p += LANES) ask_for(t->a + i * t->a_row + p);
-                for (int j = 0; j < columns; j += NR) {
-                    tile.n = columns - j < NR ? columns - j : NR;
-                    tile.b = t->b + begin * t->b_step + j0 + j;
-                    tile.whole = t->b_step == t->n ? cpu_whole_steps(&tile, LANES, (t->k - begin) * t->n - j0 - j) : 0;
-                    for (int i = 0, tiles = tiles_of_rows; i < t->m; i += tile.m, tiles--) {
-                        tile.m = (t->m - i + tiles - 1) / tiles;
-                        tile.a = t->a + i * t->a_row + begin * t->a_step;
-                        tile.s = tile.c = total + i * stride + j;
-                        tile.next_b = next < stop ? next : NULL;
-                        multiply(&tile);
-                        if (tile.n > TALL_NR) next += fetched;
-                    }
+                                        .next_b_rows = part / NR,
+                                        .next_b_skip = t->b_step - part};
+                if (is_one_run) {
+                    tile.next_b_rows = (int)ceil_div(rows * part, wide_tiles * fetches * NR);
+                    tile.next_b_skip = 0;
                 }
+                if (!is_last) fetch_terms(t, end, end + rows);
+                add_chain(&tile, t, columns, next, stop, fetches * (tile.next_b_rows * NR + tile.next_b_skip),
+                          t->b_step == t->n ? (t->k - begin) * t->n - j : 0);
             }
-            for (int i = 0; i < t->m; i++) store_sums_of_row(t, i, j0, first > 0, total + i * stride, columns);
+            for (int i = 0; i < t->m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * sums_row, columns);
         }
     }
 }

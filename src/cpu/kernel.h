@@ -94,7 +94,7 @@ enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
  * strip of each: better if B is far. Where its columns are contiguous, they are transposed in registers: always better
  * for up to four rows of C. The most rows that are computed together; in groups, which read B from cache; and at all,
  * if the kernel has a better way for those. */
-enum { CPU_FEW_ROWS = 8, CPU_GROUPED_ROWS = 11, CPU_MANY_ROWS = 32 };
+enum { CPU_FEW_ROWS = 8, CPU_GROUPED_ROWS = 11, CPU_MANY_ROWS = 40 };
 
 /* The most elements of a few columns of C that are computed, transposed, in a buffer. Short parts of A's columns would
  * be read more slowly from memory. */
@@ -102,17 +102,21 @@ enum { CPU_FEW_FLOATS = 2048 };
 
 /* More than CPU_FEW_ROWS rows. */
 static inline bool cpu_is_many_rows(int64_t m, int64_t n, int64_t k) {
-    enum { LEAST_COLUMNS = 96, TERMS_FOR_EACH = 8, FAR = 1 << 15, FAR_OF_GROUPS = 40000 };
-    enum { LONG_ROW = 384, MANY_TERMS = 640 };
-    if (n < LEAST_COLUMNS || k < TERMS_FOR_EACH * m) return false;
-    return m > CPU_GROUPED_ROWS ? n >= FAR / k : n >= FAR_OF_GROUPS / k && (n <= LONG_ROW || k <= MANY_TERMS);
+    enum { FAR = 1 << 15, FAR_OF_GROUPS = 40000, TERMS_FOR_EACH = 8 };
+    enum { NARROWEST = 32, NARROW = 96, TERMS_OF_NARROW = 1000 };
+    enum { LONG_ROW = 384, MANY_TERMS = 640, ROWS_OF_ANY = 32, WIDE = 200, TERMS_OF_MORE = 500 };
+    if (k < TERMS_FOR_EACH * m) return false;
+    if (m <= CPU_GROUPED_ROWS) return n >= NARROW && n >= FAR_OF_GROUPS / k && (n <= LONG_ROW || k <= MANY_TERMS);
+    if (n <= NARROW) return n > NARROWEST && k >= TERMS_OF_NARROW;
+    return n >= FAR / k && (m <= ROWS_OF_ANY || (n <= WIDE && k >= TERMS_OF_MORE));
 }
 
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
     enum { LEAST_TERMS = 16, FAR = 1 << 15, ENOUGH = 96, FAR_IF_FEW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
-    if (m < 2 || m > CPU_MANY_ROWS || n < m || k < LEAST_TERMS) return false;
+    if (m < 2 || m > CPU_MANY_ROWS || k < LEAST_TERMS) return false;
     if (m > CPU_FEW_ROWS) return b_col == 1 && cpu_is_many_rows(m, n, k);
+    if (n < m) return false;
     if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < ENOUGH || n < ENOUGH ? FAR_IF_FEW : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);

@@ -39,7 +39,7 @@ enum { PANELS_PER_PACK = 16 };
 /* Where elements of C are not contiguous, they are computed in a buffer on the stack: a tile, or a part of a few rows.
  * */
 static_assert((int)CPU_TILE_FLOATS <= (int)CPU_FEW_FLOATS, "a tile fits");
-static_assert(CPU_FEW_FLOATS / CPU_MANY_ROWS >= CPU_LINE, "parts of a few rows are whole cache lines");
+static_assert(CPU_FEW_FLOATS / CPU_MANY_ROWS >= 2 * CPU_LINE, "parts of a few rows are whole cache lines");
 
 /* One stage: a k block of some rows of A and some columns of B. */
 struct stage {
