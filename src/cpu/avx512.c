@@ -228,11 +228,11 @@ static __attribute__((noinline)) void multiply_by_chains(const struct cpu_tile *
     _Alignas(64) float sums[CHAIN_SUMS];
     const int tiles = (t->m + MR - 1) / MR, most = CHAIN_SUMS / t->m / NR * NR;
     const bool is_one_run = t->b_step == t->n && t->n <= most; /* all of B, from end to end */
-    /* So long that the tiles of a chain, which prefetch as much of a row in each CPU_FETCH_STEPS, suffice for all. */
+    /* So long that in each CPU_FETCH_STEPS a tile prefetches about one of B's rows. */
     const int panels = tiles < 3 ? 8 : tiles < 4 ? 6 : 4;
-    const int part = is_one_run ? t->n : panels * NR < most ? panels * NR : most;
+    const int part = is_one_run ? t->n : (int)min64(min64(panels * NR, most), round_up(t->n, NR));
     const int wide_tiles = tiles * ((part + NR - LANES - 1) / NR), sums_row = (int)round_up(part, LANES);
-    touch_rows(t->b, cpu_chain(min64(kc, t->k)), part, t->b_step);
+    touch_rows(t->b, cpu_chain(min64(kc, t->k)), min64(part, t->n), t->b_step);
     for (int j = 0; j < t->n; j += part) {
         const int columns = t->n - j < part ? t->n - j : part;
         for (int64_t first = 0; first < t->k; first += kc) {
@@ -255,15 +255,19 @@ static __attribute__((noinline)) void multiply_by_chains(const struct cpu_tile *
                                         .c_row = sums_row,
                                         .alpha = 1,
                                         .beta = begin > first,
-                                        .next_b_step = NR,
-                                        .next_b_rows = part / NR,
-                                        .next_b_skip = t->b_step - part};
-                if (is_one_run) {
+                                        .next_b_step = NR};
+                int64_t skipped = 0;
+                if (is_one_run)
                     tile.next_b_rows = (int)ceil_div(rows * part, wide_tiles * fetches * NR);
-                    tile.next_b_skip = 0;
+                else {
+                    const int64_t at_once = ceil_div(rows, wide_tiles * fetches);
+                    tile.next_b_run = part / NR;
+                    tile.next_b_rows = (int)at_once * tile.next_b_run;
+                    tile.next_b_skip = t->b_step - part;
+                    skipped = at_once * tile.next_b_skip;
                 }
                 if (!is_last) fetch_terms(t, end, end + rows);
-                add_chain(&tile, t, columns, next, stop, fetches * (tile.next_b_rows * NR + tile.next_b_skip),
+                add_chain(&tile, t, columns, next, stop, fetches * (tile.next_b_rows * NR + skipped),
                           t->b_step == t->n ? (t->k - begin) * t->n - j : 0);
             }
             for (int i = 0; i < t->m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * sums_row, columns);

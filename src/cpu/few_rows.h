@@ -1,9 +1,10 @@
 /* few_rows.h: a few rows of C, multiply_few and multiply_row_in_order of kernel.h, with the vectors that row.h has been
  * given. Tiles of so few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
  *
- * Sums have the chains of tiles. Where B's rows are contiguous, eight of them are read side
- * by side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and
- * squares of LANES x LANES elements are transposed in registers.
+ * Sums have the chains of tiles. Where B's rows are contiguous, eight of them are read side by side, and the sums stay
+ * in the first-level cache; more than CPU_FEW_ROWS rows of C are groups, each of which uses these rows of B. Where B's
+ * columns are contiguous, LANES of them are read side by side, and squares of LANES x LANES elements are transposed in
+ * registers.
  */
 #ifndef TESSERA_CPU_FEW_ROWS_H
 #define TESSERA_CPU_FEW_ROWS_H

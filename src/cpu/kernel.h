@@ -6,8 +6,8 @@
  *
  * Each element has chains of cpu_chain(k) fused multiply-adds from +0 in the order of p, whose sums are added in that
  * order; then one multiply-add more for alpha and beta. So the bits of C depend on where k is cut (kc) and on nothing
- * else: not on the tile, the packing, nor the threads. A single row, multiply_row, has an order of its own, unless the
- * context is batch-invariant (kernels.c).
+ * else: not on the tile, the packing, nor the threads. A single row, multiply_row, and multiply_dots have orders of their
+ * own, unless the context is batch-invariant (kernels.c).
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing
  * is read in place. B is read along unit stride: a packed panel has b_step = nr.
@@ -42,11 +42,12 @@ struct cpu_tile {
     float alpha, beta; /* beta = 0: s is not read */
 
     /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for
-     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns, and then next_b_skip floats are skipped.
-     * NULL: nothing. next_c: where the tile of C lies whose lines are prefetched; NULL: this one's. */
+     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns,
+     * next_b_step apart, and next_b_skip more after each next_b_run of them. NULL: nothing. next_c: where the tile of C
+     * lies whose lines are prefetched; NULL: this one's. */
     const float *next_a, *next_b, *next_c;
     int64_t next_a_row, next_a_step, next_b_step, next_b_skip;
-    int next_b_rows;
+    int next_b_rows, next_b_run;
 };
 
 /* The last members of a tile that has nothing to prefetch. If an initialiser left them out, the compiler would clear
@@ -143,7 +144,8 @@ struct cpu_kernel {
      * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are
      * tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
-    /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles; and one row, which is multiply_row in a
+    /* Two to CPU_FEW_ROWS rows of C in the same way, or to CPU_MANY_ROWS where B's rows are contiguous, but in the order
+     * of tiles; and one row, which is multiply_row in a
      * batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);

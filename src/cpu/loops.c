@@ -17,8 +17,8 @@
  * blocks are double-buffered: early members pack the next ones while late ones still use the current.
  *
  * Every element of C is summed in an order that k and the kernel fix: kc does not depend on threads, strides, packing
- * or the limit of workspace, so none of those changes a bit of the result. The exception is a single row or column of
- * C, computed by the kernel's multiply_row, whose order depends on B's strides.
+ * or the limit of workspace, so none of those changes a bit of the result. The exceptions are a single row or column
+ * of C, computed by the kernel's multiply_row, and what multiply_dots computes: their orders depend on strides, too.
  *
  * The sums of the k blocks are added up in C. Where |alpha| <= 1, alpha scales each as it is added (one fma, as many
  * roundings as without alpha), and the first adds beta times the addend. For any other alpha the sums are added up

@@ -210,12 +210,13 @@ enum few { NOT_FEW, DOTS, DOTS_OF_COLUMNS, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY
 
 /* By tiles, where a transposed A is near. */
 static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
+    enum { TILES = 8, LEAST_TERMS = 16 }; /* of all these ways: most tiny products have fewer */
+    if (t->k < LEAST_TERMS) return NOT_FEW;
     if (cpu_is_dots(kernel, t->m, t->n, t->k, t->a_step, t->b_step)) return t->m > t->n ? DOTS_OF_COLUMNS : DOTS;
     if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
     if (t->n <= CPU_FEW_ROWS && cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
-    enum { TILES = 8, LEAST_TERMS = 16 };
-    return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES : NOT_FEW;
+    return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 ? FEW_COLUMNS_BY_TILES : NOT_FEW;
 }
 
 /* C transposed, part by part in a buffer. */
@@ -277,9 +278,13 @@ static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
         touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
 }
 
+enum { LONG = 1024 };
+static inline bool is_long_row(const struct cpu_tile *t, int64_t b_col) {
+    return t->m == 1 && t->b_step == 1 && b_col != 1 && t->k > LONG && t->n <= 4;
+}
+
 /* Whether multiply_dots does: a few long streams are prefetched well as they are. */
 static inline bool dots_want_touching(const struct cpu_tile *t) {
-    enum { LONG = 1024 };
     return t->k <= LONG || t->m > CPU_FEW_ROWS || t->n > CPU_FEW_ROWS;
 }
 
@@ -341,8 +346,7 @@ static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_
     }
 }
 
-static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
-    const enum few few = few_rows_or_columns(kernel, product, b_col);
+static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col, enum few few) {
     touch_c(product);
     switch (few) {
     case DOTS:
@@ -362,12 +366,13 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
         }
         break;
     default:
-        if (!reads_b_in_order(kernel, product, b_col)) touch_b(product, b_col);
+        if (!reads_b_in_order(kernel, product, b_col) && !is_long_row(product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
+        const bool is_long = product->k > LONG && product->m <= 4;
         const bool short_rows = product->a_row != 1 && product->k <= SHALLOW &&
                                 !cpu_prefetches_columns(product->m, product->k);
-        if (short_rows || product->m * product->k <= FEW_FLOATS) touch_a(product);
+        if (!is_long && (short_rows || product->m * product->k <= FEW_FLOATS)) touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == DOTS)
         kernel->multiply_dots(product, b_col, even_block(product->k, cpu_dot_terms(kernel), 1));
@@ -493,7 +498,7 @@ static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) {
         struct cpu_tile product = product_at(p, i);
-        multiply(kernel, &product, p->b.col_stride);
+        multiply(kernel, &product, p->b.col_stride, few_rows_or_columns(kernel, &product, p->b.col_stride));
     }
 }
 
@@ -514,7 +519,7 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
                                      float *c_data) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     if (!are_apart(a, a_data, b, b_data, c, c_data)) return false;
-    const int64_t reading = CPU_WORK_OF_READING * (a->rows > b->cols ? a->rows : b->cols) * a->cols;
+    const int64_t reading = CPU_WORK_OF_READING * max64(a->rows, b->cols) * a->cols;
     const int64_t work = max64(a->rows * b->cols * a->cols, reading);
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
@@ -546,7 +551,7 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     if (!needs_plan && threads > 1)
         multiply_shared(kernel, &tile, b_col, threads);
     else if (!needs_plan)
-        multiply(kernel, &tile, b_col);
+        multiply(kernel, &tile, b_col, few);
     cpu_rounding_end(mode);
     return !needs_plan;
 }
