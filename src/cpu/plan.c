@@ -141,7 +141,8 @@ static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem
     const struct cpu_kernel *kernel = plan->kernel;
     *share = 0;
     if (p->alpha == 1 && !operand_panels(&p->a, p->batch) && !operand_panels(&p->b, p->batch) && p->batch == 1 &&
-        cpu_shares_terms(plan->by_dots ? cpu_dot_terms(kernel) : kernel->kc, p->m, p->n, p->k, plan->threads))
+        cpu_shares_terms(plan->by_dots ? cpu_dot_terms(kernel) : kernel->kc, p->m, p->n, p->k, plan->threads,
+                         plan->by_row))
         return CPU_BY_TERMS;
     if (plan->threads == 1 || plan->by_row) return CPU_BY_BLOCKS;
     const int64_t rows = ceil_div(p->m, plan->threads);

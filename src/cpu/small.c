@@ -278,14 +278,17 @@ static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
         touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
 }
 
-enum { LONG = 1024 };
-static inline bool is_long_row(const struct cpu_tile *t, int64_t b_col) {
-    return t->m == 1 && t->b_step == 1 && b_col != 1 && t->k > LONG && t->n <= 4;
+/* Whether operands contiguous along k are a few long streams, up to `most` of each: they are prefetched well as they
+ * are, and touching them would take as long as reading them. */
+static inline bool are_few_streams(const struct cpu_tile *t, int most) {
+    enum { LONG = 1024 };
+    return t->k > LONG && t->m <= most && t->n <= most;
 }
 
-/* Whether multiply_dots does: a few long streams are prefetched well as they are. */
-static inline bool dots_want_touching(const struct cpu_tile *t) {
-    return t->k <= LONG || t->m > CPU_FEW_ROWS || t->n > CPU_FEW_ROWS;
+/* The same of a row or column of C. */
+static inline bool is_row_of_streams(const struct cpu_tile *t, int64_t b_col) {
+    enum { FEW = 4 };
+    return (t->m == 1 ? t->b_step == 1 && b_col != 1 : t->n == 1 && t->a_step == 1) && are_few_streams(t, FEW);
 }
 
 /* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
@@ -351,7 +354,7 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
     switch (few) {
     case DOTS:
     case DOTS_OF_COLUMNS:
-        if (dots_want_touching(product)) {
+        if (!are_few_streams(product, CPU_FEW_ROWS)) {
             touch_a(product);
             touch_b(product, b_col);
         }
@@ -366,13 +369,13 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
         }
         break;
     default:
-        if (!reads_b_in_order(kernel, product, b_col) && !is_long_row(product, b_col)) touch_b(product, b_col);
+        if (!reads_b_in_order(kernel, product, b_col) && !is_row_of_streams(product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
-        const bool is_long = product->k > LONG && product->m <= 4;
         const bool short_rows = product->a_row != 1 && product->k <= SHALLOW &&
                                 !cpu_prefetches_columns(product->m, product->k);
-        if (!is_long && (short_rows || product->m * product->k <= FEW_FLOATS)) touch_a(product);
+        if (!is_row_of_streams(product, b_col) && (short_rows || product->m * product->k <= FEW_FLOATS))
+            touch_a(product);
         multiply_row(kernel, product, b_col);
     } else if (few == DOTS)
         kernel->multiply_dots(product, b_col, even_block(product->k, cpu_dot_terms(kernel), 1));
@@ -546,8 +549,8 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1);
     const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) ||
                         (few != NOT_FEW && few != FEW_COLUMNS_BY_TILES);
-    const bool needs_plan = scales_last ||
-                            (threads > 1 && (by_row || cpu_shares_terms(kernel->kc, tile.m, tile.n, tile.k, threads)));
+    const bool needs_plan = scales_last || (threads > 1 && (by_row || cpu_shares_terms(kernel->kc, tile.m, tile.n,
+                                                                                       tile.k, threads, false)));
     if (!needs_plan && threads > 1)
         multiply_shared(kernel, &tile, b_col, threads);
     else if (!needs_plan)
