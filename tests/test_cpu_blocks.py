@@ -45,7 +45,7 @@ def test_rows_far_apart(cpu, rng, layout_c):
 @pytest.mark.parametrize("layout_b", [row_major, column_major])
 @pytest.mark.parametrize("layout_a", [row_major, column_major])
 @pytest.mark.parametrize("few, long, k", [(2, 533, 701), (3, 75, 5003), (4, 1301, 331), (3, 1301, 99), (6, 413, 701),
-                                           (8, 1301, 131)])
+                                           (8, 1301, 131), (11, 333, 701), (20, 533, 257)])
 def test_few_rows_or_columns_of_a_large_matrix(cpu, rng, few, long, k, layout_a, layout_b, layout_c, threads):
     """Which are read where they lie, once."""
     context = cpu.new_context(threads=threads)
