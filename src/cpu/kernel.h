@@ -210,9 +210,9 @@ static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
     const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
                                WRITE * m * n / k;
-    const int percent = a_row == 1 && (b_col != 1 || m > n) ? (needs_plan ? 115 : 88)
-                        : m * n <= LARGE_WORK / k           ? 70
-                                                            : 85;
+    const int percent = a_row == 1 && (b_col != 1 || m > n)     ? (needs_plan ? 115 : 88)
+                        : b_col == 1 && m * n <= LARGE_WORK / k ? 70
+                                                                : 85;
     return 100 * transposed < percent * as_is;
 }
 
