@@ -112,3 +112,14 @@ def test_bits_of_products_along_k(cpu, rng, shape):
         c = row_major(m, n)
         binding.gemm(cpu.context, *operands, cpu.result(c))
         assert np.array_equal(c, expected)
+
+
+@pytest.mark.parametrize("layout_a", [row_major, column_major])
+@pytest.mark.parametrize("layout_b", [row_major, column_major])
+@pytest.mark.parametrize("m, n, k", [(5, 3100, 2), (17, 2050, 3), (4, 1540, 4), (6, 1030, 6), (9, 3073, 5)])
+def test_few_terms_of_long_rows(cpu, rng, m, n, k, layout_a, layout_b):
+    """B's rows are longer than the first-level cache: C is written in parts of its rows."""
+    a, b, before = integers(rng, m, k), integers(rng, k, n), integers(rng, m, n)
+    for alpha, beta in [(1.0, 0.0), (0.5, 2.0)]:
+        multiply_exactly(cpu, filled(layout_a, a), filled(layout_b, b), filled(row_major, before), alpha, beta)
+        multiply_exactly(cpu, filled(layout_a, a), filled(layout_b, b), filled(padded, before), alpha, beta)
