@@ -145,8 +145,8 @@ static void multiply_these_terms(const struct cpu_tile *t) {
 static_assert(FEW_TERMS <= 24 && FEW_TERMS_OF_TWO <= FEW_TERMS && FEW_TERMS_OF_WIDE <= FEW_TERMS_OF_TWO,
               "multiply_these_terms has a body for each number");
 
-/* If C is one or two tiles, those are faster from some terms on, unless B has to be transposed. So they are if rows of B
- * are longer than what stays in the first-level cache, from fewer terms on. */
+/* If C is one or two tiles, those are faster from some terms on, unless B has to be transposed. So they are, from fewer
+ * terms on, if B's rows are longer than what stays in the first-level cache. */
 static inline bool has_few_terms(const struct cpu_tile *t, int64_t b_col) {
     enum { TILE_ROWS = 12, TILE_COLUMNS = 8, LEAST_OF_TILES = 9 };
     enum { LEAST_ROWS = 4, TERMS_OF_ANY = 4, TERMS_OF_ANY_TRANSPOSED = 6 };

@@ -6,8 +6,8 @@
  *
  * Each element has chains of cpu_chain(k) fused multiply-adds from +0 in the order of p, whose sums are added in that
  * order; then one multiply-add more for alpha and beta. So the bits of C depend on where k is cut (kc) and on nothing
- * else: not on the tile, the packing, nor the threads. A single row, multiply_row, and multiply_dots have orders of their
- * own, unless the context is batch-invariant (kernels.c).
+ * else: not on the tile, the packing, nor the threads. A single row, multiply_row, and multiply_dots have orders of
+ * their own, unless the context is batch-invariant (kernels.c).
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing
  * is read in place. B is read along unit stride: a packed panel has b_step = nr.
@@ -144,9 +144,8 @@ struct cpu_kernel {
      * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are
      * tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
-    /* Two to CPU_FEW_ROWS rows of C in the same way, or to CPU_MANY_ROWS where B's rows are contiguous, but in the order
-     * of tiles; and one row, which is multiply_row in a
-     * batch-invariant context. NULL: they are tiles. */
+    /* Two to CPU_FEW_ROWS rows of C in the same way, or to CPU_MANY_ROWS where B's rows are contiguous, but in the
+     * order of tiles; and one row, which is multiply_row in a batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* Any number of rows and columns of C in the same way, where both operands are contiguous along k: a_step = 1 and

@@ -288,7 +288,7 @@ static inline bool are_few_streams(const struct cpu_tile *t, int most) {
 /* The same of a row or column of C. */
 static inline bool is_row_of_streams(const struct cpu_tile *t, int64_t b_col) {
     enum { FEW = 4 };
-    return (t->m == 1 ? t->b_step == 1 && b_col != 1 : t->n == 1 && t->a_step == 1) && are_few_streams(t, FEW);
+    return are_few_streams(t, FEW) && (t->m == 1 ? t->b_step == 1 && b_col != 1 : t->n == 1 && t->a_step == 1);
 }
 
 /* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
