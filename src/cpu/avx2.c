@@ -62,6 +62,14 @@ static inline float sum_lanes(vector x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+static inline void sum_lanes_of_four(const vector x[4], float sums[4]) {
+    const vector four01 = add(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
+    const vector four23 = add(_mm256_permute2f128_ps(x[2], x[3], 0x20), _mm256_permute2f128_ps(x[2], x[3], 0x31));
+    const vector two = add(_mm256_shuffle_ps(four01, four23, 0x44), _mm256_shuffle_ps(four01, four23, 0xee));
+    const vector one = add(_mm256_shuffle_ps(two, two, 0x88), _mm256_shuffle_ps(two, two, 0xdd));
+    _mm_storeu_ps(sums, _mm_unpacklo_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1)));
+}
+
 /* Squares of 4 x 4 elements in each half of four vectors. */
 static inline __attribute__((always_inline)) void transpose_halves(vector x[4]) {
     const vector low01 = _mm256_unpacklo_ps(x[0], x[1]), high01 = _mm256_unpackhi_ps(x[0], x[1]);
@@ -117,6 +125,7 @@ static void multiply(const struct cpu_tile *t) {
 
 enum { VECTOR_REGISTERS = 16 };
 
+#include "cpu/dots.h"
 #include "cpu/few_rows.h"
 
 const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
@@ -131,5 +140,6 @@ const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .transpose = transpose,
                                            .multiply_row = multiply_row,
                                            .multiply_few = multiply_few,
+                                           .multiply_dots = multiply_dots,
                                            .multiply_row_in_order = multiply_row_in_order,
                                            .multiply_whole = multiply_whole};

@@ -16,6 +16,9 @@ enum { FEW_TERMS = 24, FEW_TERMS_OF_TWO = 16, FEW_TERMS_OF_WIDE = 12 };
 /* Rows of a small product's tile. */
 enum { SMALL_MR = 4 };
 
+/* The most sums of multiply_by_chains. */
+enum { CHAIN_SUMS = 8192 };
+
 /* The fewest terms for which the lines of C are prefetched. */
 enum { FETCHES_C = 3 };
 
@@ -145,6 +148,15 @@ static inline float sum_lanes(vector x) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+static inline void sum_lanes_of_four(const vector x[4], float sums[4]) {
+    const vector eight01 = add(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee));
+    const vector eight23 = add(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
+    const vector four = add(_mm512_shuffle_f32x4(eight01, eight23, 0x88), _mm512_shuffle_f32x4(eight01, eight23, 0xdd));
+    const vector two = add(four, _mm512_permute_ps(four, 0x4e)), one = add(two, _mm512_permute_ps(two, 0xb1));
+    /* In a register: compressing to memory takes some processors a hundred cycles. */
+    _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, one)));
+}
+
 /* Pairs of lanes, then pairs of those, and so on: lanes of 4 x 4 elements first, in each quarter of a vector, then
  * quarters. */
 static inline __attribute__((always_inline)) void transpose_square(vector x[LANES]) {
@@ -173,7 +185,103 @@ static inline __attribute__((always_inline)) void transpose_square(vector x[LANE
 
 enum { VECTOR_REGISTERS = 32 };
 
+#include "cpu/dots.h"
 #include "cpu/few_rows.h"
+
+/* The columns of the next panel of so many: without one of a few vectors at the end, which would prefetch nothing. */
+static inline int panel_width(int left) {
+    enum { THREE = 3 * LANES };
+    return left <= NR ? left : left > NR + LANES && left <= NR + TALL_NR ? THREE : NR;
+}
+
+/* Prefetches some terms of all rows of A, whose rows are contiguous: columns are near each other as they are. */
+static void fetch_terms(const struct cpu_tile *t, int64_t first, int64_t end) {
+    for (int i = 0; i < t->m && t->a_step == 1; i++)
+        for (int64_t p = first; p < end; p += LANES) ask_for(t->a + i * t->a_row + p);
+}
+
+/* One chain of all rows of C and some columns, added to the sums of chains before it unless it is the first of a block.
+ * Panels of more than TALL_NR columns prefetch B, `fetched` floats further on with each tile, until `stop`. */
+static void add_chain(struct cpu_tile *tile, const struct cpu_tile *t, int columns, const float *next,
+                      const float *stop, int64_t fetched, int64_t whole_floats) {
+    const float *const a = tile->a, *const b = tile->b;
+    float *const sums = tile->c;
+    for (int j = 0; j < columns; j += tile->n) {
+        tile->n = panel_width(columns - j);
+        tile->b = b + j;
+        tile->whole = whole_floats ? cpu_whole_steps(tile, LANES, whole_floats - j) : 0;
+        const int most = tile->n > TALL_NR ? MR : TALL_MR;
+        for (int i = 0, tiles = (t->m + most - 1) / most; i < t->m; i += tile->m, tiles--) {
+            tile->m = (t->m - i + tiles - 1) / tiles;
+            tile->a = a + i * t->a_row;
+            tile->s = tile->c = sums + i * tile->c_row + j;
+            tile->next_b = next < stop ? next : NULL;
+            multiply(tile);
+            if (tile->n > TALL_NR) next += fetched;
+        }
+    }
+}
+
+/* More rows than multiply_few's. Tiles read a strip of 64 columns, a pattern that no prefetcher follows. So one chain
+ * after the other is computed for many columns, and while it is, tiles prefetch B's rows of the next one, each from end
+ * to end. The sums stay near, and have the order of tiles. */
+static __attribute__((noinline)) void multiply_by_chains(const struct cpu_tile *t, int64_t kc) {
+    _Alignas(64) float sums[CHAIN_SUMS];
+    const int tiles = (t->m + MR - 1) / MR, most = CHAIN_SUMS / t->m / NR * NR;
+    const bool is_one_run = t->b_step == t->n && t->n <= most; /* all of B, from end to end */
+    /* So long that in each CPU_FETCH_STEPS a tile prefetches about one of B's rows. */
+    const int panels = tiles < 3 ? 8 : tiles < 4 ? 6 : 4;
+    const int part = is_one_run ? t->n : (int)min64(min64(panels * NR, most), round_up(t->n, NR));
+    const int wide_tiles = tiles * ((part + NR - LANES - 1) / NR), sums_row = (int)round_up(part, LANES);
+    touch_rows(t->b, cpu_chain(min64(kc, t->k)), min64(part, t->n), t->b_step);
+    for (int j = 0; j < t->n; j += part) {
+        const int columns = t->n - j < part ? t->n - j : part;
+        for (int64_t first = 0; first < t->k; first += kc) {
+            const int64_t block_end = min64(first + kc, t->k), chain = cpu_chain(block_end - first);
+            for (int64_t begin = first, end; begin < block_end; begin = end) {
+                end = min64(begin + chain, block_end);
+                const bool is_last = end == t->k; /* then the next columns follow, if there are any */
+                const int64_t rows = is_last ? chain : min64(chain, t->k - end);
+                const int64_t fetches = ceil_div(end - begin, CPU_FETCH_STEPS);
+                const float *const next = is_last ? t->b + j + part : t->b + end * t->b_step + j;
+                const float *const stop = is_last && j + part >= t->n ? next : next + rows * t->b_step;
+                struct cpu_tile tile = {.k = end - begin,
+                                        .a = t->a + begin * t->a_step,
+                                        .a_row = t->a_row,
+                                        .a_step = t->a_step,
+                                        .b = t->b + begin * t->b_step + j,
+                                        .b_step = t->b_step,
+                                        .s_row = sums_row,
+                                        .c = sums,
+                                        .c_row = sums_row,
+                                        .alpha = 1,
+                                        .beta = begin > first,
+                                        .next_b_step = NR};
+                int64_t skipped = 0;
+                if (is_one_run)
+                    tile.next_b_rows = (int)ceil_div(rows * part, wide_tiles * fetches * NR);
+                else {
+                    const int64_t at_once = ceil_div(rows, wide_tiles * fetches);
+                    tile.next_b_run = part / NR;
+                    tile.next_b_rows = (int)at_once * tile.next_b_run;
+                    tile.next_b_skip = t->b_step - part;
+                    skipped = at_once * tile.next_b_skip;
+                }
+                if (!is_last) fetch_terms(t, end, end + rows);
+                add_chain(&tile, t, columns, next, stop, fetches * (tile.next_b_rows * NR + skipped),
+                          t->b_step == t->n ? (t->k - begin) * t->n - j : 0);
+            }
+            for (int i = 0; i < t->m; i++) store_sums_of_row(t, i, j, first > 0, sums + i * sums_row, columns);
+        }
+    }
+}
+
+static void multiply_few_or_by_chains(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    if (t->m > CPU_GROUPED_ROWS)
+        multiply_by_chains(t, kc);
+    else
+        multiply_few(t, b_col, kc);
+}
 
 /* ---- Small products ---------------------------------------------------------------------------------------------- */
 
@@ -446,6 +554,7 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .multiply_and_pack = multiply_and_pack,
                                              .transpose = transpose,
                                              .multiply_row = multiply_row,
-                                             .multiply_few = multiply_few,
+                                             .multiply_few = multiply_few_or_by_chains,
+                                             .multiply_dots = multiply_dots,
                                              .multiply_row_in_order = multiply_row_in_order,
                                              .multiply_whole = multiply_whole};

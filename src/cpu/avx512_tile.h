@@ -131,7 +131,7 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
                                                                      const struct cpu_tile *t, const int rows,
                                                                      const int vectors, const __mmask16 last,
                                                                      float *panel_a, float *panel_b) {
-    enum { ROWS_AHEAD = 12, STEPS_AHEAD = 24 };
+    enum { ROWS_AHEAD = 32, STEPS_AHEAD = 24 };
     const int64_t a_row = t->a_row, a_step = t->a_step, b_step = t->b_step;
     const float *group[TALL_MR / 3], *b = t->b, *c = t->next_c ? t->next_c : t->c;
     const float *next_a = t->next_a, *next_b = t->next_b;
@@ -154,10 +154,14 @@ static inline __attribute__((always_inline)) void sum_tile_and_fetch(__m512 sum[
             for (int i = 0; i < rows; i++) _mm_prefetch((const char *)(next_a + i * t->next_a_row), _MM_HINT_T1);
             next_a += t->next_a_step;
         }
-        for (int i = 0; next_b && i < t->next_b_rows; i++, next_b += t->next_b_step) {
+        for (int i = 0, run = t->next_b_run; next_b && i < t->next_b_rows; i++, next_b += t->next_b_step) {
             CPU_UNROLL
             for (int v = 0; v < VECTORS; v++) _mm_prefetch((const char *)(next_b + v * LANES), _MM_HINT_T1);
             _mm_prefetch((const char *)(next_b + NR - 1), _MM_HINT_T1); /* rows may begin within a line */
+            if (--run == 0) {
+                run = t->next_b_run;
+                next_b += t->next_b_skip;
+            }
         }
         const bool more = next_a || next_b || c_left > 0;
         int64_t end = more && left > chain_end + CPU_FETCH_STEPS ? left - CPU_FETCH_STEPS : chain_end;

@@ -23,6 +23,7 @@ typedef struct cpu_plan {
     const struct cpu_kernel *kernel;
     bool transposed;       /* C^T = B^T A^T is computed, so that rows of tiles are contiguous in C */
     bool by_row;           /* C is one row, or a few, computed by the kernel's multiply_row or multiply_few */
+    bool by_dots;          /* by_row, and by its multiply_dots */
     bool packs_a, packs_b; /* false: kernels read the operand, or its packed form, in place */
     int64_t mc, nc, kc;    /* the macro block: rows of a block of A, columns of a block of B, and the k block */
     int64_t blocks;        /* blocks of B that are packed at once */

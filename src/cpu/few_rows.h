@@ -1,9 +1,10 @@
 /* few_rows.h: a few rows of C, multiply_few and multiply_row_in_order of kernel.h, with the vectors that row.h has been
  * given. Tiles of so few rows would wait for B most of the time: here it is read once, in place, as row.h reads it.
  *
- * Sums have the chains of tiles. Where B's rows are contiguous, eight of them are read side
- * by side, and the sums stay in the first-level cache. Where its columns are, LANES of them are read side by side, and
- * squares of LANES x LANES elements are transposed in registers.
+ * Sums have the chains of tiles. Where B's rows are contiguous, eight of them are read side by side, and the sums stay
+ * in the first-level cache; more than CPU_FEW_ROWS rows of C are groups, each of which uses these rows of B. Where B's
+ * columns are contiguous, LANES of them are read side by side, and squares of LANES x LANES elements are transposed in
+ * registers.
  */
 #ifndef TESSERA_CPU_FEW_ROWS_H
 #define TESSERA_CPU_FEW_ROWS_H
@@ -109,9 +110,43 @@ static inline __attribute__((always_inline)) void add_rows_to_part(float *sums, 
         add_rows_to_columns(sums, part, x, b, t->b_step, ahead, columns, rows, m, false);
 }
 
-static inline __attribute__((always_inline)) void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc,
-                                                                       const int m) {
-    const int most = m == 2 ? PART_OF_TWO : m == 3 ? PART_OF_THREE : m == 4 ? PART_OF_FOUR : PART_OF_MORE;
+/* The same for some rows of C. */
+static inline __attribute__((always_inline)) void add_rows_to_group(float *sums, int part, const struct cpu_tile *t,
+                                                                    const float *a, const float *b, int columns,
+                                                                    int64_t rows, const int m) {
+    if (rows == 1)
+        add_rows_to_part(sums, part, t, a, b, columns, 1, m);
+    else
+        add_rows_to_part(sums, part, t, a, b, columns, ROWS_AT_ONCE, m);
+}
+
+/* For all rows of C, in equal groups: the first reads B's rows, and the others find them in the first-level cache. */
+static void add_rows_to_all(float *sums, int part, const struct cpu_tile *t, const float *a, const float *b,
+                            int columns, int64_t rows) {
+    int m = 0;
+    for (int left = t->m, groups = (t->m + CPU_FEW_ROWS - 1) / CPU_FEW_ROWS; left > 0; left -= m, groups--) {
+        m = (left + groups - 1) / groups;
+        switch (m) {
+        case 2: add_rows_to_group(sums, part, t, a, b, columns, rows, 2); break;
+        case 3: add_rows_to_group(sums, part, t, a, b, columns, rows, 3); break;
+        case 4: add_rows_to_group(sums, part, t, a, b, columns, rows, 4); break;
+        case 5: add_rows_to_group(sums, part, t, a, b, columns, rows, 5); break;
+        case 6: add_rows_to_group(sums, part, t, a, b, columns, rows, 6); break;
+        case 7: add_rows_to_group(sums, part, t, a, b, columns, rows, 7); break;
+        default: add_rows_to_group(sums, part, t, a, b, columns, rows, CPU_FEW_ROWS);
+        }
+        sums += m * part;
+        a += m * t->a_row;
+    }
+}
+
+static inline int columns_of_part(int m) {
+    if (m > CPU_FEW_ROWS) return FEW_SUMS / m / LANES * LANES;
+    return m == 2 ? PART_OF_TWO : m == 3 ? PART_OF_THREE : m == 4 ? PART_OF_FOUR : PART_OF_MORE;
+}
+
+static void multiply_few_by_rows(const struct cpu_tile *t, int64_t kc) {
+    const int m = t->m, most = columns_of_part(m);
     const int part = t->n < most ? (int)round_up(t->n, LANES) : most;
     _Alignas(64) float sums[FEW_SUMS], total[FEW_SUMS];
     for (int j = 0; j < t->n; j += part) {
@@ -122,12 +157,8 @@ static inline __attribute__((always_inline)) void multiply_few_by_rows(const str
                 end = min64(begin + chain, block_end);
                 for (int v = 0; v < m * part; v += LANES) store(sums + v, zeros());
                 for (int64_t p = begin, rows; p < end; p += rows) {
-                    const float *a = t->a + p * t->a_step, *b = t->b + p * t->b_step + j;
                     rows = end - p < ROWS_AT_ONCE ? 1 : ROWS_AT_ONCE;
-                    if (rows == 1)
-                        add_rows_to_part(sums, part, t, a, b, columns, 1, m);
-                    else
-                        add_rows_to_part(sums, part, t, a, b, columns, ROWS_AT_ONCE, m);
+                    add_rows_to_all(sums, part, t, t->a + p * t->a_step, t->b + p * t->b_step + j, columns, rows);
                 }
                 if (chain < block_end - first) end_chain_in_memory(total, sums, m * part, begin == first);
             }
@@ -213,23 +244,19 @@ static inline __attribute__((always_inline)) void multiply_few_by_columns(const 
     }
 }
 
-static inline __attribute__((always_inline)) void multiply_so_many(const struct cpu_tile *t, int64_t b_col, int64_t kc,
-                                                                   const int m) {
-    if (b_col == 1)
-        multiply_few_by_rows(t, kc, m);
-    else
-        multiply_few_by_columns(t, b_col, kc, m);
-}
-
 static void multiply_few(const struct cpu_tile *t, int64_t b_col, int64_t kc) {
+    if (b_col == 1) {
+        multiply_few_by_rows(t, kc);
+        return;
+    }
     switch (t->m) {
-    case 2: multiply_so_many(t, b_col, kc, 2); break;
-    case 3: multiply_so_many(t, b_col, kc, 3); break;
-    case 4: multiply_so_many(t, b_col, kc, 4); break;
-    case 5: multiply_so_many(t, b_col, kc, 5); break;
-    case 6: multiply_so_many(t, b_col, kc, 6); break;
-    case 7: multiply_so_many(t, b_col, kc, 7); break;
-    default: multiply_so_many(t, b_col, kc, CPU_FEW_ROWS);
+    case 2: multiply_few_by_columns(t, b_col, kc, 2); break;
+    case 3: multiply_few_by_columns(t, b_col, kc, 3); break;
+    case 4: multiply_few_by_columns(t, b_col, kc, 4); break;
+    case 5: multiply_few_by_columns(t, b_col, kc, 5); break;
+    case 6: multiply_few_by_columns(t, b_col, kc, 6); break;
+    case 7: multiply_few_by_columns(t, b_col, kc, 7); break;
+    default: multiply_few_by_columns(t, b_col, kc, CPU_FEW_ROWS);
     }
 }
 

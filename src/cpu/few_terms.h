@@ -145,14 +145,17 @@ static void multiply_these_terms(const struct cpu_tile *t) {
 static_assert(FEW_TERMS <= 24 && FEW_TERMS_OF_TWO <= FEW_TERMS && FEW_TERMS_OF_WIDE <= FEW_TERMS_OF_TWO,
               "multiply_these_terms has a body for each number");
 
-/* If C is one or two tiles, those are faster from some terms on, unless B has to be transposed. */
+/* If C is one or two tiles, those are faster from some terms on, unless B has to be transposed. So they are, from fewer
+ * terms on, if B's rows are longer than what stays in the first-level cache. */
 static inline bool has_few_terms(const struct cpu_tile *t, int64_t b_col) {
     enum { TILE_ROWS = 12, TILE_COLUMNS = 8, LEAST_OF_TILES = 9 };
+    enum { LEAST_ROWS = 4, TERMS_OF_ANY = 4, TERMS_OF_ANY_TRANSPOSED = 6 };
     if (t->m <= TILE_ROWS && t->n <= TILE_COLUMNS) return false;
     if (t->m <= 2 * TILE_ROWS && t->k >= LEAST_OF_TILES && b_col == 1) return false;
     if (t->n <= LANES) return t->k <= FEW_TERMS;
     if (t->n <= 2 * LANES) return t->k <= FEW_TERMS_OF_TWO;
-    return t->k <= FEW_TERMS_OF_WIDE && (t->k == 1 || t->n * t->k <= CPU_NEAR_FLOATS);
+    if (t->k == 1 || t->n * t->k <= CPU_NEAR_FLOATS) return t->k <= FEW_TERMS_OF_WIDE;
+    return t->m >= LEAST_ROWS && t->k <= (b_col == 1 ? TERMS_OF_ANY : TERMS_OF_ANY_TRANSPOSED);
 }
 
 static inline void copy_row(float *to, const float *from, int columns) {
@@ -166,7 +169,7 @@ static __attribute__((noinline)) void multiply_few_terms(struct cpu_tile *t, int
     enum { USES_WORTH_COPYING = 4 };
     _Alignas(64) float copy[CPU_NEAR_FLOATS];
     const int n = t->n, most = CPU_NEAR_FLOATS / (int)t->k / CPU_LINE * CPU_LINE;
-    if (b_col == 1 && (t->m < USES_WORTH_COPYING || n > most || n <= 2 * LANES)) {
+    if (b_col == 1 && (t->m < USES_WORTH_COPYING || n <= 2 * LANES || (n > most && t->k == 1))) {
         multiply_these_terms(t);
         return;
     }

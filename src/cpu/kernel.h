@@ -6,8 +6,8 @@
  *
  * Each element has chains of cpu_chain(k) fused multiply-adds from +0 in the order of p, whose sums are added in that
  * order; then one multiply-add more for alpha and beta. So the bits of C depend on where k is cut (kc) and on nothing
- * else: not on the tile, the packing, nor the threads. A single row, multiply_row, has an order of its own, unless the
- * context is batch-invariant (kernels.c).
+ * else: not on the tile, the packing, nor the threads. A single row, multiply_row, and multiply_dots have orders of
+ * their own, unless the context is batch-invariant (kernels.c).
  *
  * A is read through two strides: a packed panel has a_row = 1 and a_step = mr, and a matrix that is not worth packing
  * is read in place. B is read along unit stride: a packed panel has b_step = nr.
@@ -42,18 +42,19 @@ struct cpu_tile {
     float alpha, beta; /* beta = 0: s is not read */
 
     /* What is read after this tile, for a kernel to prefetch. In each CPU_FETCH_STEPS of k: of A one cache line for
-     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns.
-     * NULL: nothing. next_c: where the tile of C lies whose lines are prefetched; NULL: this one's. */
+     * each row of the tile, next_a_row apart, and next_a_step behind those before; of B next_b_rows rows of nr columns,
+     * next_b_step apart, and next_b_skip more after each next_b_run of them. NULL: nothing. next_c: where the tile of C
+     * lies whose lines are prefetched; NULL: this one's. */
     const float *next_a, *next_b, *next_c;
-    int64_t next_a_row, next_a_step, next_b_step;
-    int next_b_rows;
+    int64_t next_a_row, next_a_step, next_b_step, next_b_skip;
+    int next_b_rows, next_b_run;
 };
 
 /* The last members of a tile that has nothing to prefetch. If an initialiser left them out, the compiler would clear
  * the whole struct by `rep stos`, which takes longer than some products. */
 #define CPU_NOTHING_AHEAD                                                                                            \
     .whole = 0, .next_a = NULL, .next_b = NULL, .next_c = NULL, .next_a_row = 0, .next_a_step = 0, .next_b_step = 0, \
-    .next_b_rows = 0
+    .next_b_skip = 0, .next_b_rows = 0
 
 /* A tile's `whole`, for vectors of `lanes` floats, where `floats` floats of B follow its first element. */
 static inline int64_t cpu_whole_steps(const struct cpu_tile *t, int lanes, int64_t floats) {
@@ -89,20 +90,34 @@ static inline int64_t cpu_chain(int64_t k) {
  * most columns of a strip, and the most floats of its copy, whose rows are padded to a multiple of 8. */
 enum { CPU_STRIP_COLUMNS = 64, CPU_STRIP_FLOATS = 8192 };
 
-/* The most rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is
- * the limit unless B is near. Where B's rows are contiguous, several whole rows are read side by side, where tiles
- * would read a strip of each: better if B is far. Where its columns are contiguous, they are transposed in registers:
- * always better for up to four rows of C. */
-enum { CPU_FEW_ROWS = 8 };
+/* Rows of C that multiply_few computes, and where it is better than tiles. B is read once, so that memory is the limit
+ * unless B is near. Where B's rows are contiguous, several whole rows are read side by side, where tiles would read a
+ * strip of each: better if B is far. Where its columns are contiguous, they are transposed in registers: always better
+ * for up to four rows of C. The most rows that are computed together; in groups, which read B from cache; and at all,
+ * if the kernel has a better way for those. */
+enum { CPU_FEW_ROWS = 8, CPU_GROUPED_ROWS = 11, CPU_MANY_ROWS = 40 };
 
 /* The most elements of a few columns of C that are computed, transposed, in a buffer. Short parts of A's columns would
  * be read more slowly from memory. */
 enum { CPU_FEW_FLOATS = 2048 };
 
+/* More than CPU_FEW_ROWS rows. */
+static inline bool cpu_is_many_rows(int64_t m, int64_t n, int64_t k) {
+    enum { FAR = 1 << 15, FAR_OF_GROUPS = 40000, TERMS_FOR_EACH = 8 };
+    enum { NARROWEST = 32, NARROW = 96, TERMS_OF_NARROW = 1000 };
+    enum { LONG_ROW = 384, MANY_TERMS = 640, ROWS_OF_ANY = 32, WIDE = 200, TERMS_OF_MORE = 500 };
+    if (k < TERMS_FOR_EACH * m) return false;
+    if (m <= CPU_GROUPED_ROWS) return n >= NARROW && n >= FAR_OF_GROUPS / k && (n <= LONG_ROW || k <= MANY_TERMS);
+    if (n <= NARROW) return n > NARROWEST && k >= TERMS_OF_NARROW;
+    return n >= FAR / k && (m <= ROWS_OF_ANY || (n <= WIDE && k >= TERMS_OF_MORE));
+}
+
 static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
     enum { LEAST_TERMS = 16, FAR = 1 << 15, ENOUGH = 96, FAR_IF_FEW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
-    if (m < 2 || m > CPU_FEW_ROWS || n < m || k < LEAST_TERMS) return false;
+    if (m < 2 || m > CPU_MANY_ROWS || k < LEAST_TERMS) return false;
+    if (m > CPU_FEW_ROWS) return b_col == 1 && cpu_is_many_rows(m, n, k);
+    if (n < m) return false;
     if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < ENOUGH || n < ENOUGH ? FAR_IF_FEW : FAR) / k;
     return b_row == 1 &&
            (m <= ALWAYS_TRANSPOSED ? k >= 2 * LEAST_TERMS : k >= 4 * LEAST_TERMS && n >= WORTH_TRANSPOSING / k);
@@ -129,10 +144,13 @@ struct cpu_kernel {
      * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are
      * tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
-    /* Two to CPU_FEW_ROWS rows of C in the same way, but in the order of tiles; and one row, which is multiply_row in a
-     * batch-invariant context. NULL: they are tiles. */
+    /* Two to CPU_FEW_ROWS rows of C in the same way, or to CPU_MANY_ROWS where B's rows are contiguous, but in the
+     * order of tiles; and one row, which is multiply_row in a batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
+    /* Any number of rows and columns of C in the same way, where both operands are contiguous along k: a_step = 1 and
+     * b_step = 1. The order of the sums is its own, so a batch-invariant context does without. NULL: so do all. */
+    void (*multiply_dots)(const struct cpu_tile *product, int64_t b_col, int64_t kc);
     /* A whole product without packing: a tile of any m and n, which it may change, with B's elements b_col apart along
      * a row. Either b_col or b_step is 1, and unless b_col is, a strip of B has at most CPU_STRIP_FLOATS. NULL: small.c
      * calls multiply for each tile. */
@@ -158,6 +176,24 @@ static inline bool cpu_is_row(const struct cpu_kernel *kernel, int64_t m, int64_
     return m == 1 && kernel->multiply_row && (b_row == 1 || b_col == 1 || k == 1 || n == 1);
 }
 
+/* Whether the kernel's multiply_dots computes C, both operands being contiguous along k. Again for both paths. It is
+ * better where sums are so few that tiles would be mostly empty; and where there are so few rows or columns that making
+ * rows of B's columns would take a good part of the time, if the sums have terms enough to repay adding their lanes,
+ * and the longer operand can be touched beforehand. */
+static inline bool cpu_is_dots(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int64_t a_col,
+                               int64_t b_row) {
+    enum { LEAST_TERMS = 16, LONG = 1024, VERY_FEW_SUMS = 20 };
+    enum { MOST = 32, ENOUGH_TERMS = 96, TERMS_FOR_EACH = 8, NEAR_OF_FEW = 1 << 13, NEAR = 1 << 15 };
+    if (m < 2 || n < 2 || !kernel->multiply_dots || a_col != 1 || b_row != 1) return false;
+    const int64_t few = min64(m, n), many = max64(m, n);
+    if (many <= CPU_FEW_ROWS) return k >= LEAST_TERMS && (k <= LONG || m * n <= VERY_FEW_SUMS);
+    return few <= MOST && k >= max64(ENOUGH_TERMS, TERMS_FOR_EACH * few) &&
+           many <= (few <= CPU_FEW_ROWS ? NEAR_OF_FEW : NEAR) / k;
+}
+
+/* The most terms of a k block of theirs. */
+static inline int64_t cpu_dot_terms(const struct cpu_kernel *kernel) { return (int64_t)CPU_CHAIN * kernel->lanes; }
+
 /* Whether C^T = B^T A^T is the better product, where C has few rows or columns and its rows are contiguous. Kernels
  * load vectors along B's rows; where B's columns are contiguous instead, rows must be made. C^T loads along A's columns
  * and is written element by element. Times are in tenths of a cycle for each term: of a multiply-add of vectors, of an
@@ -173,9 +209,9 @@ static inline bool cpu_is_better_transposed(const struct cpu_kernel *kernel, int
     const int64_t as_is = MULTIPLY * m * ceil_div(n, kernel->lanes) + (b_col == 1 ? 0 : MAKE * n);
     const int64_t transposed = MULTIPLY * n * ceil_div(m, kernel->lanes) + (a_row == 1 ? 0 : MAKE * m) +
                                WRITE * m * n / k;
-    const int percent = a_row == 1 && (b_col != 1 || m > n) ? (needs_plan ? 115 : 88)
-                        : m * n <= LARGE_WORK / k           ? 70
-                                                            : 85;
+    const int percent = a_row == 1 && (b_col != 1 || m > n)     ? (needs_plan ? 115 : 88)
+                        : b_col == 1 && m * n <= LARGE_WORK / k ? 70
+                                                                : 85;
     return 100 * transposed < percent * as_is;
 }
 

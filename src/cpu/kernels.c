@@ -117,6 +117,7 @@ static void make_invariant_kernels(void) {
     for (int i = 0; i < KERNELS; i++) {
         invariant_kernels[i] = *kernels[i];
         invariant_kernels[i].multiply_row = kernels[i]->multiply_row_in_order;
+        invariant_kernels[i].multiply_dots = NULL;
     }
 }
 

@@ -17,8 +17,8 @@
  * blocks are double-buffered: early members pack the next ones while late ones still use the current.
  *
  * Every element of C is summed in an order that k and the kernel fix: kc does not depend on threads, strides, packing
- * or the limit of workspace, so none of those changes a bit of the result. The exception is a single row or column of
- * C, computed by the kernel's multiply_row, whose order depends on B's strides.
+ * or the limit of workspace, so none of those changes a bit of the result. The exceptions are a single row or column
+ * of C, computed by the kernel's multiply_row, and what multiply_dots computes: their orders depend on strides, too.
  *
  * The sums of the k blocks are added up in C. Where |alpha| <= 1, alpha scales each as it is added (one fma, as many
  * roundings as without alpha), and the first adds beta times the addend. For any other alpha the sums are added up
@@ -39,7 +39,7 @@ enum { PANELS_PER_PACK = 16 };
 /* Where elements of C are not contiguous, they are computed in a buffer on the stack: a tile, or a part of a few rows.
  * */
 static_assert((int)CPU_TILE_FLOATS <= (int)CPU_FEW_FLOATS, "a tile fits");
-static_assert(CPU_FEW_FLOATS / CPU_FEW_ROWS >= CPU_LINE, "parts of a few rows are whole cache lines");
+static_assert(CPU_FEW_FLOATS / CPU_MANY_ROWS >= 2 * CPU_LINE, "parts of a few rows are whole cache lines");
 
 /* One stage: a k block of some rows of A and some columns of B. */
 struct stage {
@@ -108,7 +108,9 @@ static void scale_part(const struct stage *s, int64_t i, int64_t rows, int64_t j
  * packed, or NULL. */
 static void multiply_contiguous(const struct stage *s, const struct cpu_tile *tile, float *panel_a, float *panel_b) {
     const struct cpu_kernel *kernel = s->plan->kernel;
-    if (s->plan->by_row)
+    if (s->plan->by_dots)
+        kernel->multiply_dots(tile, s->p->b.col_stride, s->plan->kc);
+    else if (s->plan->by_row)
         (tile->m == 1 ? kernel->multiply_row : kernel->multiply_few)(tile, s->p->b.col_stride, s->plan->kc);
     else if (panel_a || panel_b)
         kernel->multiply_and_pack(tile, panel_a, panel_b);

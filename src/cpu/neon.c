@@ -30,6 +30,9 @@ static inline vector scale_add(float x, vector y, vector sum) { return vfmaq_n_f
 static inline vector product(vector x, vector y) { return vmulq_f32(x, y); }
 static inline vector add(vector x, vector y) { return vaddq_f32(x, y); }
 static inline float sum_lanes(vector x) { return vaddvq_f32(x); }
+static inline void sum_lanes_of_four(const vector x[4], float sums[4]) {
+    store(sums, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+}
 
 static inline vector load_first(const float *from, int count) {
     if (count >= LANES) return load(from);
@@ -93,6 +96,7 @@ static void multiply(const struct cpu_tile *t) {
 
 enum { VECTOR_REGISTERS = 32 };
 
+#include "cpu/dots.h"
 #include "cpu/few_rows.h"
 
 const struct cpu_kernel cpu_kernel_neon = {.name = "neon",
@@ -106,5 +110,6 @@ const struct cpu_kernel cpu_kernel_neon = {.name = "neon",
                                            .transpose = transpose,
                                            .multiply_row = multiply_row,
                                            .multiply_few = multiply_few,
+                                           .multiply_dots = multiply_dots,
                                            .multiply_row_in_order = multiply_row_in_order,
                                            .multiply_whole = multiply_whole};

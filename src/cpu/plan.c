@@ -35,8 +35,14 @@ static bool is_row(const struct cpu_kernel *kernel, const tsr_problem *p) {
 }
 
 static bool is_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
-    return kernel->multiply_few && cpu_is_few_rows(p->m, p->n, p->k, p->b.row_stride, p->b.col_stride) &&
-           !operand_panels(&p->a, p->batch) && !operand_panels(&p->b, p->batch);
+    return kernel->multiply_few && (p->m <= CPU_FEW_ROWS || p->c.col_stride == 1) &&
+           cpu_is_few_rows(p->m, p->n, p->k, p->b.row_stride, p->b.col_stride) && !operand_panels(&p->a, p->batch) &&
+           !operand_panels(&p->b, p->batch);
+}
+
+static bool is_dots(const struct cpu_kernel *kernel, const tsr_problem *p) {
+    return cpu_is_dots(kernel, p->m, p->n, p->k, p->a.col_stride, p->b.row_stride) && !operand_is_only_packed(&p->a) &&
+           !operand_is_only_packed(&p->b);
 }
 
 /* Whether C^T = B^T A^T is the better product. It is for a column, if the kernel computes rows; and for a large operand
@@ -46,6 +52,7 @@ static bool is_better_transposed(const struct cpu_kernel *kernel, const tsr_prob
     if (p->m == 1) return false;
     const tsr_problem transposed = cpu_orient(p, true);
     if (p->n == 1 && is_row(kernel, &transposed)) return true;
+    if (is_dots(kernel, p)) return p->m > p->n;
     if (operand_panels(&p->a, p->batch) || operand_panels(&p->b, p->batch)) return false;
     if (is_few_rows(kernel, p) || is_few_rows(kernel, &transposed)) return !is_few_rows(kernel, p);
     if (p->c.col_stride == 1 && p->c.row_stride != 1)
@@ -134,7 +141,8 @@ static enum cpu_sharing share_of_product(const cpu_plan *plan, const tsr_problem
     const struct cpu_kernel *kernel = plan->kernel;
     *share = 0;
     if (p->alpha == 1 && !operand_panels(&p->a, p->batch) && !operand_panels(&p->b, p->batch) && p->batch == 1 &&
-        cpu_shares_terms(kernel, p->m, p->n, p->k, plan->threads))
+        cpu_shares_terms(plan->by_dots ? cpu_dot_terms(kernel) : kernel->kc, p->m, p->n, p->k, plan->threads,
+                         plan->by_row))
         return CPU_BY_TERMS;
     if (plan->threads == 1 || plan->by_row) return CPU_BY_BLOCKS;
     const int64_t rows = ceil_div(p->m, plan->threads);
@@ -261,8 +269,9 @@ static tsr_status make(cpu_plan *plan, tsr_context *context, const tsr_problem *
     const bool transposed = is_better_transposed(kernel, problem);
     const tsr_problem p = cpu_orient(problem, transposed);
     *plan = (cpu_plan){.kernel = kernel, .transposed = transposed, .amx_gain = amx_gain(context, &p)};
-    plan->kc = even_block(p.k, kernel->kc, 1);
-    plan->by_row = is_row(kernel, &p) || is_few_rows(kernel, &p);
+    plan->by_dots = is_dots(kernel, &p);
+    plan->kc = even_block(p.k, plan->by_dots ? cpu_dot_terms(kernel) : kernel->kc, 1);
+    plan->by_row = plan->by_dots || is_row(kernel, &p) || is_few_rows(kernel, &p);
     /* Of a row, A is copied where the kernel reads it along B's columns, which are as long as k. */
     plan->packs_a = plan->by_row ? p.a.col_stride != 1 && p.b.row_stride == 1 : should_pack_a(kernel, &p);
     plan->packs_b = !plan->by_row && should_pack_b(kernel, &p);

@@ -19,15 +19,15 @@ static inline int64_t even_block(int64_t whole, int64_t most, int64_t multiple) 
     return round_up(ceil_div(whole, ceil_div(whole, most)), multiple);
 }
 
-/* Whether members share a product by its k blocks: C is so small that adding up their sums takes little, and the blocks
- * suffice for even shares, or C has too few tiles to be shared otherwise. Then each element of A and B is read by one
- * member, from end to end. */
-static inline bool cpu_shares_terms(const struct cpu_kernel *kernel, int64_t m, int64_t n, int64_t k, int threads) {
+/* Whether members share a product by its k blocks, which have so many terms at most: C is so small that adding up their
+ * sums takes little, and the blocks suffice for even shares, or C has too few tiles to be shared otherwise, or B would
+ * be read in short parts of its rows. Then each element of A and B is read by one member, from end to end. */
+static inline bool cpu_shares_terms(int64_t most_terms, int64_t m, int64_t n, int64_t k, int threads, bool by_row) {
     enum { MOST_SUMS = 1 << 12, FEW_SUMS = 1 << 10, MOST_FLOATS = 1 << 20 };
-    if (threads == 1 || k <= kernel->kc || m == 1 || n == 1 || m > MOST_SUMS / n) return false;
-    const int64_t blocks = ceil_div(k, kernel->kc), even = ceil_div(blocks, threads) * threads;
+    if (threads == 1 || k <= most_terms || m == 1 || n == 1 || m > MOST_SUMS / n) return false;
+    const int64_t blocks = ceil_div(k, most_terms), even = ceil_div(blocks, threads) * threads;
     if (blocks > MOST_FLOATS / (m * n)) return false;
-    return m * n <= FEW_SUMS ? 3 * even <= 4 * blocks : 5 * even <= 6 * blocks;
+    return m * n <= FEW_SUMS || (by_row && m > CPU_FEW_ROWS) ? 3 * even <= 4 * blocks : 5 * even <= 6 * blocks;
 }
 
 /* The product as it is computed. Strides over a single row or column, which may be any number, become 1. */

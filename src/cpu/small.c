@@ -56,7 +56,7 @@ static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
 
 /* Whether C has so few rows or columns that a kernel may compute them side by side. */
 static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n) {
-    return kernel->multiply_few && (m <= CPU_FEW_ROWS || n <= CPU_FEW_ROWS);
+    return kernel->multiply_few && (m <= CPU_MANY_ROWS || n <= CPU_FEW_ROWS);
 }
 
 /* Whether several k blocks are not worth a plan: one is, if C^T is better, or if A is so large that a plan prefetches
@@ -64,8 +64,9 @@ static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n)
 static inline bool is_small_in_blocks(const struct cpu_kernel *kernel, const tsr_operand *a, const tsr_operand *b) {
     enum { NEAR_FLOATS = 1 << 16 };
     const int64_t m = a->rows, n = b->cols, k = a->cols;
-    if (m == 1 || n == 1 || cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
-        cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride))
+    if (m == 1 || n == 1 || cpu_is_dots(kernel, m, n, k, a->col_stride, b->row_stride) ||
+        cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
+        (n <= CPU_FEW_ROWS && cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride)))
         return true;
     return (n <= CPU_FEW_ROWS || m * k <= NEAR_FLOATS) &&
            !cpu_is_better_transposed(kernel, m, n, k, a->row_stride, b->col_stride, true);
@@ -85,7 +86,8 @@ static inline bool has_small_shape(const struct cpu_kernel *kernel, const tsr_op
     return b->rows == a->cols && c->rows == a->rows && c->cols == b->cols && !a->packed && !b->packed &&
            has_plain_strides(a->row_stride, a->col_stride) && has_plain_strides(b->row_stride, b->col_stride) &&
            has_plain_strides(c->row_stride, c->col_stride) && c->col_stride == 1 && c->row_stride >= c->cols &&
-           (b->col_stride == 1 || n == 1 || fits_strips(kernel, n, k, b->row_stride));
+           (b->col_stride == 1 || n == 1 || fits_strips(kernel, n, k, b->row_stride) ||
+            cpu_is_dots(kernel, a->rows, b->cols, a->cols, a->col_stride, b->row_stride));
 }
 
 /* Whether the pointers of such a product are valid and C is apart from A and B, for certain. */
@@ -204,20 +206,22 @@ static inline bool is_row(const struct cpu_kernel *kernel, const struct cpu_tile
 
 /* ---- A few rows or columns of C, in the order of tiles ----------------------------------------------------------- */
 
-enum few { NOT_FEW, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY_TILES };
+enum few { NOT_FEW, DOTS, DOTS_OF_COLUMNS, FEW_ROWS, FEW_COLUMNS, FEW_COLUMNS_BY_TILES };
 
 /* By tiles, where a transposed A is near. */
 static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, const struct cpu_tile *t, int64_t b_col) {
+    enum { TILES = 8, LEAST_TERMS = 16 }; /* of all these ways: most tiny products have fewer */
+    if (t->k < LEAST_TERMS) return NOT_FEW;
+    if (cpu_is_dots(kernel, t->m, t->n, t->k, t->a_step, t->b_step)) return t->m > t->n ? DOTS_OF_COLUMNS : DOTS;
     if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
-    if (cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
+    if (t->n <= CPU_FEW_ROWS && cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
     if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
-    enum { TILES = 8, LEAST_TERMS = 16 };
-    return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 && t->k >= LEAST_TERMS ? FEW_COLUMNS_BY_TILES : NOT_FEW;
+    return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 ? FEW_COLUMNS_BY_TILES : NOT_FEW;
 }
 
 /* C transposed, part by part in a buffer. */
 static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kernel *kernel, const struct cpu_tile *tile,
-                                                           int64_t b_col, bool by_tiles) {
+                                                           int64_t b_col, enum few how) {
     _Alignas(64) float buffer[CPU_FEW_FLOATS];
     const int few = tile->n, most = CPU_FEW_FLOATS / few / CPU_LINE * CPU_LINE;
     for (int first = 0; first < tile->m; first += most) {
@@ -239,8 +243,10 @@ static __attribute__((noinline)) void multiply_few_columns(const struct cpu_kern
                                 .beta = tile->beta};
         for (int j = 0; !is_zero(tile->beta) && j < rows; j++)
             for (int i = 0; i < few; i++) buffer[i * most + j] = c[j * tile->c_row + i];
-        if (by_tiles)
+        if (how == FEW_COLUMNS_BY_TILES)
             multiply_whole(kernel, &part, 1);
+        else if (how == DOTS_OF_COLUMNS)
+            kernel->multiply_dots(&part, tile->a_row, even_block(part.k, cpu_dot_terms(kernel), 1));
         else
             kernel->multiply_few(&part, tile->a_row, block_terms(kernel, part.k));
         for (int j = 0; j < rows; j++)
@@ -270,6 +276,19 @@ static inline void touch_b(const struct cpu_tile *t, int64_t b_col) {
     if (short_columns && cpu_prefetches_columns(t->n, t->k)) return;
     if (t->k * t->n <= (short_columns ? TOUCHED_FLOATS_OF_A : TOUCHED_FLOATS_OF_B))
         touch_matrix(t->b, t->k, t->n, t->b_step, b_col);
+}
+
+/* Whether operands contiguous along k are a few long streams, up to `most` of each: they are prefetched well as they
+ * are, and touching them would take as long as reading them. */
+static inline bool are_few_streams(const struct cpu_tile *t, int most) {
+    enum { LONG = 1024 };
+    return t->k > LONG && t->m <= most && t->n <= most;
+}
+
+/* The same of a row or column of C. */
+static inline bool is_row_of_streams(const struct cpu_tile *t, int64_t b_col) {
+    enum { FEW = 4 };
+    return are_few_streams(t, FEW) && (t->m == 1 ? t->b_step == 1 && b_col != 1 : t->n == 1 && t->a_step == 1);
 }
 
 /* Whether B is read once, from end to end, in vectors that are mostly whole: a processor prefetches that. */
@@ -330,10 +349,16 @@ static inline void multiply_touched(const struct cpu_kernel *kernel, struct cpu_
     }
 }
 
-static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col) {
-    const enum few few = few_rows_or_columns(kernel, product, b_col);
+static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *product, int64_t b_col, enum few few) {
     touch_c(product);
     switch (few) {
+    case DOTS:
+    case DOTS_OF_COLUMNS:
+        if (!are_few_streams(product, CPU_FEW_ROWS)) {
+            touch_a(product);
+            touch_b(product, b_col);
+        }
+        break;
     case FEW_ROWS:
         if (few_wants_touching(product->n, product->k, b_col == 1)) touch_b(product, b_col);
         break;
@@ -344,20 +369,25 @@ static inline void multiply(const struct cpu_kernel *kernel, struct cpu_tile *pr
         }
         break;
     default:
-        if (!reads_b_in_order(kernel, product, b_col)) touch_b(product, b_col);
+        if (!reads_b_in_order(kernel, product, b_col) && !is_row_of_streams(product, b_col)) touch_b(product, b_col);
     }
     if (is_row(kernel, product, b_col)) {
         const bool short_rows = product->a_row != 1 && product->k <= SHALLOW &&
                                 !cpu_prefetches_columns(product->m, product->k);
-        if (short_rows || product->m * product->k <= FEW_FLOATS) touch_a(product);
+        if (!is_row_of_streams(product, b_col) && (short_rows || product->m * product->k <= FEW_FLOATS))
+            touch_a(product);
         multiply_row(kernel, product, b_col);
-    } else if (few == FEW_ROWS)
+    } else if (few == DOTS)
+        kernel->multiply_dots(product, b_col, even_block(product->k, cpu_dot_terms(kernel), 1));
+    else if (few == DOTS_OF_COLUMNS)
+        multiply_few_columns(kernel, product, b_col, few);
+    else if (few == FEW_ROWS)
         kernel->multiply_few(product, b_col, block_terms(kernel, product->k));
     else if (few == FEW_COLUMNS)
-        multiply_few_columns(kernel, product, b_col, false);
+        multiply_few_columns(kernel, product, b_col, few);
     else if (few == FEW_COLUMNS_BY_TILES && kernel->multiply_whole) {
         touch_a(product);
-        multiply_few_columns(kernel, product, b_col, true);
+        multiply_few_columns(kernel, product, b_col, few);
     } else
         multiply_touched(kernel, product, b_col);
 }
@@ -409,7 +439,7 @@ static void work_on_parts(struct cpu_member *self, void *argument) {
         part.s = part.c;
         if (s->by_tiles) {
             touch_a(&part);
-            multiply_few_columns(s->kernel, &part, s->b_col, true);
+            multiply_few_columns(s->kernel, &part, s->b_col, FEW_COLUMNS_BY_TILES);
         } else
             multiply_touched(s->kernel, &part, s->b_col);
     }
@@ -471,7 +501,7 @@ static struct cpu_tile product_at(const tsr_problem *p, int64_t item) {
 void cpu_multiply_directly(const struct cpu_kernel *kernel, const tsr_problem *p, int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) {
         struct cpu_tile product = product_at(p, i);
-        multiply(kernel, &product, p->b.col_stride);
+        multiply(kernel, &product, p->b.col_stride, few_rows_or_columns(kernel, &product, p->b.col_stride));
     }
 }
 
@@ -492,7 +522,7 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
                                      float *c_data) {
     const struct cpu_kernel *kernel = context->cpu_kernel;
     if (!are_apart(a, a_data, b, b_data, c, c_data)) return false;
-    const int64_t reading = CPU_WORK_OF_READING * (a->rows > b->cols ? a->rows : b->cols) * a->cols;
+    const int64_t reading = CPU_WORK_OF_READING * max64(a->rows, b->cols) * a->cols;
     const int64_t work = max64(a->rows * b->cols * a->cols, reading);
     int threads = context->options.threads;
     if (work < 4 * CPU_WORK_PER_FEW_THREADS) threads = 1;
@@ -517,13 +547,14 @@ static inline bool multiply_if_apart(const tsr_context *context, float alpha, co
     if (threads > 1)
         threads = is_too_shallow_to_share(&tile, b_col, work) ? 1 : cpu_useful_threads((double)work, threads);
     const bool scales_last = tile.k > kernel->kc && !(fabsf(alpha) <= 1);
-    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) || few == FEW_ROWS || few == FEW_COLUMNS;
-    const bool needs_plan = scales_last ||
-                            (threads > 1 && (by_row || cpu_shares_terms(kernel, tile.m, tile.n, tile.k, threads)));
+    const bool by_row = (kernel->multiply_row && (tile.m == 1 || tile.n == 1)) ||
+                        (few != NOT_FEW && few != FEW_COLUMNS_BY_TILES);
+    const bool needs_plan = scales_last || (threads > 1 && (by_row || cpu_shares_terms(kernel->kc, tile.m, tile.n,
+                                                                                       tile.k, threads, false)));
     if (!needs_plan && threads > 1)
         multiply_shared(kernel, &tile, b_col, threads);
     else if (!needs_plan)
-        multiply(kernel, &tile, b_col);
+        multiply(kernel, &tile, b_col, few);
     cpu_rounding_end(mode);
     return !needs_plan;
 }
