@@ -314,7 +314,7 @@ size_t tsr_info_print(char *text, size_t size);
 typedef struct tsr_stats {
     uint64_t products;       /* products executed, each of a batch counted; attention is not */
     uint64_t split_products; /* of those, how many were packed and split for a matrix engine */
-    uint64_t marked_panels;  /* operand panels with something that the split cannot carry at all */
+    uint64_t marked_panels;  /* operand panels that the split cannot carry, by themselves or beside the other's */
     uint64_t fallback_tiles; /* tiles of results that were recomputed as TSR_IEEE, in whole or in part */
 } tsr_stats;
 

@@ -169,8 +169,8 @@ cuda_candidate candidate_in_place(const cuda_device *device, const tsr_problem *
 
 /* ---- Recomputing ------------------------------------------------------------------------------------------------- */
 
-/* The first that runs here; on Hopper the smaller tile, if whole tiles of that size take less time. Both sum the terms
- * of an element in the same order, so that its bits are the same. */
+/* The first that runs here; on Hopper the smaller tile, if whole tiles of that size take less time. In whole tiles
+ * both sum the terms of an element in the same order, so that its bits are the same. */
 const cuda_kernel *cuda_recompute_kernel(const cuda_device *device, const tsr_problem *p, bool invariant) {
     const cuda_kernel *first = NULL, *smaller = &cuda_kernels[IEEE_MMA_64X64];
     for (int i = 0; i < CUDA_KERNELS && !first; i++)

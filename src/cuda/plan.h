@@ -15,7 +15,7 @@ bool cuda_recomputes_in_tf32(const cuda_plan *plan, const tsr_problem *problem);
 panels_layout panels_layout_of(int64_t rows, int64_t k, int64_t batch, int components);
 
 /* Thread blocks a split kernel is launched with. They are persistent and share the whole tiles and the slices of all
- * items. */
+ * items; each has some (a block that multiplies nothing waits for its first stage all the same). */
 int64_t cuda_split_blocks(const cuda_kernel *kernel, const cuda_device *device, int64_t tiles, int64_t slices);
 
 /* Thread blocks an ieee kernel is launched with for each item: one for each whole tile and each share of the tail; of a

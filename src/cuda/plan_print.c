@@ -48,9 +48,11 @@ void cuda_plan_print(const cuda_plan *plan, const tsr_problem *problem, tsr_text
         const int packed = !!operand_panels(&p.a, p.batch) + !!operand_panels(&p.b, p.batch);
         tsr_text_add(text, "packing: into %d fp16 component%s, %d of 2 operands packed beforehand\n",
                      kernel->components, kernel->components == 1 ? "" : "s", packed);
+        tsr_problem chunk = p;
+        chunk.m = plan->chunk_m, chunk.n = plan->chunk_n, chunk.k = plan->chunk_k, chunk.batch = plan->chunk_batch;
         const cuda_kernel *recompute = cuda_recomputes_in_tf32(plan, &p)
                                            ? cuda_tf32_recompute_kernel(device)
-                                           : cuda_recompute_kernel(device, &p, plan->invariant);
+                                           : cuda_recompute_kernel(device, &chunk, plan->invariant);
         tsr_text_add(text, "fallback: %s, where a panel cannot be split\n", recompute->name);
     }
     const tf32_reading reading = tf32_reading_of(&p, plan->turns_b);

@@ -193,8 +193,8 @@ typedef struct copy_args {
 /* Packs one operand into panels (pack.cu). A first pass scales each row by a sample of it. It notes each element that
  * does not fit: the largest of each row in row_overflows, the panel in overflowed_panels. A second pass packs these
  * panels again, their rows scaled by row_overflows. Where marks alone decide about a panel (two components, not by_row)
- * and already leave all of its tiles to ieee, it is not packed again: its mark is infinite, and the panel, its exponents
- * and tiny_counts mean nothing. */
+ * and, with those of the operand packed beside it, already leave all of its tiles to ieee, it is not packed again: its
+ * mark is infinite, and the panel, its exponents and tiny_counts mean nothing. */
 typedef struct pack_args {
     const float *data; /* element (row, k) at data[row*row_stride + k*k_stride] */
     int64_t row_stride, k_stride, batch_stride;
@@ -219,7 +219,8 @@ typedef struct pack_progress {
     uint32_t second_tickets; /* groups of pack tiles handed out in the second pass */
     uint32_t outgrown;       /* bit i: pack_look found a row of operand i that outgrows its sample */
 } pack_progress;
-/* A panel overflowed; then whoever finishes last says whether there is a second pass. */
+/* Something did not fit that may with other exponents; then whoever finishes last says whether there is a second
+ * pass. */
 enum { PACK_OVERFLOWED = 1 << 30, PACK_AGAIN = 1 << 29, PACK_DONE = 1 << 28 };
 
 /* Thread blocks of pack_look, and the elements that each looks at; rows of a block of pack_scan, where rows are

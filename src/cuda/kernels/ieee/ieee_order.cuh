@@ -270,9 +270,9 @@ static __device__ __forceinline__ void compute_segments(const ieee_args &args, f
                 if (action == STORE) continue;
                 if (action == CHECK_SUMS) {
                     recompute = args.recompute + blockIdx.z * args.recompute_batch_stride;
-                    const rest rest = compute_few_rows<TILE_M, TILE_N>(args, recompute, rows.own, cols.own, shared);
-                    if (rest == NOTHING) continue;
-                    if (rest == ALL_ROWS) recompute = nullptr;
+                    const rest left = compute_few_rows<TILE_M, TILE_N>(args, recompute, rows.own, cols.own, shared);
+                    if (left == NOTHING) continue;
+                    if (left == ALL_ROWS) recompute = nullptr;
                 }
                 if (threadIdx.x == 0) atomicAdd(args.fallback_tiles, 1ull);
             }
