@@ -140,6 +140,7 @@ const struct cpu_kernel cpu_kernel_avx2 = {.name = "avx2",
                                            .transpose = transpose,
                                            .multiply_row = multiply_row,
                                            .multiply_few = multiply_few,
+                                           .few_rows = CPU_GROUPED_ROWS,
                                            .multiply_dots = multiply_dots,
                                            .multiply_row_in_order = multiply_row_in_order,
                                            .multiply_whole = multiply_whole};

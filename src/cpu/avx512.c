@@ -555,6 +555,7 @@ const struct cpu_kernel cpu_kernel_avx512 = {.name = "avx512",
                                              .transpose = transpose,
                                              .multiply_row = multiply_row,
                                              .multiply_few = multiply_few_or_by_chains,
+                                             .few_rows = CPU_MANY_ROWS,
                                              .multiply_dots = multiply_dots,
                                              .multiply_row_in_order = multiply_row_in_order,
                                              .multiply_whole = multiply_whole};

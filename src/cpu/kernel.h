@@ -112,10 +112,11 @@ static inline bool cpu_is_many_rows(int64_t m, int64_t n, int64_t k) {
     return n >= FAR / k && (m <= ROWS_OF_ANY || (n <= WIDE && k >= TERMS_OF_MORE));
 }
 
-static inline bool cpu_is_few_rows(int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
+/* most: few_rows of the kernel. */
+static inline bool cpu_is_few_rows(int most, int64_t m, int64_t n, int64_t k, int64_t b_row, int64_t b_col) {
     enum { LEAST_TERMS = 16, FAR = 1 << 15, ENOUGH = 96, FAR_IF_FEW = 1 << 16 };
     enum { ALWAYS_TRANSPOSED = 4, WORTH_TRANSPOSING = 1 << 13 };
-    if (m < 2 || m > CPU_MANY_ROWS || k < LEAST_TERMS) return false;
+    if (m < 2 || m > most || k < LEAST_TERMS) return false;
     if (m > CPU_FEW_ROWS) return b_col == 1 && cpu_is_many_rows(m, n, k);
     if (n < m) return false;
     if (b_col == 1) return n > CPU_STRIP_COLUMNS && n >= (k < ENOUGH || n < ENOUGH ? FAR_IF_FEW : FAR) / k;
@@ -147,6 +148,7 @@ struct cpu_kernel {
     /* Two to CPU_FEW_ROWS rows of C in the same way, or to CPU_MANY_ROWS where B's rows are contiguous, but in the
      * order of tiles; and one row, which is multiply_row in a batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
+    int few_rows; /* the most for which that is better than tiles: CPU_GROUPED_ROWS, or CPU_MANY_ROWS */
     void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
     /* Any number of rows and columns of C in the same way, where both operands are contiguous along k: a_step = 1 and
      * b_step = 1. The order of the sums is its own, so a batch-invariant context does without. NULL: so do all. */

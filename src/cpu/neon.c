@@ -110,6 +110,7 @@ const struct cpu_kernel cpu_kernel_neon = {.name = "neon",
                                            .transpose = transpose,
                                            .multiply_row = multiply_row,
                                            .multiply_few = multiply_few,
+                                           .few_rows = CPU_GROUPED_ROWS,
                                            .multiply_dots = multiply_dots,
                                            .multiply_row_in_order = multiply_row_in_order,
                                            .multiply_whole = multiply_whole};

@@ -36,8 +36,8 @@ static bool is_row(const struct cpu_kernel *kernel, const tsr_problem *p) {
 
 static bool is_few_rows(const struct cpu_kernel *kernel, const tsr_problem *p) {
     return kernel->multiply_few && (p->m <= CPU_FEW_ROWS || p->c.col_stride == 1) &&
-           cpu_is_few_rows(p->m, p->n, p->k, p->b.row_stride, p->b.col_stride) && !operand_panels(&p->a, p->batch) &&
-           !operand_panels(&p->b, p->batch);
+           cpu_is_few_rows(kernel->few_rows, p->m, p->n, p->k, p->b.row_stride, p->b.col_stride) &&
+           !operand_panels(&p->a, p->batch) && !operand_panels(&p->b, p->batch);
 }
 
 static bool is_dots(const struct cpu_kernel *kernel, const tsr_problem *p) {

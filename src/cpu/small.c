@@ -56,7 +56,7 @@ static inline uint64_t most_work(uint64_t m, uint64_t n, uint64_t k) {
 
 /* Whether C has so few rows or columns that a kernel may compute them side by side. */
 static inline bool is_few(const struct cpu_kernel *kernel, int64_t m, int64_t n) {
-    return kernel->multiply_few && (m <= CPU_MANY_ROWS || n <= CPU_FEW_ROWS);
+    return kernel->multiply_few && (m <= kernel->few_rows || n <= CPU_FEW_ROWS);
 }
 
 /* Whether several k blocks are not worth a plan: one is, if C^T is better, or if A is so large that a plan prefetches
@@ -65,8 +65,8 @@ static inline bool is_small_in_blocks(const struct cpu_kernel *kernel, const tsr
     enum { NEAR_FLOATS = 1 << 16 };
     const int64_t m = a->rows, n = b->cols, k = a->cols;
     if (m == 1 || n == 1 || cpu_is_dots(kernel, m, n, k, a->col_stride, b->row_stride) ||
-        cpu_is_few_rows(m, n, k, b->row_stride, b->col_stride) ||
-        (n <= CPU_FEW_ROWS && cpu_is_few_rows(n, m, k, a->col_stride, a->row_stride)))
+        cpu_is_few_rows(kernel->few_rows, m, n, k, b->row_stride, b->col_stride) ||
+        (n <= CPU_FEW_ROWS && cpu_is_few_rows(kernel->few_rows, n, m, k, a->col_stride, a->row_stride)))
         return true;
     return (n <= CPU_FEW_ROWS || m * k <= NEAR_FLOATS) &&
            !cpu_is_better_transposed(kernel, m, n, k, a->row_stride, b->col_stride, true);
@@ -214,8 +214,9 @@ static inline enum few few_rows_or_columns(const struct cpu_kernel *kernel, cons
     if (t->k < LEAST_TERMS) return NOT_FEW;
     if (cpu_is_dots(kernel, t->m, t->n, t->k, t->a_step, t->b_step)) return t->m > t->n ? DOTS_OF_COLUMNS : DOTS;
     if (!is_few(kernel, t->m, t->n)) return NOT_FEW;
-    if (t->n <= CPU_FEW_ROWS && cpu_is_few_rows(t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
-    if (cpu_is_few_rows(t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
+    const int most = kernel->few_rows;
+    if (t->n <= CPU_FEW_ROWS && cpu_is_few_rows(most, t->n, t->m, t->k, t->a_step, t->a_row)) return FEW_COLUMNS;
+    if (cpu_is_few_rows(most, t->m, t->n, t->k, t->b_step, b_col)) return FEW_ROWS;
     return t->n <= TILES && t->m > CPU_LINE && t->a_row == 1 ? FEW_COLUMNS_BY_TILES : NOT_FEW;
 }
 
