@@ -294,9 +294,9 @@ __device__ uint64_t policy_for(const pack_pair_args &pair) {
     return panels <= ROOM ? evict_first_policy() : 0;
 }
 
-/* Raises the mark of a tile's panel to the largest depth in a warp, all of whose lanes call it: by one atomic operation,
- * for those of all tiles go to a few cache lines. What the mark was is only asked, and waited for, where it may be
- * counted. */
+/* Raises the mark of a tile's panel to the largest depth in a warp, all of whose lanes call it, by one atomic
+ * operation: those of all tiles go to a few cache lines. What the mark was is only asked, and waited for, where it may
+ * be counted. */
 __device__ void mark_panel(const pack_pair_args &pair, const pack_args &o, const pack_tile &t, float depth) {
     const float deepest = __int_as_float(warp_max(__float_as_int(depth)));
     if (threadIdx.x % 32 || deepest <= 1) return;
