@@ -225,6 +225,9 @@ def test_some_panels_are_not_carried(fp32_cuda, rng, panels):
     for panel in MARKED_PANELS[panels]:
         rows[panel * 128:(panel + 1) * 128] = True
         spoiled[panel * 128:(panel + 1) * 128:50, 3] = np.inf
+    if fp32_cuda.kernel == "direct_128x96":  # it has no panels, and computes tiles of 96 columns again
+        for tile in range(0, 2100, 96):
+            rows[tile:tile + 96] |= rows[tile:tile + 96].any()
     for transposed in (False, True):
         left, right, plain = (b.T, spoiled.T, a.T) if transposed else (spoiled, b, a)
         c = fp32_cuda.product(left, right)
