@@ -145,8 +145,8 @@ struct cpu_kernel {
      * b_step is 1, which may decide the order of the sums. kc is where the sums of tiles are cut. NULL: rows are
      * tiles. */
     void (*multiply_row)(const struct cpu_tile *row, int64_t b_col, int64_t kc);
-    /* Two to CPU_FEW_ROWS rows of C in the same way, or to CPU_MANY_ROWS where B's rows are contiguous, but in the
-     * order of tiles; and one row, which is multiply_row in a batch-invariant context. NULL: they are tiles. */
+    /* Two to CPU_FEW_ROWS rows of C in the same way, or to few_rows where B's rows are contiguous, but in the order of
+     * tiles; and one row, which is multiply_row in a batch-invariant context. NULL: they are tiles. */
     void (*multiply_few)(const struct cpu_tile *rows, int64_t b_col, int64_t kc);
     int few_rows; /* the most for which that is better than tiles: CPU_GROUPED_ROWS, or CPU_MANY_ROWS */
     void (*multiply_row_in_order)(const struct cpu_tile *row, int64_t b_col, int64_t kc);

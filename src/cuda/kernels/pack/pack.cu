@@ -396,7 +396,7 @@ template <typename SPLIT> __device__ void pack_overflowed(const pack_pair_args &
     }
 }
 
-/* Whether what is stored of C is found by the panels' marks alone, so that nobody asks about a panel's single rows. */
+/* Whether an infinite mark leaves a whole panel to ieee, so that nobody asks about its single rows. */
 __device__ inline bool marks_decide(const pack_args &o) { return o.components == 2 && !o.by_row; }
 
 /* The least mark of an operand's panels so far; 1, the least there is, of an operand that is not packed here. All
